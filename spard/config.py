@@ -52,7 +52,8 @@ class Spard:
     tau         nats per token; "auto" is the base model's own loss on the selected safe examples.
     delta       violations of at most delta are ignored.
     eta_safe    `trust_region`: radius as a multiple of lr * sqrt(parameters) ("auto" = 1); `closed_form`: the cap on
-                alpha ("auto" = the learning rate, as in the paper); `reference`: the cap on each tensor's alpha ("auto" = 1).
+                alpha ("auto" = the learning rate, as in the paper); `reference`: the cap on each tensor's alpha
+                ("auto" = 1).
     constraint  which safe loss is bounded: the token mean, the mean of each answer's first tokens, or both.
     """
 
@@ -70,7 +71,7 @@ Defense = Spard | NoDefense
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows of the safety pool a defence trains on: k = max(min_examples, ceil(ratio * rows)), capped by the pool."""
+    """Which pool rows a defence trains on: k = max(min_examples, ceil(ratio * rows)), at most the pool."""
 
     method: Literal["relevance_diversity", "random", "max_quality", "low_similarity"] = "relevance_diversity"
     ratio: Annotated[float, Bound(gt=0, le=1)] = 0.03
@@ -148,9 +149,9 @@ def default_learning_rate(hidden_size: int, lora: Lora | None) -> float:
     """Peak AdamW learning rate for a model of this width.
 
     LoRA follows the scaling law of Schulman et al., "LoRA Without Regret" (2025): 5e-4 at width 2,000, growing with a
-    power of 1/width; full fine-tuning takes a tenth of it. Capped, since the law was fitted on widths of 2,048 and more.
+    power of 1/width; full fine-tuning takes a tenth of it. Capped, since the law was fitted on widths above 2,000.
     """
-    lora_rate = min(5e-4 * (2000 / hidden_size) ** 0.781, 2e-3)
+    lora_rate: float = min(5e-4 * (2000 / hidden_size) ** 0.781, 2e-3)
     return lora_rate if lora else lora_rate / 10
 
 
