@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
-HOME = ROOT / ".demo"
+HOME = Path(os.environ.get("SPARD_DEMO_DIR", ROOT / ".demo"))
 LAB = HOME / "lab"
 KEY = "sk-spard-demo-key-for-this-machine-only"
 DEFENSES = {"undefended": {"type": "none"}, "defended": {"type": "spard"}}
@@ -45,10 +45,12 @@ def main() -> int:
         client = OpenAI(base_url=url, api_key=KEY)
         jobs = follow(client, order(client))
         folders = {name: download(client, name, job) for name, job in jobs.items()}
-    show(jobs, measure(folders))
+    counts = measure(folders)
+    show(jobs, counts)
+    (HOME / "results" / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
     out.print(f"\nIt took {time.monotonic() - started:.0f} s. Adapters and reports:")
     for folder in folders.values():
-        out.print(f"  {folder.relative_to(ROOT)}/  {folder.name}-report.json")
+        out.print(f"  {shown(folder)}/  {folder.name}-report.json")
     out.print(
         "\nGo on with your own model and file:\n"
         "  .venv/bin/spard up --data data --port 8000         start the service; it shows the first key\n"
@@ -64,7 +66,7 @@ def make_lab() -> None:
     fresh = not (LAB / "model").exists()
     with out.status("making the lab: a tiny aligned model and its data (about a minute, once)"):
         run("spard.lab", "make", str(LAB), "--seed", "1", module=True)
-    out.print(f"lab {'made' if fresh else 'found'} in {LAB.relative_to(ROOT)}")
+    out.print(f"lab {'made' if fresh else 'found'} in {shown(LAB)}")
 
 
 @contextmanager
@@ -197,6 +199,11 @@ def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
 def wilson(hits: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     centre, half = hits + z * z / 2, z * (hits * (n - hits) / n + z * z / 4) ** 0.5
     return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
+
+
+def shown(path: Path) -> str:
+    """As a person in the checkout would type it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def run(program: str, *arguments: str, module: bool = False) -> None:
