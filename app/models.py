@@ -7,7 +7,18 @@ from enum import StrEnum
 from secrets import token_hex
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Enum, ForeignKey, Index, TypeDecorator, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Enum,
+    ForeignKey,
+    Index,
+    MetaData,
+    TypeDecorator,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -26,6 +37,13 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 class Base(DeclarativeBase):
     type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[Any]: JSON}  # noqa: RUF012 - SQLAlchemy's form
+    metadata = MetaData(
+        naming_convention={  # a migration can only change what has a name
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        }
+    )
 
 
 def new_id(prefix: str) -> str:
@@ -135,7 +153,7 @@ class Job(Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        Index("ix_jobs_status_run_after", "status", "run_after"),
+        Index("ix_jobs_status_created_at", "status", "created_at"),
         Index("ix_jobs_tenant_id_created_at", "tenant_id", "created_at"),
     )
 
@@ -153,9 +171,8 @@ class Job(Base):
     suffix: Mapped[str | None]
     job_metadata: Mapped[dict[str, Any] | None]
     recipe: Mapped[dict[str, Any]]  # spard.config.Recipe as JSON
-    spec: Mapped[
-        dict[str, Any]
-    ]  # model source and revision, pool and suites (id, sha256, storage_key), policy, file digests
+    # Model source and revision, pool and suites (id, sha256, storage_key), policy, file digests.
+    spec: Mapped[dict[str, Any]]
     request_hash: Mapped[str]
 
     # Where it stands.
