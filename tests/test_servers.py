@@ -25,9 +25,9 @@ with getattr(servers, sys.argv[1])():
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that PostgreSQL's user can enter too, which pytest's own is not."""
+    """A folder like /tmp: PostgreSQL's user may enter it, which it may not with pytest's own."""
     with tempfile.TemporaryDirectory(prefix="spard-killed-") as folder:
-        os.chmod(folder, 0o711)
+        os.chmod(folder, 0o1777)  # noqa: S103 - as /tmp is
         yield Path(folder)
 
 
