@@ -53,4 +53,5 @@ def _mean_states(base: Base, decoder: torch.nn.Module, rows: Sequence[Sequence[i
     length_B = torch.tensor([len(row) for row in rows], device=base.device)
     is_real_BT = torch.arange(width, device=base.device) < length_B[:, None]
     states_BTD = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
-    return (states_BTD * is_real_BT[:, :, None]).sum(dim=1) / length_B[:, None]
+    mean_BD: Tensor = (states_BTD * is_real_BT[:, :, None]).sum(dim=1) / length_B[:, None]
+    return mean_BD

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from spard.data import NO_LOSS, Batch, Encoded, collate
@@ -98,7 +98,7 @@ def _scored_in_chunks(head: Any, hidden_SD: Tensor, label_S: Tensor) -> tuple[Te
     def score(hidden: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         return _score(head(hidden), label)
 
-    chunks = zip(hidden_SD.split(rows), label_S.split(rows), strict=True)
+    chunks = zip(torch.split(hidden_SD, rows), torch.split(label_S, rows), strict=True)
     parts = [checkpoint(score, hidden, label, use_reentrant=False) for hidden, label in chunks]
     loss, right = (torch.cat(column) for column in zip(*parts, strict=True))
     return loss, right
@@ -106,4 +106,4 @@ def _scored_in_chunks(head: Any, hidden_SD: Tensor, label_S: Tensor) -> tuple[Te
 
 def _score(logits_SV: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
     right_S = (logits_SV.detach().argmax(dim=1) == label_S).float()
-    return F.cross_entropy(logits_SV.float(), label_S, reduction="none"), right_S
+    return cross_entropy(logits_SV.float(), label_S, reduction="none"), right_S

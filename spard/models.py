@@ -100,7 +100,7 @@ def _refuse_own_code(source: str | Path, revision: str | None, name: str) -> Non
 
 
 def _load(source: str, revision: str | None, dtype: torch.dtype) -> tuple[Any, Any]:
-    model, info = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         revision=revision,
         dtype=dtype,
@@ -108,6 +108,7 @@ def _load(source: str, revision: str | None, dtype: torch.dtype) -> tuple[Any, A
         trust_remote_code=False,
         output_loading_info=True,
     )
+    model, info = loaded
     if info["missing_keys"]:
         raise ValueError(f"its weights lack {sorted(info['missing_keys'])[0]}")
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)

@@ -101,7 +101,7 @@ def _message(raw: Any, line: int) -> Message:
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if not isinstance(content, str | None):
         raise InvalidData(f"line {line}: the content of a message must be text")
-    message = raw | {"role": "system" if role == "developer" else role, "content": content or ""}
+    message: Message = raw | {"role": "system" if role == "developer" else role, "content": content or ""}
     if raw.get("tool_calls"):
         message["tool_calls"] = [_tool_call(call, line) for call in raw["tool_calls"]]
     return message
@@ -114,7 +114,7 @@ def _tool_call(call: Any, line: int) -> Message:
             function["arguments"] = json.loads(function["arguments"])
     except (KeyError, TypeError, ValueError):
         raise InvalidData(f"line {line}: a tool call needs a function whose arguments are JSON") from None
-    return call | {"function": function}
+    return {**call, "function": function}
 
 
 def _text(row: dict[str, Any], key: str, line: int) -> str:

@@ -20,7 +20,8 @@ def dot(x: Vector, y: Vector) -> float:
 
 def norm(x: Vector) -> Tensor:
     """The Euclidean norm |x|, still on its device."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_wide(x))))
+    length: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_wide(x))))
+    return length
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import assert_never
 
-from spard.config import Defense, NoDefense, Spard
+from spard.config import Defense, NoDefense
 from spard.methods.base import Step
 from spard.methods.sft import sft_step
 from spard.methods.spag import Constraint, closed_form_step, reference_step, trust_region_step
