@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import normalize
 
 
 def greedy_map(pool_ND: Tensor, q_N: Tensor, k: int, beta: float = 4.0) -> list[int]:
     """Greedy MAP by float64 Gram-Schmidt over the whole pool; ends when every row lies in the span of the chosen."""
-    R_ND = F.normalize(pool_ND.double(), dim=1) * q_N.double().pow(beta).unsqueeze(1)
+    R_ND = normalize(pool_ND.double(), dim=1) * q_N.double().pow(beta).unsqueeze(1)
     floor_N = R_ND.square().sum(dim=1) * (2.0**-66 if pool_ND.dtype == torch.float64 else 2.0**-40)
     chosen: list[int] = []
     while len(chosen) < k:
@@ -25,4 +25,4 @@ def greedy_map(pool_ND: Tensor, q_N: Tensor, k: int, beta: float = 4.0) -> list[
 
 def cosines(pool_ND: Tensor, task_MD: Tensor) -> Tensor:
     """Every cosine, in float64."""
-    return F.normalize(pool_ND.double(), dim=1) @ F.normalize(task_MD.double(), dim=1).T
+    return normalize(pool_ND.double(), dim=1) @ normalize(task_MD.double(), dim=1).T
