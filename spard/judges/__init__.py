@@ -6,7 +6,6 @@ import importlib
 from typing import assert_never
 
 from spard.config import JudgeSpec
-from spard.errors import InvalidRecipe
 from spard.judges.base import Judge, Verdict
 from spard.judges.llm import LlmJudge
 from spard.judges.refusal import RefusalJudge
@@ -16,12 +15,10 @@ __all__ = ["Judge", "Verdict", "open_judge"]
 
 def open_judge(spec: JudgeSpec) -> Judge:
     """The judge that a spec names; the endpoint's client is loaded only where it is asked for."""
-    match spec.type:
+    match spec.name:
         case "refusal":
             return RefusalJudge()
         case "llm":
-            if not spec.model:
-                raise InvalidRecipe("The llm judge needs the name of a model.", "judge.model")
             endpoint = importlib.import_module("spard.judges.endpoint")  # openai is an optional dependency of spard
             return LlmJudge(endpoint.open_chat(spec), spec.model, spec.concurrency)
         case other:

@@ -43,4 +43,4 @@ def open_chat(spec: JudgeSpec) -> Endpoint:
     """The endpoint of a judge; servers without keys get a word in its place."""
     key = os.environ.get(spec.api_key_env) or "none"
     client = OpenAI(api_key=key, base_url=spec.base_url, timeout=spec.timeout_s, max_retries=spec.retries)
-    return Endpoint(client, str(spec.model))
+    return Endpoint(client, spec.model)

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from spard.audit import Suite, audit, sample, score
-from spard.config import Audit, SuiteKind
+from spard.audit import Suite, SuiteKind, audit, sample, score
+from spard.config import Audit
 from spard.data import Prompt
 from spard.judges.base import Verdict
 from spard.judges.refusal import RefusalJudge
