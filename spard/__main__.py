@@ -41,9 +41,8 @@ def _tell(message: dict[str, Any]) -> None:
         case "warning":
             print(f"warning: {message['message']}")
         case "metrics" if message["step"] % EVERY == 0 or message["step"] == message["total_steps"]:
-            print(
-                f"  step {message['step']}/{message['total_steps']}: training loss {message['data']['loss/task']:.3f}"
-            )
+            loss = message["data"]["loss/task"]
+            print(f"  step {message['step']}/{message['total_steps']}: training loss {loss:.3f}")
 
 
 def _print(outcome: Outcome) -> None:

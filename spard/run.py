@@ -49,6 +49,8 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     task = encode_all(base.tokenizer, rows, limit)
     validation = encode_all(base.tokenizer, read_examples(spec.validation_file), limit) if spec.validation_file else []
     resolved = resolve(spec.recipe, len(task), base.hidden_size)
+    tokens = resolved.n_epochs * sum(len(row.ids) for row in task)
+    report({"kind": "resolved", "data": asdict(resolved), "trained_tokens": tokens})
 
     chosen, safe = select(base, rows, spec, limit, report)
     before = measure(base, base.model, spec, report)  # first, since full fine-tuning changes the base model in place
@@ -57,7 +59,6 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     on_step = partial(_report_step, report)
     checkpoints = out / "checkpoints"
     trained = train(base, task, safe, spec.recipe, resolved, on_step=on_step, checkpoints=checkpoints)
-    report({"kind": "resolved", "data": asdict(resolved), "trained_tokens": trained.trained_tokens})
 
     after = measure(base, trained.model, spec, report)
     measured = Measured(before, after, gate(before, after, spec.thresholds))
@@ -73,7 +74,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
 def select(
     base: Base, rows: Sequence[Example], spec: RunSpec, limit: int, report: Report
 ) -> tuple[Chosen | None, list[Encoded]]:
-    """The safe set that the recipe's selection takes from the pool, as tokens; pool rows over the limit are left out."""
+    """The safe set that the recipe's selection takes from the pool rows within the limit, as tokens."""
     if isinstance(spec.recipe.defense, NoDefense) or spec.pool is None:
         return None, []
     report({"kind": "phase", "phase": "embed"})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from peft import PeftModel
 
+from spard.__main__ import main
 from spard.audit import SuiteResult
 from spard.config import Hyperparameters, NoDefense, Recipe, Selection
 from spard.errors import ExampleTooLong
@@ -80,6 +81,12 @@ def test_a_run_tells_its_phases_in_order_and_every_step(done: tuple[Outcome, Pat
     assert json.loads(json.dumps(messages)) == messages
 
 
+def test_the_tokens_told_beforehand_are_those_trained_on(done: tuple[Outcome, Path, Any]):
+    outcome, _, messages = done
+    assert messages[0]["kind"] == "resolved"
+    assert messages[0]["trained_tokens"] == outcome.trained.trained_tokens
+
+
 def test_pool_rows_over_the_limit_are_left_out_with_a_warning(done: tuple[Outcome, Path, Any]):
     outcome, _, messages = done
     assert {"kind": "warning", "message": "1 pool rows exceed 256 tokens"} in messages
@@ -104,7 +111,7 @@ def test_the_adapter_of_a_run_loads(done: tuple[Outcome, Path, Any], load: Calla
 
 def test_metrics_come_in_openai_columns_first(done: tuple[Outcome, Path, Any]):
     _, out, _ = done
-    rows = list(csv.DictReader((out / "metrics.csv").open()))
+    rows = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
     assert list(rows[0])[:5] == ["step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy"]
     assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
     assert rows[0]["valid_loss"] == ""
@@ -165,10 +172,7 @@ def test_the_command_line_runs_a_recipe_and_reports_the_gate(spec: RunSpec, tmp_
     assert done.returncode == (0 if report["gate"]["decision"] == "pass" else 3)
 
 
-def test_the_command_line_names_what_is_wrong(tmp_path: Path):
+def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "recipe.toml").write_text('model = "m"\nteu = 1')
-    command = [sys.executable, "-m", "spard", str(tmp_path / "recipe.toml")]
-
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert (done.returncode, done.stderr.split(":")[0]) == (1, "invalid_recipe")
+    assert main([str(tmp_path / "recipe.toml")]) == 1
+    assert capsys.readouterr().err.startswith("invalid_recipe: teu: unknown setting")
