@@ -88,6 +88,12 @@ def test_the_rendered_prompt_is_what_the_training_row_begins_with():
     assert set(encoded.labels[: len(prompt)]) == {NO_LOSS}
 
 
+def test_a_row_is_the_same_tokens_on_every_day():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}<|end|>"
+    assert tokenizer.decode(render_prompt(tokenizer, [])) == "26 Jul 2024<|end|>"
+
+
 def test_a_row_that_is_too_long_is_named_with_its_tokens_and_the_limit():
     with pytest.raises(ExampleTooLong, match=r"line 7 has \d+ tokens; the limit is 16"):
         encode(byte_tokenizer(), turns("A question?", "An answer."), 16)
