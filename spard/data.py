@@ -149,6 +149,8 @@ def _draw(tokenizer: Any, example: Example) -> tuple[str, list[tuple[int, int]]]
 
     Templates may rewrite earlier turns once later ones follow, hence the common prefix instead of the length.
     """
+    if is_learnt(example.messages[0]):
+        raise InvalidData(f"line {example.line} begins with the assistant; give that turn weight 0 or one before it")
     try:
         text = _render(tokenizer, example.messages, example.tools, generation=False)
         spans = []
