@@ -22,7 +22,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 
-from app.models import UtcDateTime
+from app.base import UtcDateTime
 
 _SQLITE_BUSY_S = 30
 _POSTGRES_SESSION = {

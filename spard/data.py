@@ -31,6 +31,7 @@ __all__ = [
     "collate",
     "encode",
     "encode_all",
+    "end_tokens",
     "order",
     "prompt_text",
     "read_examples",
@@ -84,7 +85,7 @@ def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int)
         return []
     texts, spans = zip(*(_draw(tokenizer, example) for example in examples), strict=True)
     tokens = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    enders = _end_tokens(tokenizer)
+    enders = end_tokens(tokenizer)
     rows = zip(examples, tokens["input_ids"], tokens["offset_mapping"], spans, strict=True)
     return [_encoded(example, ids, offsets, span, enders, max_seq_length) for example, ids, offsets, span in rows]
 
@@ -162,7 +163,8 @@ def _shared(a: str, b: str) -> int:
     return len(a) if b.startswith(a) else next((i for i, (x, y) in pairs if x != y), len(b))
 
 
-def _end_tokens(tokenizer: Any) -> frozenset[int]:
+def end_tokens(tokenizer: Any) -> frozenset[int]:
+    """Special tokens: the first of them after the assistant began ends its turn."""
     added = tokenizer.added_tokens_decoder.items()
     return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added if token.special}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +25,25 @@ def trainable_model(model: Any, recipe: Recipe) -> Any:
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return trainable.train()
+
+
+@contextmanager
+def dropout_off(model: Any) -> Iterator[None]:
+    """Let nothing be dropped, and leave gradient checkpointing, which needs the training mode, as it is."""
+    dropping = [module for module in model.modules() if module.training and _drops(module)]
+    for module in dropping:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in dropping:
+            module.training = True
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    """Whether it is a dropout layer, or an attention layer that calls dropout as a function."""
+    rate = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0)
+    return isinstance(rate, float) and rate > 0
 
 
 def _with_lora(model: Any, lora: Lora) -> Any:

@@ -28,7 +28,7 @@ from spard.config import Audit, Recipe, Resolved, Spard
 from spard.data import Batch, Encoded, batches, collate, order
 from spard.errors import InvalidData, Stopped
 from spard.grads import Gradient, Loss, safe_losses, utility_gradient
-from spard.lora import trainable_model
+from spard.lora import dropout_off, trainable_model
 from spard.losses import evaluate
 from spard.methods import step_of
 from spard.methods.base import Metrics
@@ -222,10 +222,8 @@ class _Run:
     def _safe(self, theta: Vector) -> dict[str, Loss]:
         """The safe losses on this step's safe rows, without dropout."""
         rows = safe_rows(self.recipe.seed, self.progress.step, len(self.safe), self.safe_batch_size)
-        self.base.model.eval()
-        losses = safe_losses(self.base.model, theta, self._batch([self.safe[row] for row in rows]))
-        self.base.model.train()
-        return losses
+        with dropout_off(self.base.model):
+            return safe_losses(self.base.model, theta, self._batch([self.safe[row] for row in rows]))
 
     def _batch(self, rows: Sequence[Encoded]) -> Batch:
         return collate(rows, self.base.tokenizer.pad_token_id, self.base.device)

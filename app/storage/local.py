@@ -37,7 +37,7 @@ class LocalStorage:
         path, digest = self._path(key), Digest()
         aside = self._aside / token_hex(16)
         try:
-            with open(aside, "xb", opener=_private) as file:
+            with open(aside, "xb", opener=_no_link) as file:
                 for chunk in digest.through(chunks):  # what the source raises passes as it is
                     with _as_storage_error(key):
                         file.write(chunk)
@@ -55,8 +55,8 @@ class LocalStorage:
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
         with _as_storage_error(key):
-            file = open(self._path(key), "rb", opener=_no_link)
-        with file:
+            fd = _no_link(str(self._path(key)), os.O_RDONLY)
+        with os.fdopen(fd, "rb") as file:
             yield file
 
     def chunks(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -107,12 +107,8 @@ class LocalStorage:
             _sync_folder(folder.parent)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
 def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _sync_folder(folder: Path) -> None:
