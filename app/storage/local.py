@@ -126,6 +126,6 @@ def _as_storage_error(key: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise ObjectMissing(f"The object {key} is missing.") from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StorageFull(f"No room is left to store {key}.") from error
         raise StorageError(f"The storage failed at {key}: {os.strerror(error.errno or 0)}.") from error
