@@ -147,6 +147,7 @@ class JudgeSpec:
     model: str = "gpt-4o-mini"
     api_key_env: str = "SPARD_JUDGE_API_KEY"
     timeout_s: Annotated[float, Bound(gt=0, le=600)] = 60.0
+    retries: Annotated[int, Bound(ge=0, le=10)] = 4
     concurrency: Annotated[int, Bound(ge=1, le=64)] = 8
 
 
