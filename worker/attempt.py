@@ -52,9 +52,9 @@ class Attempt:
         self._settings = settings = backend.settings
         self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
         self._child: Child | None = None
-        self._journal = Journal(claim)
         self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
         self._job = self._read_job()
+        self._journal = Journal(claim, self._job.warnings or [])
 
     def run(self) -> None:
         """Work until the job has ended, is queued again, or is no longer ours."""
@@ -118,10 +118,10 @@ class Attempt:
 
     def _again(self, reason: str, what: Failure | None = None) -> Ending:
         delay_s = self._settings.poll_s * 2 ** (self._claim.attempt - 1)
-        return lambda session: lease.requeue(session, self._claim, delay_s, reason, what and what.error())
+        return lambda session: lease.requeue(session, self._claim, delay_s, reason, what.error() if what else None)
 
     def _settle(self, ending: Ending) -> None:
-        """Write the last news and the ending together; a database that is away is waited for while the lease is ours."""
+        """Write the last news and the ending together; wait for a database that is away while the lease is ours."""
         while True:
             try:
                 with transaction(self._backend.engine) as session:

@@ -6,6 +6,9 @@ blocked, a lost message costs a poll interval, and a repeated or forged one wake
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 from threading import Thread
 from typing import Any
 
@@ -16,31 +19,7 @@ from app.settings import get_settings
 from worker import logs
 from worker.main import Worker
 
-
-class _Service:
-    """The worker inside a Celery process, from its start to its end."""
-
-    def __init__(self) -> None:
-        self._worker: Worker | None = None
-        self._thread: Thread | None = None
-
-    def start(self, **event: Any) -> None:
-        self._worker = Worker(get_settings())
-        self._thread = Thread(target=self._worker.run, name="worker")
-        self._thread.start()
-
-    def wake(self, job_id: str) -> None:
-        """There may be work; which job it is the table says."""
-        if self._worker:
-            self._worker.wake.set()
-
-    def end(self, **event: Any) -> None:
-        if self._worker:
-            self._worker.end()
-
-    def wait(self, **event: Any) -> None:
-        if self._thread:
-            self._thread.join()
+log = logging.getLogger(__name__)
 
 
 def _broker_url() -> str:
@@ -50,11 +29,6 @@ def _broker_url() -> str:
     return url.get_secret_value()
 
 
-def _set_up_logs(**event: Any) -> None:
-    logs.set_up()
-
-
-service = _Service()
 celery = make_celery(_broker_url())
 celery.conf.update(
     broker_connection_retry_on_startup=True,
@@ -65,8 +39,43 @@ celery.conf.update(
     worker_prefetch_multiplier=1,
     worker_send_task_events=False,
 )
-celery.task(service.wake, name=WAKE)
-signals.setup_logging.connect(_set_up_logs, weak=False)
-signals.worker_ready.connect(service.start, weak=False)
-signals.worker_shutting_down.connect(service.end, weak=False)
-signals.worker_shutdown.connect(service.wait, weak=False)
+_worker = Worker(get_settings())
+
+
+@celery.task(name=WAKE)  # type: ignore[untyped-decorator]
+def wake(job_id: str) -> None:
+    """There may be work; which job it is the table says."""
+    _worker.wake.set()
+
+
+def _run() -> None:
+    try:
+        _worker.run()
+    except Exception:
+        log.exception("the worker broke down")
+        os.kill(os.getpid(), signal.SIGTERM)  # whoever supervises this process starts a new one
+
+
+_thread = Thread(target=_run, name="worker")
+
+
+def _set_up_logs(**event: Any) -> None:
+    logs.set_up()
+
+
+def _start(**event: Any) -> None:
+    _thread.start()
+
+
+def _end(**event: Any) -> None:
+    _worker.end()
+
+
+def _wait(**event: Any) -> None:
+    _thread.join()
+
+
+signals.setup_logging.connect(_set_up_logs)
+signals.worker_ready.connect(_start)
+signals.worker_shutting_down.connect(_end)
+signals.worker_shutdown.connect(_wait)

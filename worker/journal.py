@@ -20,12 +20,12 @@ _ENDS = dict(zip(_BEGINS, [*list(_BEGINS.values())[1:], 100], strict=True))
 class Journal:
     """Filled by `hear`, emptied by `clear` once a transaction that called `write` is committed."""
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, warnings: list[str]) -> None:
         self._claim = claim
         self._phase = "embed"
         self._started = time.monotonic()
         self._step: tuple[int, int] | None = None
-        self._all_warnings: list[str] = []
+        self._all_warnings = list(warnings)  # those that the job has
         self.clear()
 
     def clear(self) -> None:
@@ -49,7 +49,7 @@ class Journal:
                 self._note_step(step, total, data)
             case {"kind": "resolved", "data": dict(numbers)}:
                 self._columns["resolved"] = numbers
-            case {"kind": "warning", "message": str(text)}:
+            case {"kind": "warning", "message": str(text)} if text not in self._all_warnings:
                 self._all_warnings.append(text)
                 self._columns["warnings"] = list(self._all_warnings)
                 self.note("warn", text)

@@ -22,26 +22,26 @@ log = structlog.get_logger(__name__)
 
 
 class Worker:
-    """`run` serves until `stop` is set; `wake` cuts a wait for work short. Children die with the thread that runs it."""
+    """`run` serves until `end` is called; `wake` cuts a wait short. Children die with the thread that is in `run`."""
 
     def __init__(self, settings: Settings, command: Sequence[str] = COMMAND) -> None:
-        self.stop, self.wake = Event(), Event()
+        self.wake, self._stop = Event(), Event()
         self._settings = settings
         storage = open_storage(settings.storage(), settings.s3_endpoint_url)
         self._backend = Backend(settings, make_engine(settings.database()), storage)
+        settings.work_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._nursery = _Nursery(command, environment(settings), warm=settings.warm_child)
 
     def run(self) -> None:
         """Serve every job that is ready, wait for a wake-up or the next look, and again."""
         log.info("worker started", owner=self._owner)
-        self._settings.work_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_abandoned(self._settings.work_dir())
         reaper = Thread(target=self._reap_on, daemon=True)
         reaper.start()
         try:
             self._nursery.prepare()
-            while not self.stop.is_set():
+            while not self._stop.is_set():
                 if not self._serve():
                     self.wake.wait(self._settings.poll_s)
                     self.wake.clear()
@@ -53,16 +53,18 @@ class Worker:
         log.info("worker stopped", owner=self._owner)
 
     def end(self) -> None:
-        """Stop soon: a running job is checkpointed and goes back to the queue. Safe to call from a signal handler."""
-        self.stop.set()
-        self.wake.set()
+        """Stop soon: a running job is checkpointed and goes back to the queue.
+
+        May be called from a signal handler, unless that interrupts the thread of `run`.
+        """
+        self._stop.set()
 
     def _serve(self) -> bool:
         """Serve the job that has waited longest; False when there is none, or it went wrong in an unforeseen way."""
         try:
             claim = self._claim()
             if claim:
-                Attempt(self._backend, claim, self._nursery.take, self.stop).run()
+                Attempt(self._backend, claim, self._nursery.take, self._stop).run()
         except Exception:  # one job's trouble, or the database's, is not the end of the worker
             log.exception("could not serve")
             return False
@@ -74,7 +76,7 @@ class Worker:
 
     def _reap_on(self) -> None:
         """Hand back jobs of workers that are gone; every worker does so for all."""
-        while not self.stop.wait(self._settings.reap_s):
+        while not self._stop.wait(self._settings.reap_s):
             try:
                 with transaction(self._backend.engine) as session:
                     handed_back = lease.reap(session)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import IO
+from typing import IO, cast
 
 import structlog
 
@@ -44,11 +44,12 @@ class Child:
             env=dict(environment),
             start_new_session=True,
         )
+        self._stdin = cast(IO[bytes], self._process.stdin)
         self._messages: Queue[Message | None] = Queue(maxsize=_QUEUED)
         self._log = structlog.get_logger(__name__).bind(child=self.pid)
         self.is_over = False  # it has ended, and everything it said was received
         for read, stream in ((self._read, self._process.stdout), (self._drain, self._process.stderr)):
-            Thread(target=read, args=(stream,), daemon=True).start()
+            Thread(target=read, args=(cast(IO[bytes], stream),), daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -66,10 +67,9 @@ class Child:
     def work(self, folder: Path, job_id: str) -> None:
         """Tell it which folder to work on; a child that has died meanwhile says so by being over."""
         self._log = self._log.bind(job_id=job_id)
-        assert self._process.stdin
         with suppress(BrokenPipeError):
-            self._process.stdin.write(f"{folder}\n".encode())
-            self._process.stdin.close()
+            self._stdin.write(f"{folder}\n".encode())
+            self._stdin.flush()
 
     def receive(self, timeout_s: float) -> Message | None:
         """What it says next; None when it said nothing in time, or has ended."""
@@ -91,13 +91,13 @@ class Child:
         self._process.wait()
         while not self.is_over:
             self.receive(timeout_s=1)
-        if self._process.stdin:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._stdin.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        if self.is_alive:  # else its number may be another's by now
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
 
     def _read(self, stream: IO[bytes]) -> None:
         with stream:

@@ -11,15 +11,16 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.jobs import lease
-from app.jobs.lease import Claim, Publication, Rejection
-from app.models import AuditResult, File, Job, new_id
+from app.jobs.lease import Claim
+from app.jobs.results import Publication, Rejection
+from app.models import File, Job, new_id
 from app.storage import Storage, Stored
 from worker.folder import Folder
 
-SUMMARY = (
-    "asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "tau", "seconds",
-)  # fmt: skip  # of the report: what the job itself shows
-_AUDIT_COLUMNS = [column.name for column in AuditResult.__table__.columns if column.name != "job_id"]
+# What of the report the job itself shows.
+_SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "seconds")
+_COLUMNS = ("suite", "kind", "judge", "n", "hits", "rate", "mean_harmfulness")
+_RENAMED = {"unscored": "n_unscored", "low": "ci_low", "high": "ci_high"}
 _RELEASED = ("pass", "waived")
 
 
@@ -83,10 +84,16 @@ def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uplo
     return {
         "trained_tokens": report["trained_tokens"],
         "result_files": [_file(session, job, each) for each in files],
-        "safety": {name: report[name] for name in SUMMARY if name in report},
+        "safety": {name: report[name] for name in _SHOWN},
         "report_key": next(each.key for each in files if each.filename.endswith(".json")),
-        "audit_results": [{name: suite[name] for name in _AUDIT_COLUMNS} for suite in report["suites"]],
+        "audit_results": [_row(s, each) for s in ("base", "adapter") for each in report[s]],
     }
+
+
+def _row(subject: str, result: dict[str, Any]) -> dict[str, Any]:
+    """A suite's figures as columns of AuditResult."""
+    row = {name: result[name] for name in _COLUMNS} | {new: result[old] for old, new in _RENAMED.items()}
+    return {"subject": subject, **row}
 
 
 def _file(session: Session, job: Job, result: Uploaded) -> str:
