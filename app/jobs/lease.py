@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 
 from app.db import now, timestamp
 from app.jobs import events
-from app.jobs.results import Publication, Rejection
+from app.jobs.results import Publication as Publication
+from app.jobs.results import Rejection as Rejection
 from app.models import TERMINAL, AuditResult, Job, JobMetric, JobStatus, utc_now
 
 _CANCELLED = "Fine-tuning job cancelled"
@@ -56,7 +57,7 @@ def claim(session: Session, owner: str, lease_s: float) -> Claim | None:
     oldest = select(Job.id).where(is_ready).order_by(Job.created_at, Job.id).limit(1)
     row = session.execute(
         sql_update(Job)
-        .where(Job.id == oldest.with_for_update(skip_locked=True).scalar_subquery(), is_ready)
+        .where(Job.id == oldest.with_for_update(skip_locked=True).scalar_subquery())
         .values(
             status=JobStatus.running,
             started_at=func.coalesce(Job.started_at, timestamp()),

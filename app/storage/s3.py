@@ -80,7 +80,8 @@ class S3Storage:
 
     def chunks(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Read on from where it broke off when a connection is lost within the body."""
-        end = self.size(key) if end is None else min(end, self.size(key))
+        size = self.size(key)
+        end = size if end is None else min(end, size)
         failures = 0
         while start < end:
             try:

@@ -13,8 +13,7 @@ from sqlalchemy.exc import DatabaseError
 
 from app.db import make_engine, now, read, transaction
 from app.jobs import events, lease
-from app.jobs.lease import Claim
-from app.jobs.results import Publication, Rejection
+from app.jobs.lease import Claim, Publication, Rejection
 from app.models import AuditResult, Job, JobEvent, JobMetric, JobStatus
 from tests.app.conftest import AddJob
 
