@@ -20,7 +20,9 @@ HELD_OUT = "-heldout"
 def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
     """Offer a base model; the same alias again replaces what it stood for."""
     source = checked_source(entry.source, entry.revision)
-    return session.merge(BaseModelEntry(**entry.model_dump() | {"source": source}))
+    kept = session.merge(BaseModelEntry(**entry.model_dump() | {"source": source}))
+    session.flush()
+    return kept
 
 
 def base_models(session: Session) -> Sequence[BaseModelEntry]:

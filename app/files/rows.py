@@ -111,9 +111,8 @@ def _chat(row: dict[str, Any]) -> Iterator[Problem]:
         return
     for index, message in enumerate(messages):
         yield from _message(message, f"/messages/{index}")
-    turns = [message for message in messages if isinstance(message, dict)]
-    if len(turns) == len(messages):
-        yield from _conversation(turns)
+    if all(isinstance(message, dict) and message.get("role") in ROLES for message in messages):
+        yield from _conversation(messages)
 
 
 def _message(message: Any, at: str) -> Iterator[Problem]:

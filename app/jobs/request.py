@@ -94,7 +94,9 @@ class JobCreate(Body):
     suffix: Annotated[str, AfterValidator(_suffix)] | None = None
     seed: config.Seed | None = None
     method: Method | None = None
-    hyperparameters: config.Hyperparameters | None = Field(default=None, deprecated="use method.supervised")
+    hyperparameters: config.Hyperparameters | None = Field(
+        default=None, json_schema_extra={"deprecated": True}, description="OpenAI's old place for them."
+    )
     integrations: list[dict[str, Any]] | None = None
     metadata: Metadata | None = None
 
