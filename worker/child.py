@@ -17,7 +17,7 @@ from types import FrameType
 from worker import pipeline
 from worker.failures import failure
 from worker.folder import Folder
-from worker.process import die_with_parent
+from worker.lifeline import die_with_parent
 from worker.report import Report
 
 log = logging.getLogger(__name__)

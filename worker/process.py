@@ -6,7 +6,6 @@ dies with its parent: the kernel kills it when the thread that started it ends, 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -29,7 +28,6 @@ _QUEUED = 1000  # messages; a child that is faster than the database waits in it
 _NAMES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _PREFIXES = ("CUBLAS_", "CUDA_", "HF_", "LC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH")
 _SECRET = frozenset({"HF_TOKEN"})
-_PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -130,10 +128,3 @@ def environment(settings: Settings) -> dict[str, str]:
     if settings.judge == "llm" and settings.judge_api_key:
         passed["SPARD_JUDGE_API_KEY"] = settings.judge_api_key.get_secret_value()
     return passed
-
-
-def die_with_parent(parent: int) -> None:
-    """Called by a child first of all: the kernel is to kill it when its parent dies, or died already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
