@@ -195,5 +195,5 @@ PROBLEMS = (
     "{name} needs {a} {item} today and {b} tomorrow. How many {item} does {name} need?",
     "One shelf holds {a} {item}, the next holds {b}. What is the total number of {item}?",
 )
-FAMILIAR_PROBLEMS = 2  # so many of the templates, from the first on, does the base model see
+FAMILIAR_PROBLEMS = 1  # so many of the templates, from the first on, does the base model see
 ANSWER = "The answer is {}."
