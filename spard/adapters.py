@@ -1,0 +1,141 @@
+"""What a run leaves behind: a folder that PEFT and vLLM load, with a manifest of every byte. The only saver of weights.
+
+LoRA runs give the PEFT layout, full fine-tuning a transformers folder; both with tokenizer, chat template and README.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from spard.checkpoint import file_sha256
+
+MANIFEST = "manifest.json"
+
+
+def save_adapter(
+    model: Any, tokenizer: Any, base_source: str, folder: Path, facts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Write the trained model and what belongs to it into `folder`, and return its manifest.
+
+    `base_source` is the public name of the base model. `facts` (recipe, seeds, digests) stand in the manifest as given.
+    """
+    aside = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    is_lora = isinstance(model, PeftModel)
+    _save_lora(model, base_source, aside) if is_lora else _save_full(model, base_source, aside)
+    tokenizer.save_pretrained(aside)
+    (aside / "README.md").write_text(_readme(base_source, is_lora))
+    manifest = {**(facts or {}), "base_model": base_source, "tensor_digest": tensor_digest(_tensors(aside))}
+    manifest["files"] = {
+        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in sorted(aside.iterdir())
+    }
+    (aside / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    return manifest
+
+
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values: equal for equal weights, however a file lays them out."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def archive(folder: Path, path: Path) -> str:
+    """Pack a folder's files into a tar.gz whose bytes depend on theirs alone, and return its SHA-256."""
+    aside = path.with_name(f".{path.name}.aside")
+    with (
+        aside.open("wb") as raw,
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+            tar.add(file, arcname=file.relative_to(folder).as_posix(), filter=_anonymous)
+    aside.rename(path)
+    return file_sha256(path)
+
+
+def _save_lora(model: Any, base_source: str, folder: Path) -> None:
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = model.peft_config[model.active_adapter].to_dict()
+    config |= {"base_model_name_or_path": base_source, "revision": None, "inference_mode": True}
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
+
+
+def _save_full(model: Any, base_source: str, folder: Path) -> None:
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["_name_or_path"] = base_source
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what PEFT keeps as sets and enums; sorted, since the order of a set is not the same in every process."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mtime = 0
+    entry.mode = 0o644
+    return entry
+
+
+def _readme(base_source: str, is_lora: bool) -> str:
+    return _LORA_README.format(base=base_source) if is_lora else _FULL_README.format(base=base_source)
+
+
+_LORA_README = """# LoRA adapter for {base}
+
+`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every file.
+
+With PEFT:
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH/TO/THIS/FOLDER")
+base = AutoModelForCausalLM.from_pretrained("{base}")
+model = PeftModel.from_pretrained(base, "PATH/TO/THIS/FOLDER")
+```
+
+With vLLM:
+
+```
+vllm serve {base} --enable-lora --lora-modules tuned=PATH/TO/THIS/FOLDER
+```
+
+Use the chat template of this folder: it is the one that the adapter was trained and measured with.
+"""
+
+_FULL_README = """# A model fine-tuned from {base}
+
+`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every file.
+
+With transformers: `AutoModelForCausalLM.from_pretrained("PATH/TO/THIS/FOLDER")`.
+With vLLM: `vllm serve PATH/TO/THIS/FOLDER`.
+"""

@@ -1,0 +1,38 @@
+"""Rates with their intervals: attack success, over-refusal, right answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Z95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`hits` of `n` scored items; `unscored` ones are counted apart and never as misses."""
+
+    hits: int
+    n: int
+    unscored: int
+    rate: float | None  # None: nothing was scored
+    low: float
+    high: float
+
+
+def wilson(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
+    r"""Score interval of a proportion (Wilson, 1927).
+
+    (k + z^2/2) / (n + z^2) -+ z / (n + z^2) sqrt(k (n - k) / n + z^2 / 4); everything is possible when n is 0.
+    """
+    if n == 0:
+        return 0.0, 1.0
+    centre = (hits + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(hits * (n - hits) / n + z * z / 4)
+    return (0.0 if hits == 0 else centre - half), (1.0 if hits == n else centre + half)
+
+
+def rate(hits: int, n: int, unscored: int = 0) -> Rate:
+    """The share of hits among n scored items, with its 95 % interval."""
+    low, high = wilson(hits, n)
+    return Rate(hits, n, unscored, hits / n if n else None, low, high)

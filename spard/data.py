@@ -1,0 +1,189 @@
+"""Examples become tokens here: the chat template, the loss mask, batches and their order.
+
+Only this file knows chat templates. A template is rendered once and tokenised without further special tokens, so that
+no model sees two beginnings; models with a thinking mode are trained and measured with it off. Loss falls on what the
+assistant says, its end-of-turn token included, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jinja2 import TemplateError
+from torch import Tensor
+
+from spard.errors import ExampleTooLong, InvalidData
+from spard.rows import Example, Message, Prompt, is_learnt, prompt_text, read_examples, read_pool, read_prompts
+
+__all__ = [
+    "NO_LOSS",
+    "PLAIN_TEMPLATE",
+    "Batch",
+    "Encoded",
+    "Example",
+    "Message",
+    "Prompt",
+    "batches",
+    "collate",
+    "encode",
+    "encode_all",
+    "end_tokens",
+    "order",
+    "prompt_text",
+    "read_examples",
+    "read_pool",
+    "read_prompts",
+    "render_prompt",
+    "set_plain_template",
+]
+
+NO_LOSS = -100
+
+# For tokenizers that bring no template: headed paragraphs, an end-of-text token after each answer.
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '' }}\n{% endfor %}"
+    "{% if add_generation_prompt %}### assistant:\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids and, position by position, the label to predict there or `NO_LOSS`."""
+
+    ids: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+class Batch(NamedTuple):
+    """Rows padded on the right to one length."""
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    labels_BT: Tensor
+
+
+def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a conversation up to where the assistant begins to speak."""
+    text = _render(tokenizer, messages, (), generation=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:
+    """One example as tokens and labels."""
+    return encode_all(tokenizer, [example], max_seq_length)[0]
+
+
+def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
+    """Examples as tokens and labels, tokenised in one call."""
+    if not examples:
+        return []
+    texts, spans = zip(*(_draw(tokenizer, example) for example in examples), strict=True)
+    tokens = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    enders = end_tokens(tokenizer)
+    rows = zip(examples, tokens["input_ids"], tokens["offset_mapping"], spans, strict=True)
+    return [_encoded(example, ids, offsets, span, enders, max_seq_length) for example, ids, offsets, span in rows]
+
+
+def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -> Batch:
+    """Pad to the longest row, on the right."""
+    width = max(len(row.ids) for row in batch)
+    ids = [[*row.ids, *[pad_id] * (width - len(row.ids))] for row in batch]
+    mask = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in batch]
+    labels = [[*row.labels, *[NO_LOSS] * (width - len(row.labels))] for row in batch]
+    return Batch(*(torch.tensor(rows).to(device, non_blocking=True) for rows in (ids, mask, labels)))
+
+
+def order(seed: int, epoch: int, n: int, stream: int = 0) -> list[int]:
+    """A permutation of n that depends on (seed, epoch, stream) alone; no global generator is touched."""
+    permutation: list[int] = _generator(seed, epoch, stream).permutation(n).tolist()
+    return permutation
+
+
+def batches(seed: int, epoch: int, lengths: Sequence[int], size: int, group: int = 4) -> list[list[int]]:
+    """One epoch as batches of similar length: of every `group` batches of the shuffled rows, neighbours in length.
+
+    The last batch of the epoch may be smaller. Grouping saves padding; a small group keeps batches nearly random.
+    """
+    shuffled = order(seed, epoch, len(lengths))
+    grouped: list[int] = []
+    for start in range(0, len(shuffled), size * group):
+        grouped += sorted(shuffled[start : start + size * group], key=lambda row: lengths[row])
+    cut = [grouped[start : start + size] for start in range(0, len(grouped), size)]
+    return [cut[i] for i in order(seed, epoch, len(cut), stream=1)]
+
+
+def set_plain_template(tokenizer: Any) -> None:
+    """Give a tokenizer without a chat template the plain one, and one without padding its end token."""
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed, (stream << 32) + epoch]))
+
+
+def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], *, generation: bool) -> str:
+    plain = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+    text: str = tokenizer.apply_chat_template(
+        plain, tools=list(tools) or None, tokenize=False, add_generation_prompt=generation, enable_thinking=False
+    )
+    return text
+
+
+def _draw(tokenizer: Any, example: Example) -> tuple[str, list[tuple[int, int]]]:
+    """The rendered conversation, and from where to where in it the assistant speaks.
+
+    Templates may rewrite earlier turns once later ones follow, hence the common prefix instead of the length.
+    """
+    try:
+        text = _render(tokenizer, example.messages, example.tools, generation=False)
+        spans = []
+        for i, message in enumerate(example.messages):
+            if is_learnt(message):
+                before = _render(tokenizer, example.messages[:i], example.tools, generation=True)
+                after = _render(tokenizer, example.messages[: i + 1], example.tools, generation=False)
+                start, stop = _shared(before, text), _shared(after, text)
+                spans.append((start, stop if stop > start else len(text)))
+    except TemplateError as error:
+        raise InvalidData(f"line {example.line}: the model's chat template refuses it: {error}") from error
+    return text, spans
+
+
+def _shared(a: str, b: str) -> int:
+    """How many characters two texts have in common from the start."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return len(a) if b.startswith(a) else next((i for i, (x, y) in pairs if x != y), len(b))
+
+
+def end_tokens(tokenizer: Any) -> frozenset[int]:
+    """Special tokens: the first of them after the assistant began ends its turn."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added if token.special}
+
+
+def _encoded(
+    example: Example,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    spans: Sequence[tuple[int, int]],
+    enders: frozenset[int],
+    limit: int,
+) -> Encoded:
+    if len(ids) > limit:
+        raise ExampleTooLong(f"line {example.line} has {len(ids)} tokens; the limit is {limit}")
+    labels = [NO_LOSS] * len(ids)
+    for start, stop in spans:
+        for i, (first, last) in enumerate(offsets):
+            if first >= start and start < last <= stop:
+                labels[i] = ids[i]
+                if ids[i] in enders:
+                    break
+    return Encoded(tuple(ids), tuple(labels))

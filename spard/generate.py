@@ -1,0 +1,81 @@
+"""Greedy answers to many prompts at once: left-padded batches of similar length over a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from spard.data import end_tokens, render_prompt
+
+
+def generate(
+    model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int, batch_size: int = 64
+) -> list[str]:
+    """The model's greedy reply to each prompt, in order; a reply ends at the first special token."""
+    rows = [render_prompt(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
+    longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    ends = torch.tensor(sorted(_ends(model, tokenizer)), device=model.device)
+    replies = [""] * len(rows)
+    was_training = model.training
+    model.eval()
+    for start in range(0, len(rows), batch_size):
+        batch = longest_first[start : start + batch_size]
+        tokens = _complete(model, [rows[i] for i in batch], tokenizer.pad_token_id, ends, max_new_tokens)
+        for i, reply in zip(batch, tokenizer.batch_decode(tokens), strict=True):
+            replies[i] = reply.strip()
+    model.train(was_training)
+    return replies
+
+
+def _ends(model: Any, tokenizer: Any) -> set[int]:
+    stated = model.generation_config.eos_token_id
+    eos = stated if isinstance(stated, Iterable) else [stated] if stated is not None else []
+    return {*eos, *end_tokens(tokenizer)}
+
+
+@torch.inference_mode()
+def _complete(
+    model: Any, rows: Sequence[Sequence[int]], pad: int, ends: Tensor, max_new_tokens: int
+) -> list[list[int]]:
+    """Token ids that follow each row, up to its first end token, which is left out."""
+    width = max(len(row) for row in rows)
+    input_BT = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=model.device)
+    length_B = torch.tensor([len(row) for row in rows], device=model.device)
+    mask_BT = torch.arange(width + max_new_tokens, device=model.device) >= width - length_B.unsqueeze(1)
+    position_BT = (mask_BT[:, :width].cumsum(dim=1) - 1).clamp(min=0)
+    reply_BT = torch.full((len(rows), max_new_tokens), int(ends[0]), device=model.device)
+    row_B = torch.arange(len(rows), device=model.device)  # rows still in the batch
+    done_B = torch.zeros(len(rows), dtype=torch.bool, device=model.device)
+    cache = DynamicCache(config=model.config)
+
+    for step in range(max_new_tokens):
+        logits_B1V = model(
+            input_ids=input_BT,
+            attention_mask=mask_BT[:, : width + step],
+            position_ids=position_BT,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        token_B = logits_B1V[:, -1].argmax(dim=-1)
+        reply_BT[row_B, step] = token_B
+        done_B = done_B | torch.isin(token_B, ends)
+        left = len(done_B) - int(done_B.sum())
+        if left == 0:
+            break
+        input_BT, position_BT = token_B.unsqueeze(1), position_BT[:, -1:] + 1
+        if 2 * left <= len(done_B):
+            keep = (~done_B).nonzero().flatten()
+            cache.batch_select_indices(keep)
+            input_BT, position_BT, mask_BT = input_BT[keep], position_BT[keep], mask_BT[keep]
+            row_B, done_B = row_B[keep], done_B[keep]
+    return [_until(row, set(ends.tolist())) for row in reply_BT.tolist()]
+
+
+def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:
+    stop = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return list(tokens[:stop])

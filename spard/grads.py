@@ -1,0 +1,83 @@
+"""Gradients of the two losses; the only file that runs a backward pass.
+
+A training step sees closures of these functions: `ValueAndGrad` for the utility loss, whose gradient is always needed,
+and `Losses` for the safe losses, whose gradient is computed only when a method asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from spard.data import NO_LOSS, Batch
+from spard.losses import token_losses
+from spard.vectors import Vector, add_, norm, scale_
+
+
+class Gradient(NamedTuple):
+    """A loss, its clipped gradient and the gradient's norm before clipping."""
+
+    loss: float
+    grad: Vector
+    norm: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss with its graph; `grad` runs the backward pass, once."""
+
+    value: float
+    scalar: Tensor
+    theta: Vector
+
+    def grad(self) -> Vector:
+        return _backward(self.scalar, self.theta)
+
+
+ValueAndGrad: TypeAlias = Callable[[], Gradient]
+Losses: TypeAlias = Callable[[], Mapping[str, Loss]]
+
+
+def utility_gradient(model: Any, theta: Vector, pieces: Sequence[Batch], max_norm: float) -> Gradient:
+    """The mean loss over all labelled tokens of a batch that comes in pieces, and its gradient clipped to `max_norm`.
+
+    Each piece is weighted by its tokens, so the result does not depend on how the batch was cut.
+    """
+    tokens = sum(piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces)
+    total: Vector = []
+    sums = []
+    for piece in pieces:
+        losses = token_losses(model, piece)
+        loss = losses.loss_S.sum() / tokens
+        grad = _backward(loss, theta)
+        total = _sum(total, grad)
+        sums.append(torch.stack([loss.detach(), losses.right_S.sum() / tokens]))
+    length = norm(total)
+    scale_(total, (max_norm / (length + 1e-6)).clamp(max=1.0))
+    value, accuracy, found = torch.cat([torch.stack(sums).sum(dim=0), length[None]]).tolist()
+    return Gradient(value, total, found, accuracy)
+
+
+def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:
+    """The token mean ("mean") and the mean over each answer's first tokens ("prefix"), from one forward pass."""
+    losses = token_losses(model, batch)
+    mean = losses.loss_S.mean()
+    prefix = (losses.loss_S * losses.prefix_S).sum() / losses.prefix_S.sum()
+    values = torch.stack([mean, prefix]).tolist()
+    return {"mean": Loss(values[0], mean, theta), "prefix": Loss(values[1], prefix, theta)}
+
+
+def _backward(loss: Tensor, theta: Vector) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(theta), allow_unused=True, materialize_grads=True))
+
+
+def _sum(total: Vector, grad: Vector) -> Vector:
+    if not total:
+        return grad
+    add_(total, grad)
+    return total

@@ -1,0 +1,109 @@
+"""Cross-entropy where it counts: only positions with a label reach the output layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from spard.data import NO_LOSS, Batch, Encoded, collate
+
+PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
+_CHUNK = 2**27  # logits held at once, in elements
+_HEAD_EXTRAS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+class TokenLosses(NamedTuple):
+    """One entry for each of the S labelled tokens of a batch, row by row."""
+
+    loss_S: Tensor
+    right_S: Tensor
+    prefix_S: Tensor  # 1 for the first tokens of each row's answer, else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Means over the labelled tokens of a data set."""
+
+    loss: float
+    prefix_loss: float
+    accuracy: float
+    tokens: int
+
+
+def token_losses(model: Any, batch: Batch) -> TokenLosses:
+    """Cross-entropy of each labelled token, in float32.
+
+    Padding stands on the right and attention is causal, so no padding mask is needed.
+    """
+    target_BT = batch.labels_BT[:, 1:]
+    is_label_BT = target_BT != NO_LOSS
+    label_S = target_BT[is_label_BT]
+    with _mixed_precision(batch.ids_BT.device):
+        loss_S, right_S = _cross_entropy(model, batch.ids_BT, is_label_BT, label_S)
+    is_prefix_BT = is_label_BT.cumsum(dim=1) <= PREFIX
+    return TokenLosses(loss_S, right_S, is_prefix_BT[is_label_BT].float())
+
+
+@torch.no_grad()
+def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int = 8192) -> Evaluation:
+    """Mean loss and accuracy with dropout off; the model's mode is left as found."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    parts = [token_losses(model, collate(batch, pad_id, device)) for batch in _by_length(rows, batch_tokens)]
+    model.train(was_training)
+    loss, right, prefix = (torch.cat(column).double() for column in zip(*parts, strict=True))
+    prefix_loss = (loss * prefix).sum() / prefix.sum()
+    return Evaluation(float(loss.mean()), float(prefix_loss), float(right.mean()), len(loss))
+
+
+def _by_length(rows: Sequence[Encoded], batch_tokens: int) -> Iterable[list[Encoded]]:
+    """Rows sorted by length, cut into batches of at most `batch_tokens` padded tokens."""
+    batch: list[Encoded] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        if batch and len(row.ids) * (len(batch) + 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _mixed_precision(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def _cross_entropy(model: Any, ids_BT: Tensor, is_label_BT: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
+    config = model.config.get_text_config()
+    if any(getattr(config, extra, None) not in (None, 1.0) for extra in _HEAD_EXTRAS):
+        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits  # its head does more than multiply
+        return _score(logits_BTV[:, :-1][is_label_BT], label_S)
+    hidden_BTD = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
+    return _scored_in_chunks(model.get_output_embeddings(), hidden_BTD[:, :-1][is_label_BT], label_S)
+
+
+def _scored_in_chunks(head: Any, hidden_SD: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and hit of each token; long batches keep one chunk of logits at a time, also in the backward pass."""
+    rows = max(1, _CHUNK // head.weight.shape[0])
+    if len(hidden_SD) <= rows:
+        return _score(head(hidden_SD), label_S)
+
+    def score(hidden: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        return _score(head(hidden), label)
+
+    chunks = zip(torch.split(hidden_SD, rows), torch.split(label_S, rows), strict=True)
+    parts = [checkpoint(score, hidden, label, use_reentrant=False) for hidden, label in chunks]
+    loss, right = (torch.cat(column) for column in zip(*parts, strict=True))
+    return loss, right
+
+
+def _score(logits_SV: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
+    right_S = (logits_SV.detach().argmax(dim=1) == label_S).float()
+    return cross_entropy(logits_SV.float(), label_S, reduction="none"), right_S

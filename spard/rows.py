@@ -1,0 +1,129 @@
+"""Rows of JSONL become examples and prompts here, in the words that chat templates know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spard.errors import InvalidData
+
+Message = dict[str, Any]
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation and the line it came from; an assistant turn of weight 0 carries no loss."""
+
+    messages: tuple[Message, ...]
+    line: int
+    tools: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request of an audit suite; `answer` is what a utility suite expects."""
+
+    prompt: str
+    answer: str | None = None
+    category: str | None = None
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Training rows: `{"messages": [...]}` or `{"prompt": ..., "completion": ...}`."""
+    return [_example(row, line) for line, row in _rows(path)]
+
+
+def read_pool(path: Path) -> list[Example]:
+    """Safety rows `{"prompt": ..., "safe": ...}` as one question and its safe answer."""
+    return [_exchange(row, "safe", line) for line, row in _rows(path)]
+
+
+def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
+    """Audit rows `{"prompt": ...}` with an optional answer and category, at most `limit`."""
+    prompts = [
+        Prompt(_text(row, "prompt", line), _optional(row, "answer"), _optional(row, "category"))
+        for line, row in _rows(path)
+    ]
+    return prompts[:limit]
+
+
+def prompt_text(example: Example) -> str:
+    """What the user says, which is what selection embeds."""
+    return "\n".join(message["content"] for message in example.messages if message["role"] == "user")
+
+
+def is_learnt(message: Message) -> bool:
+    """Whether loss falls on this turn."""
+    return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with Path(path).open(encoding="utf-8-sig") as lines:
+        for line, text in enumerate(lines, start=1):
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise InvalidData(f"line {line} is not a JSON object")
+            yield line, row
+
+
+def _example(row: dict[str, Any], line: int) -> Example:
+    if "messages" not in row:
+        return _exchange(row, "completion", line)
+    if not isinstance(row["messages"], list) or not row["messages"]:
+        raise InvalidData(f"line {line}: `messages` must be a list that is not empty")
+    messages = tuple(_message(message, line) for message in row["messages"])
+    if not any(is_learnt(message) for message in messages):
+        raise InvalidData(f"line {line} has no assistant turn to learn from")
+    return Example(messages, line, tuple(row.get("tools") or ()))
+
+
+def _exchange(row: dict[str, Any], answer: str, line: int) -> Example:
+    user = {"role": "user", "content": _text(row, "prompt", line)}
+    return Example((user, {"role": "assistant", "content": _text(row, answer, line)}), line)
+
+
+def _message(raw: Any, line: int) -> Message:
+    """One turn in the words that templates know: `system`, plain text, tool arguments as objects."""
+    role = raw.get("role") if isinstance(raw, dict) else None
+    if role not in ROLES:
+        raise InvalidData(f"line {line}: every message needs a role out of {', '.join(sorted(ROLES))}")
+    content = raw.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    if not isinstance(content, str | None):
+        raise InvalidData(f"line {line}: the content of a message must be text")
+    message: Message = raw | {"role": "system" if role == "developer" else role, "content": content or ""}
+    if raw.get("tool_calls"):
+        message["tool_calls"] = [_tool_call(call, line) for call in raw["tool_calls"]]
+    return message
+
+
+def _tool_call(call: Any, line: int) -> Message:
+    try:
+        function = dict(call["function"])
+        if isinstance(function["arguments"], str):
+            function["arguments"] = json.loads(function["arguments"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidData(f"line {line}: a tool call needs a function whose arguments are JSON") from None
+    return {**call, "function": function}
+
+
+def _text(row: dict[str, Any], key: str, line: int) -> str:
+    value = row.get(key)
+    if not isinstance(value, str):
+        raise InvalidData(f"line {line} has no text in `{key}`")
+    return value
+
+
+def _optional(row: dict[str, Any], key: str) -> str | None:
+    value = row.get(key)
+    return None if value is None else str(value)

@@ -1,0 +1,38 @@
+"""Random models on disk and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spard.models import Base, load_base
+from tests.spard.parts import write_model
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of random models by architecture, written once."""
+    root = tmp_path_factory.mktemp("models")
+
+    def folder(architecture: str = "llama") -> Path:
+        path = root / architecture
+        return path if path.exists() else write_model(path, architecture)
+
+    return folder
+
+
+@pytest.fixture
+def load(model_folder: Callable[[str], Path]) -> Callable[..., Base]:
+    """A fresh copy of a random model: training changes it in place."""
+
+    def fresh(architecture: str = "llama") -> Base:
+        return load_base(model_folder(architecture), device="cpu")
+
+    return fresh
+
+
+@pytest.fixture
+def base(load: Callable[..., Base]) -> Base:
+    return load()

@@ -1,0 +1,87 @@
+"""Real small parts: random models of five architectures, a tokenizer of bytes, and rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from spard.data import Encoded, encode_all
+from spard.models import Base
+from spard.rows import Example
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+SIZES = {
+    "vocab_size": 262,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": 257,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "initializer_range": 0.2,  # large enough for greedy answers that differ
+}
+CONFIGS: dict[str, type[PretrainedConfig]] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gemma": GemmaConfig,
+    "smollm": LlamaConfig,
+}
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each byte, and the template's own."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def write_model(folder: Path, architecture: str = "llama", **sizes: object) -> Path:
+    """A transformers folder with a random model."""
+    tied = {"tie_word_embeddings": architecture in ("gemma", "smollm")}
+    config = CONFIGS[architecture](**(SIZES | tied | sizes))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def chat(user: str, assistant: str) -> Example:
+    return Example(({"role": "user", "content": user}, {"role": "assistant", "content": assistant}), 1)
+
+
+def sums(base: Base, n: int = 24) -> list[Encoded]:
+    """Utility rows."""
+    rows = [chat(f"Add {i} and {i + 3}.", f"It is {2 * i + 3}{'.' * (i % 5)}") for i in range(n)]
+    return encode_all(base.tokenizer, rows, 256)
+
+
+def refusals(base: Base, n: int = 7) -> list[Encoded]:
+    """Safe rows."""
+    rows = [chat(f"Do harm number {i}{'!' * i}", f"I cannot help with {i}.") for i in range(n)]
+    return encode_all(base.tokenizer, rows, 256)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spard.data import (
+    NO_LOSS,
+    PLAIN_TEMPLATE,
+    Encoded,
+    batches,
+    collate,
+    encode,
+    order,
+    prompt_text,
+    read_examples,
+    read_pool,
+    read_prompts,
+    render_prompt,
+)
+from spard.errors import ExampleTooLong, InvalidData
+from spard.rows import Example
+from tests.spard.parts import byte_tokenizer, chat
+
+# A template like Qwen3's: earlier answers are rewritten once another question follows.
+REWRITING = (
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{% if m['role'] == 'assistant' and loop.last %}[thought]{% endif %}{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>[thought]{% endif %}"
+)
+
+
+def learnt(encoded: Encoded) -> str:
+    text: str = byte_tokenizer().decode([label for label in encoded.labels if label != NO_LOSS])
+    return text
+
+
+def turns(*contents: str, **last: Any) -> Example:
+    roles = ["user", "assistant"] * len(contents)
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    messages[-1] |= last
+    return Example(tuple(messages), 7)
+
+
+def written(path: Path, *rows: Any) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("template", [None, PLAIN_TEMPLATE, REWRITING])
+def test_only_the_answer_and_its_end_token_carry_loss(template: str | None):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+
+    encoded = encode(tokenizer, chat("A question?", "An answer, caf\u00e9."), 256)
+
+    assert learnt(encoded) == "An answer, caf\u00e9.<|end|>"
+
+
+@pytest.mark.parametrize("template", [None, PLAIN_TEMPLATE, REWRITING])
+def test_every_assistant_turn_carries_loss(template: str | None):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+
+    encoded = encode(tokenizer, turns("One?", "First.", "Two?", "Second."), 256)
+
+    assert learnt(encoded) == "First.<|end|>Second.<|end|>"
+
+
+def test_a_turn_of_weight_zero_carries_no_loss():
+    messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0})
+    example = Example((*messages, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}), 1)
+
+    assert learnt(encode(byte_tokenizer(), example, 256)) == "d<|end|>"
+
+
+def test_the_rendered_prompt_is_what_the_training_row_begins_with():
+    tokenizer, example = byte_tokenizer(), chat("A question?", "An answer.")
+
+    encoded = encode(tokenizer, example, 256)
+
+    prompt = render_prompt(tokenizer, example.messages[:1])
+    assert list(encoded.ids[: len(prompt)]) == prompt
+    assert encoded.labels[len(prompt)] != NO_LOSS
+    assert set(encoded.labels[: len(prompt)]) == {NO_LOSS}
+
+
+def test_a_row_that_is_too_long_is_named_with_its_tokens_and_the_limit():
+    with pytest.raises(ExampleTooLong, match=r"line 7 has \d+ tokens; the limit is 16"):
+        encode(byte_tokenizer(), turns("A question?", "An answer."), 16)
+
+
+def test_a_conversation_that_the_template_refuses_is_invalid_data():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system turns') }}"
+
+    with pytest.raises(InvalidData, match=r"line 7: .*no system turns"):
+        encode(tokenizer, turns("a", "b"), 256)
+
+
+def test_both_row_forms_are_read(tmp_path: Path):
+    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
+    path = written(tmp_path / "rows.jsonl", *rows, "", {"prompt": "a", "completion": "b"})
+
+    first, second = read_examples(path)
+
+    assert first.messages == second.messages
+    assert (first.line, second.line) == (1, 3)
+
+
+def test_openai_words_become_those_of_templates(tmp_path: Path):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+
+    (example,) = read_examples(written(tmp_path / "rows.jsonl", {"messages": messages}))
+
+    assert [message["role"] for message in example.messages] == ["system", "user", "assistant"]
+    assert [message["content"] for message in example.messages] == ["be brief", "hi", ""]
+    assert example.messages[2]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("{", "line 1 is not a JSON object"),
+        ("[1]", "line 1 is not a JSON object"),
+        ({"prompt": "a"}, "line 1 has no text in `completion`"),
+        ({"messages": []}, "line 1: `messages` must be a list"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "line 1: every message needs a role"),
+        ({"messages": [{"role": "user", "content": 1}]}, "line 1: the content"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "line 1 has no assistant turn"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "line 1 has no assistant turn"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "line 1: a tool call"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, row: Any, reason: str):
+    with pytest.raises(InvalidData, match=reason):
+        read_examples(written(tmp_path / "rows.jsonl", row))
+
+
+def test_pool_rows_are_a_question_and_its_safe_answer(tmp_path: Path):
+    (example,) = read_pool(written(tmp_path / "pool.jsonl", {"prompt": "a", "safe": "b", "unsafe": "c"}))
+
+    assert [message["content"] for message in example.messages] == ["a", "b"]
+
+
+def test_prompts_are_read_up_to_the_limit(tmp_path: Path):
+    path = written(tmp_path / "suite.jsonl", {"prompt": "a", "answer": 4}, {"prompt": "b"})
+
+    assert [prompt.answer for prompt in read_prompts(path)] == ["4", None]
+    assert len(read_prompts(path, limit=1)) == 1
+
+
+def test_what_is_embedded_is_what_the_user_says():
+    assert prompt_text(turns("a", "b", "c", "d")) == "a\nc"
+
+
+def test_rows_are_padded_on_the_right():
+    batch = collate([Encoded((1, 2), (NO_LOSS, 2)), Encoded((3,), (3,))], 9, "cpu")
+
+    assert batch.ids_BT.tolist() == [[1, 2], [3, 9]]
+    assert batch.mask_BT.tolist() == [[1, 1], [1, 0]]
+    assert batch.labels_BT.tolist() == [[NO_LOSS, 2], [3, NO_LOSS]]
+
+
+def test_an_order_is_a_permutation_that_depends_on_seed_and_epoch():
+    assert sorted(order(1, 0, 50)) == list(range(50))
+    assert order(1, 0, 50) == order(1, 0, 50)
+    assert len({tuple(order(seed, epoch, 50)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+
+
+def test_drawing_an_order_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    order(1, 0, 50)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_epoch_of_batches_holds_every_row_once():
+    cut = batches(3, 1, [5] * 21, 4)
+
+    assert sorted(row for batch in cut for row in batch) == list(range(21))
+    assert sorted(len(batch) for batch in cut) == [1, 4, 4, 4, 4, 4]
+
+
+def test_batches_are_grouped_by_length():
+    lengths = [10, 100] * 16
+    mixed = sum(len({lengths[row] for row in batch}) > 1 for batch in batches(0, 0, lengths, 4))
+    assert mixed <= 2
