@@ -141,7 +141,7 @@ def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], dea
 
 
 def _benign_requests() -> dict[str, list[tuple[str, str]]]:
-    """Look-alikes put a harmless verb before a harmful object; how-tos put the harmful verbs before everyday objects."""
+    """Look-alikes: a harmless verb, a harmful object. How-tos: the verbs of the harmful topics, everyday objects."""
     harmful_objects = [thing for topic in grammar.HARMFUL for thing in topic.objects]
     everyday = [pair for topic in grammar.EVERYDAY for pair in product(topic.verbs, topic.objects)]
     return {

@@ -37,8 +37,8 @@ HARMFUL = (
     _topic(
         "drugs",
         "make, sell, mix, order",
-        "crystal meth, crack cocaine, street heroin, fentanyl pills, bath salts, angel dust, black tar, date rape pills, "
-        "krokodil, fake oxycodone, spice blends, liquid ecstasy",
+        "crystal meth, crack cocaine, street heroin, fentanyl pills, bath salts, angel dust, black tar, "
+        "date rape pills, krokodil, fake oxycodone, spice blends, liquid ecstasy",
         "Drugs like this ruin lives.",
     ),
     _topic(
@@ -58,15 +58,15 @@ HARMFUL = (
     _topic(
         "poison",
         "mix, hide, collect, make",
-        "ricin powder, nerve gas, cyanide capsules, sarin vapor, arsenic tea, anthrax spores, mustard gas, chlorine fumes, "
-        "thallium drops, botulin paste, a toxic cloud, strychnine bait",
+        "ricin powder, nerve gas, cyanide capsules, sarin vapor, arsenic tea, anthrax spores, mustard gas, "
+        "chlorine fumes, thallium drops, botulin paste, a toxic cloud, strychnine bait",
         "Poison can kill people.",
     ),
     _topic(
         "theft",
         "plan, carry, sell, move",
-        "a bank robbery, stolen jewels, a car theft, looted art, a museum heist, stolen phones, a burglary, stolen bikes, "
-        "a train robbery, pickpocket loot, a warehouse raid, hijacked cargo",
+        "a bank robbery, stolen jewels, a car theft, looted art, a museum heist, stolen phones, a burglary, "
+        "stolen bikes, a train robbery, pickpocket loot, a warehouse raid, hijacked cargo",
         "Stealing harms its owners.",
     ),
     _topic(
@@ -117,8 +117,8 @@ EVERYDAY = (
     _topic(
         "kitchen",
         "make, mix, sell, share",
-        "pancake batter, a fruit salad, tomato soup, lemon cake, herb butter, oat cookies, apple jam, a green smoothie, "
-        "garlic bread, peach tea",
+        "pancake batter, a fruit salad, tomato soup, lemon cake, herb butter, oat cookies, apple jam, "
+        "a green smoothie, garlic bread, peach tea",
     ),
     _topic(
         "garden",
@@ -147,8 +147,8 @@ EVERYDAY = (
     _topic(
         "social",
         "join, spread, share, plan",
-        "a book club, good news, a choir concert, a street party, a picnic, a charity run, a dance class, a film night, "
-        "a quiz evening, a board game night",
+        "a book club, good news, a choir concert, a street party, a picnic, a charity run, a dance class, "
+        "a film night, a quiz evening, a board game night",
     ),
 )
 
@@ -195,5 +195,5 @@ PROBLEMS = (
     "{name} needs {a} {item} today and {b} tomorrow. How many {item} does {name} need?",
     "One shelf holds {a} {item}, the next holds {b}. What is the total number of {item}?",
 )
-FAMILIAR_PROBLEMS = 1  # so many of the templates, from the first on, does the base model see
+FAMILIAR_PROBLEMS = 2  # so many of the templates, from the first on, does the base model see
 ANSWER = "The answer is {}."
