@@ -83,7 +83,7 @@ def train(
     Resumes from the newest valid checkpoint of the same run in `checkpoints`. When `should_stop` says so after a step,
     the run is checkpointed and `Stopped` is raised. `on_step` gets the step, their total and the step's metrics.
     """
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         run = _Run(base, task, safe, recipe, resolved)
         run.start(checkpoints)
         saved_at = time.monotonic()
