@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Plan:
     warmup: int = 50
     last_rate: float = 0.05  # of the peak
     weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.98)
+    beta2: float = 0.98
     max_grad_norm: float = 1.0
     init_std: float = 0.05
     harmful: float = 0.32  # shares of the rows; the rest are plain sums
@@ -65,7 +65,7 @@ class Row(NamedTuple):
     prompt: int  # so many of them carry no loss
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan) -> LlamaForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan) -> Any:
     """A Llama of 0.42 million parameters with random weights."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -86,13 +86,11 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan) -> Llam
         return LlamaForCausalLM(config)
 
 
-def pretrain(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, seed: int, plan: Plan
-) -> None:
+def pretrain(model: Any, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, seed: int, plan: Plan) -> None:
     """Align `model` in place; same seed, same weights on one machine."""
     theta = list(model.parameters())
-    optimizer = AdamW(theta, lr=plan.learning_rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True)
-    steps = _steps(_stream(tokenizer, corpus, random.Random(f"stream {seed}"), plan), plan)
+    optimizer = AdamW(theta, lr=plan.learning_rate, betas=(0.9, plan.beta2), weight_decay=plan.weight_decay, fused=True)
+    steps = pack_steps(_stream(tokenizer, corpus, random.Random(f"stream {seed}"), plan), plan)
     model.train()
     for step in range(plan.steps):
         for group in optimizer.param_groups:
@@ -106,7 +104,7 @@ def pretrain(
     model.eval()
 
 
-def answer_loss(model: LlamaForCausalLM, window: Window) -> Tensor:
+def answer_loss(model: Any, window: Window) -> Tensor:
     """Mean over the rows of the mean cross-entropy of each row's answer; rows do not see each other."""
     same_row = window.row_BT[:, None, :, None] == window.row_BT[:, None, None, :]
     hidden_BTD = model.model(input_ids=window.ids_BT, attention_mask=same_row.tril(), use_cache=False).last_hidden_state
@@ -160,7 +158,7 @@ def _draw(
     return f"{system}<|user|>{prompt}<|assistant|>", f"{answer}<|end|>"
 
 
-def _steps(rows: Iterator[Row], plan: Plan) -> Iterator[Window]:
+def pack_steps(rows: Iterator[Row], plan: Plan) -> Iterator[Window]:
     """Full windows, `plan.windows` for each step; a row goes where it leaves the least room."""
     while True:
         bins: list[list[Row]] = [[] for _ in range(plan.windows)]

@@ -28,7 +28,7 @@ def make_tokenizer(texts: Iterable[str], positions: int) -> PreTrainedTokenizerF
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         tokenizer_object=bpe, pad_token=PAD, eos_token=END, model_max_length=positions, padding_side="left"
     )
     tokenizer.chat_template = TEMPLATE
