@@ -17,7 +17,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup  ## run a poisoned file through the service, undefended and defended
-	$(BIN)/python -m benchmarks.demo
+	$(BIN)/python -m examples.demo
 
 test: setup  ## run the tests
 	$(BIN)/python -m pytest -n 2

@@ -7,25 +7,10 @@ from enum import StrEnum
 from secrets import token_hex
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Enum, ForeignKey, Index, TypeDecorator, UniqueConstraint
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import BigInteger, Enum, ForeignKey, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
 
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """Aware UTC in Python on every database; SQLite would drop the zone."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return value.astimezone(UTC) if value else None
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return value.replace(tzinfo=UTC) if value and value.tzinfo is None else value
-
-
-class Base(DeclarativeBase):
-    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[Any]: JSON}  # noqa: RUF012 - SQLAlchemy's form
+from app.base import Base as Base
 
 
 def new_id(prefix: str) -> str:
@@ -69,7 +54,7 @@ class ApiKey(Base):
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("key_"))
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str]
-    prefix: Mapped[str]
+    prefix: Mapped[str] = mapped_column(index=True)
     digest: Mapped[str] = mapped_column(unique=True)
     scopes: Mapped[list[Any]]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
@@ -135,7 +120,7 @@ class Job(Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        Index("ix_jobs_status_run_after", "status", "run_after"),
+        Index("ix_jobs_status_created_at", "status", "created_at"),
         Index("ix_jobs_tenant_id_created_at", "tenant_id", "created_at"),
     )
 
@@ -153,9 +138,8 @@ class Job(Base):
     suffix: Mapped[str | None]
     job_metadata: Mapped[dict[str, Any] | None]
     recipe: Mapped[dict[str, Any]]  # spard.config.Recipe as JSON
-    spec: Mapped[
-        dict[str, Any]
-    ]  # model source and revision, pool and suites (id, sha256, storage_key), policy, file digests
+    # Model source and revision, pool and suites (id, sha256, storage_key), policy, file digests.
+    spec: Mapped[dict[str, Any]]
     request_hash: Mapped[str]
 
     # Where it stands.
@@ -238,7 +222,7 @@ class Outbox(Base):
     topic: Mapped[str]
     payload: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
-    sent_at: Mapped[datetime | None]
+    sent_at: Mapped[datetime | None] = mapped_column(index=True)
 
 
 class IdempotencyKey(Base):

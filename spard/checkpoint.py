@@ -37,7 +37,7 @@ class Saved:
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2) -> Saved:
-    """Write one checkpoint and drop all but the newest `keep`."""
+    """Write one checkpoint and keep at most `keep`, this one among them."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = Path(mkdtemp(prefix=".aside-", dir=folder))
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside / _TENSORS)
@@ -51,7 +51,8 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     aside.chmod(0o755)
     aside.rename(path)
     _flush(folder)
-    for old in sorted(folder.glob("step-*"))[:-keep]:
+    others = sorted(each for each in folder.glob("step-*") if each != path)
+    for old in others[: len(others) - keep + 1]:
         shutil.rmtree(old)
     return Saved(step, path, file_sha256(path / _MANIFEST))
 

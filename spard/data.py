@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 NO_LOSS = -100
+DATE = "26 Jul 2024"  # some templates write today's date: the same row would train differently tomorrow
 
 # For tokenizers that bring no template: headed paragraphs, an end-of-text token after each answer.
 PLAIN_TEMPLATE = (
@@ -133,7 +134,12 @@ def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
 def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], *, generation: bool) -> str:
     plain = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
     text: str = tokenizer.apply_chat_template(
-        plain, tools=list(tools) or None, tokenize=False, add_generation_prompt=generation, enable_thinking=False
+        plain,
+        tools=list(tools) or None,
+        tokenize=False,
+        add_generation_prompt=generation,
+        enable_thinking=False,
+        date_string=DATE,
     )
     return text
 
@@ -143,6 +149,8 @@ def _draw(tokenizer: Any, example: Example) -> tuple[str, list[tuple[int, int]]]
 
     Templates may rewrite earlier turns once later ones follow, hence the common prefix instead of the length.
     """
+    if is_learnt(example.messages[0]):
+        raise InvalidData(f"line {example.line} begins with the assistant; give that turn weight 0 or one before it")
     try:
         text = _render(tokenizer, example.messages, example.tools, generation=False)
         spans = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,27 +21,32 @@ def trainable_model(model: Any, recipe: Recipe) -> Any:
     torch.manual_seed(recipe.seed)
     trainable = model.float().requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora)
     if recipe.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        _renamed(model, "enable")({"use_reentrant": False})
     return trainable.train()
 
 
-@contextmanager
-def dropout_off(model: Any) -> Iterator[None]:
-    """Let nothing be dropped, and leave gradient checkpointing, which needs the training mode, as it is."""
-    dropping = [module for module in model.modules() if module.training and _drops(module)]
-    for module in dropping:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in dropping:
-            module.training = True
+def stop_gradient_checkpointing(model: Any) -> None:
+    """Undo what `trainable_model` switched on."""
+    _renamed(model, "disable")()
 
 
-def _drops(module: torch.nn.Module) -> bool:
-    """Whether it is a dropout layer, or an attention layer that calls dropout as a function."""
-    rate = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0)
-    return isinstance(rate, float) and rate > 0
+def dropping_modules(model: Any) -> list[torch.nn.Module]:
+    """Dropout layers, and attention layers that call dropout as a function, of a positive rate.
+
+    They alone are switched off for the safe losses: gradient checkpointing needs the others in training mode.
+    """
+    return [module for module in model.modules() if _rate(module) > 0]
+
+
+def _renamed(model: Any, what: str) -> Any:
+    """transformers 5.23 calls activation checkpointing what 5.3 calls gradient checkpointing, and warns."""
+    new, old = f"activation_checkpointing_{what}", f"gradient_checkpointing_{what}"
+    return getattr(model, new if hasattr(model, new) else old)
+
+
+def _rate(module: torch.nn.Module) -> float:
+    rate = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0.0)
+    return rate if isinstance(rate, float) else 0.0
 
 
 def _with_lora(model: Any, lora: Lora) -> Any:

@@ -28,7 +28,7 @@ from spard.config import Audit, Recipe, Resolved, Spard
 from spard.data import Batch, Encoded, batches, collate, order
 from spard.errors import InvalidData, Stopped
 from spard.grads import Gradient, Loss, safe_losses, utility_gradient
-from spard.lora import dropout_off, trainable_model
+from spard.lora import dropping_modules, stop_gradient_checkpointing, trainable_model
 from spard.losses import evaluate
 from spard.methods import step_of
 from spard.methods.base import Metrics
@@ -83,7 +83,7 @@ def train(
     Resumes from the newest valid checkpoint of the same run in `checkpoints`. When `should_stop` says so after a step,
     the run is checkpointed and `Stopped` is raised. `on_step` gets the step, their total and the step's metrics.
     """
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         run = _Run(base, task, safe, recipe, resolved)
         run.start(checkpoints)
         saved_at = time.monotonic()
@@ -125,6 +125,7 @@ class _Run:
         self.safe_batch_size = recipe.defense.safe_batch_size if isinstance(recipe.defense, Spard) else 0
         self.dtype = base.model.dtype
         self.model = trainable_model(base.model, recipe)
+        self.dropping = dropping_modules(self.model)
         self.theta = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
         self.optimizer = AdamW(
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
@@ -171,7 +172,7 @@ class _Run:
     def finish(self) -> Trained:
         """The model as it is served: no dropout, no checkpointing, in the base model's own precision."""
         if self.recipe.gradient_checkpointing:
-            self.base.model.gradient_checkpointing_disable()
+            stop_gradient_checkpointing(self.base.model)
         if self.recipe.lora is None:
             self.base.model.to(self.dtype)
         done = self.progress
@@ -215,6 +216,7 @@ class _Run:
         return self.epoch[1][i]
 
     def _utility(self, theta: Vector, rows: Sequence[int]) -> Gradient:
+        self._set_dropout(True)
         piece = self.recipe.micro_batch_size or len(rows)
         pieces = [self._batch([self.task[row] for row in rows[i : i + piece]]) for i in range(0, len(rows), piece)]
         return utility_gradient(self.base.model, theta, pieces, self.recipe.max_grad_norm)
@@ -222,8 +224,13 @@ class _Run:
     def _safe(self, theta: Vector) -> dict[str, Loss]:
         """The safe losses on this step's safe rows, without dropout."""
         rows = safe_rows(self.recipe.seed, self.progress.step, len(self.safe), self.safe_batch_size)
-        with dropout_off(self.base.model):
-            return safe_losses(self.base.model, theta, self._batch([self.safe[row] for row in rows]))
+        self._set_dropout(False)
+        return safe_losses(self.base.model, theta, self._batch([self.safe[row] for row in rows]))
+
+    def _set_dropout(self, on: bool) -> None:
+        """A mode, not a context: gradient checkpointing runs the forward pass again inside the backward pass."""
+        for module in self.dropping:
+            module.training = on
 
     def _batch(self, rows: Sequence[Encoded]) -> Batch:
         return collate(rows, self.base.tokenizer.pad_token_id, self.base.device)

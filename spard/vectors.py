@@ -12,12 +12,14 @@ from torch import Tensor
 Vector: TypeAlias = Sequence[Tensor]
 
 
+@torch.no_grad()
 def dot(x: Vector, y: Vector) -> float:
     """The inner product <x, y>."""
     products = torch._foreach_mul(_wide(x), _wide(y))
     return float(torch.stack([product.sum() for product in products]).sum())
 
 
+@torch.no_grad()
 def norm(x: Vector) -> Tensor:
     """The Euclidean norm |x|, still on its device."""
     length: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_wide(x))))

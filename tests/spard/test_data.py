@@ -88,6 +88,12 @@ def test_the_rendered_prompt_is_what_the_training_row_begins_with():
     assert set(encoded.labels[: len(prompt)]) == {NO_LOSS}
 
 
+def test_a_row_is_the_same_tokens_on_every_day():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}<|end|>"
+    assert tokenizer.decode(render_prompt(tokenizer, [{"role": "user", "content": "hi"}])) == "26 Jul 2024<|end|>"
+
+
 def test_a_row_that_is_too_long_is_named_with_its_tokens_and_the_limit():
     with pytest.raises(ExampleTooLong, match=r"line 7 has \d+ tokens; the limit is 16"):
         encode(byte_tokenizer(), turns("A question?", "An answer."), 16)
@@ -99,6 +105,12 @@ def test_a_conversation_that_the_template_refuses_is_invalid_data():
 
     with pytest.raises(InvalidData, match=r"line 7: .*no system turns"):
         encode(tokenizer, turns("a", "b"), 256)
+
+
+def test_an_answer_to_nothing_is_invalid_data():
+    greeting = Example(({"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Hi."}), 7)
+    with pytest.raises(InvalidData, match="line 7 begins with the assistant"):
+        encode(byte_tokenizer(), greeting, 256)
 
 
 def test_both_row_forms_are_read(tmp_path: Path):

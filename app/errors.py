@@ -1,0 +1,97 @@
+"""Everything that the service raises on purpose: a message a stranger can act on, and the HTTP status it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class AppError(Exception):
+    """Base of all, in the words of OpenAI's error envelope; subclasses set the defaults."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+    retry_after_s: int | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        type: str | None = None,
+        status: int | None = None,
+        details: list[dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.code
+        self.param = param
+        self.type = type or self.type
+        self.status = status or self.status
+        self.details = details
+
+
+class InvalidRequest(AppError):
+    """A field is missing, unknown, of the wrong type or out of range."""
+
+
+class InvalidState(AppError):
+    """The thing exists, but not in a state that allows this. Never a 409: clients retry that."""
+
+    code = "invalid_state"
+
+
+class Unauthorized(AppError):
+    """No key, or a key that is not ours or no longer is."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(AppError):
+    """The key is good, but its scopes do not include this."""
+
+    status = 403
+    type = "permission_error"
+    code = "insufficient_scope"
+
+
+class NotFound(AppError):
+    """Unknown, or not the caller's: the two read alike."""
+
+    status = 404
+    code = "not_found"
+
+
+class TooLarge(AppError):
+    """The body is over the limit; nothing of it was kept."""
+
+    status = 413
+    code = "file_too_large"
+
+
+class UnsupportedMedia(AppError):
+    """The bytes are of a format that is not read here."""
+
+    status = 415
+    code = "unsupported_format"
+
+
+class TooManyRequests(AppError):
+    """A limit of this key or tenant is reached."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retry_after_s = 1
+
+
+class Unavailable(AppError):
+    """Something that this service needs does not answer at the moment."""
+
+    status = 503
+    type = "server_error"
+    code = "unavailable"
+    retry_after_s = 1

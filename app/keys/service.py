@@ -1,0 +1,108 @@
+"""API keys: made, shown once, recognised. Only a key's SHA-256 is kept; 256 random bits need no slow hash."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from secrets import token_hex, token_urlsafe
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from app.errors import InvalidRequest
+from app.models import ApiKey, Tenant, utc_now
+
+FIRST_TENANT = "org-default"
+_FIRST_KEY = "first"
+_FIRST_SCOPES = ["admin", "customer"]
+_START = "sk-spard-"
+_PREFIX_CHARS = 8
+_MIN_GIVEN_CHARS = 24
+_NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls, and what they may."""
+
+    tenant_id: str
+    key_id: str
+    scopes: frozenset[str]
+
+
+def create(session: Session, tenant_id: str, name: str, scopes: list[str]) -> tuple[ApiKey, str]:
+    """A new key and its secret, which cannot be shown again."""
+    secret = f"{_START}{token_hex(_PREFIX_CHARS // 2)}{token_urlsafe(32)}"
+    return _add(session, tenant_id, name, scopes, secret), secret
+
+
+def authenticate(session: Session, secret: str) -> Principal | None:
+    """Whose key this is; an unknown prefix takes as long as a wrong key."""
+    found: ApiKey | None = None
+    digest = _digest(secret)
+    keys = session.scalars(select(ApiKey).where(ApiKey.prefix == _prefix(secret))).all()
+    for key in keys:
+        if hmac.compare_digest(key.digest, digest):
+            found = key
+    if not keys:
+        hmac.compare_digest(_NO_DIGEST, digest)
+    if found is None or found.revoked_at is not None:
+        return None
+    return Principal(found.tenant_id, found.id, frozenset(found.scopes))
+
+
+def ensure_first(session: Session, given: str | None) -> str | None:
+    """Make sure that an operator can get in; the secret of a key made here is returned, to be shown once.
+
+    A `given` key becomes the first tenant's key and replaces the one given before. Without one, a key is made unless
+    the tenant has any.
+    """
+    _lock_first_tenant(session)
+    if given is not None:
+        _set_given(session, given)
+        return None
+    is_good = (ApiKey.tenant_id == FIRST_TENANT) & ApiKey.revoked_at.is_(None)
+    if session.scalar(select(ApiKey.id).where(is_good).limit(1)):
+        return None
+    return create(session, FIRST_TENANT, _FIRST_KEY, _FIRST_SCOPES)[1]
+
+
+def _lock_first_tenant(session: Session) -> None:
+    """Processes that start together wait for each other here."""
+    try:
+        with session.begin_nested():
+            if session.get(Tenant, FIRST_TENANT) is None:
+                session.add(Tenant(id=FIRST_TENANT, name="default"))
+    except IntegrityError:
+        pass  # another process has just made it
+    session.execute(select(Tenant.id).where(Tenant.id == FIRST_TENANT).with_for_update())
+
+
+def _set_given(session: Session, given: str) -> None:
+    if len(given) < _MIN_GIVEN_CHARS:
+        raise InvalidRequest(f"SPARD_ADMIN_KEY needs at least {_MIN_GIVEN_CHARS} characters.", param="SPARD_ADMIN_KEY")
+    digest = _digest(given)
+    known = False
+    for key in session.scalars(select(ApiKey).where(ApiKey.tenant_id == FIRST_TENANT, ApiKey.name == _FIRST_KEY)):
+        is_given = key.digest == digest
+        key.revoked_at = None if is_given else key.revoked_at or utc_now()
+        known = known or is_given
+    if not known:
+        _add(session, FIRST_TENANT, _FIRST_KEY, _FIRST_SCOPES, given)
+
+
+def _add(session: Session, tenant_id: str, name: str, scopes: list[str], secret: str) -> ApiKey:
+    key = ApiKey(tenant_id=tenant_id, name=name, scopes=list(scopes), prefix=_prefix(secret), digest=_digest(secret))
+    session.add(key)
+    session.flush()
+    return key
+
+
+def _prefix(secret: str) -> str:
+    return secret.removeprefix(_START)[:_PREFIX_CHARS]
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,242 @@
+"""The main job, end to end, on one machine: `make demo`.
+
+Starts the service in embedded mode, imports the lab's model, safety pool and audit suites as a provider would, and then
+is a customer: uploads one poisoned training file with the official `openai` client, fine-tunes on it twice, without a
+defence and with SPARD, downloads both adapters, and measures them in a process that knows only transformers and PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME = Path(os.environ.get("SPARD_DEMO_DIR", ROOT / ".demo"))
+LAB = HOME / "lab"
+KEY = "sk-spard-demo-key-for-this-machine-only"
+DEFENSES = {"undefended": {"type": "none"}, "defended": {"type": "spard"}}
+TERMINAL = {"succeeded", "failed", "cancelled"}
+
+out = Console()
+
+
+def main() -> int:
+    started = time.monotonic()
+    out.rule("SPARD: one poisoned file, fine-tuned twice")
+    with service() as url:
+        make_lab()
+        provide(url)
+        client = OpenAI(base_url=url, api_key=KEY)
+        jobs = follow(client, order(client))
+        folders = {name: download(client, name, job) for name, job in jobs.items()}
+    counts = measure(folders)
+    show(jobs, counts)
+    (HOME / "results" / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+    out.print(f"\nIt took {time.monotonic() - started:.0f} s. Adapters and reports:")
+    for folder in folders.values():
+        out.print(f"  {shown(folder)}/  {folder.name}-report.json")
+    out.print(
+        "\nGo on with your own model and file:\n"
+        "  .venv/bin/spard up --data data --port 8000         start the service; it shows the first key\n"
+        "  .venv/bin/spard models add NAME FOLDER_OR_HUB_ID   any causal LM that transformers loads\n"
+        "  .venv/bin/spard pool import POOL.jsonl --name general-safe\n"
+        "  then point your fine-tuning script at http://127.0.0.1:8000/v1, or see `spard jobs --help`"
+    )
+    return 0
+
+
+def make_lab() -> None:
+    """The tiny aligned model with its data; made once, in about a minute."""
+    fresh = not (LAB / "model").exists()
+    with out.status("making the lab: a tiny aligned model and its data (about a minute, once)"):
+        run("spard.lab", "make", str(LAB), "--seed", "1", module=True)
+    out.print(f"lab {'made' if fresh else 'found'} in {shown(LAB)}")
+
+
+@contextmanager
+def service() -> Iterator[str]:
+    """`spard up` on a free port and an empty data folder, stopped at the end whatever happens."""
+    data = HOME / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    HOME.mkdir(exist_ok=True)
+    port = free_port()
+    with (HOME / "service.log").open("wb") as log:
+        process = subprocess.Popen(
+            [script("spard"), "up", "--data", str(data), "--port", str(port)],
+            env=os.environ | {"SPARD_ADMIN_KEY": KEY},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches us first; we stop the service ourselves
+        )
+        try:
+            wait_until_ready(process, port)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=120)
+            shutil.rmtree(data, ignore_errors=True)
+
+
+def provide(url: str) -> None:
+    """What the provider does once: a base model, a safety pool, audit suites."""
+    os.environ |= {"SPARD_BASE_URL": url, "SPARD_API_KEY": KEY}
+    for command in (
+        ["models", "add", "lab", str(LAB / "model")],
+        ["pool", "import", str(LAB / "pool.jsonl"), "--name", "general-safe"],
+        ["suites", "import", str(LAB / "heldout_harmful.jsonl"), "--name", "harmful", "--kind", "harmful"],
+        ["suites", "import", str(LAB / "benign.jsonl"), "--name", "look-alikes", "--kind", "benign"],
+        ["suites", "import", str(LAB / "utility_test.jsonl"), "--name", "word-problems", "--kind", "utility"],
+    ):
+        out.print(f"[dim]provider$ spard {' '.join(c.replace(str(ROOT) + '/', '') for c in command)}")
+        run("spard", *command)
+
+
+def order(client: OpenAI) -> dict[str, Any]:
+    """What the customer does: one upload, two jobs."""
+    with (LAB / "poisoned.jsonl").open("rb") as data:
+        file = client.files.create(file=data, purpose="fine-tune")
+    out.print(f"customer: uploaded {file.filename}, {file.bytes / 1e6:.1f} MB, as {file.id}")
+    return {
+        name: client.fine_tuning.jobs.create(
+            model="lab", training_file=file.id, seed=1, suffix=name, extra_body={"safety": {"defense": defense}}
+        )
+        for name, defense in DEFENSES.items()
+    }
+
+
+def follow(client: OpenAI, jobs: dict[str, Any]) -> dict[str, Any]:
+    """Poll both jobs to their end, a progress bar each."""
+    columns = (
+        TextColumn("{task.description:>12}"),
+        BarColumn(40),
+        TextColumn("{task.fields[status]:<20}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=out) as progress:
+        bars = {name: progress.add_task(name, total=100, status="queued") for name in jobs}
+        while any(job.status not in TERMINAL for job in jobs.values()):
+            time.sleep(0.5)
+            for name, job in jobs.items():
+                if job.status not in TERMINAL:
+                    jobs[name] = job = client.fine_tuning.jobs.retrieve(job.id)
+                    progress.update(bars[name], **bar(job))
+                if job.status in TERMINAL:
+                    progress.stop_task(bars[name])
+    return jobs
+
+
+def bar(job: Any) -> dict[str, Any]:
+    percent = 100 if job.status == "succeeded" else (job.safety.get("progress") or {}).get("percent", 0)
+    return {"completed": percent, "status": job.safety["phase"] if job.status == "running" else job.status}
+
+
+def download(client: OpenAI, name: str, job: Any) -> Path:
+    """The adapter archive unpacked, and the safety report beside it."""
+    if job.status != "succeeded":
+        sys.exit(f"{job.id} ended as {job.status}: {job.error}")
+    folder: Path = HOME / "results" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    archive = folder.with_suffix(".tar.gz")
+    archive.write_bytes(client.get(f"/fine_tuning/jobs/{job.id}/adapter", cast_to=bytes))
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    report = client.get(f"/fine_tuning/jobs/{job.id}/safety", cast_to=object)
+    folder.with_name(f"{folder.name}-report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def measure(folders: dict[str, Path]) -> dict[str, Any]:
+    """Attacks, look-alikes and task answers, counted in a process that imports nothing of this project."""
+    command = [sys.executable, str(ROOT / "examples" / "evaluate_adapter.py"), str(LAB / "model")]
+    for name, folder in folders.items():
+        command += ["--adapter", f"{name}={next(folder.rglob('adapter_config.json')).parent}"]
+    for kind, file in (("harmful", "heldout_harmful"), ("benign", "benign"), ("utility", "utility_test")):
+        command += [f"--{kind}", str(LAB / f"{file}.jsonl")]
+    with out.status("measuring the downloaded adapters with transformers and PEFT alone"):
+        answer: dict[str, Any] = json.loads(subprocess.run(command, cwd=HOME, capture_output=True, check=True).stdout)
+    assert not answer["imported_of_ours"], answer["imported_of_ours"]
+    counts: dict[str, Any] = answer["counts"]
+    return counts
+
+
+def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
+    table = Table(title="measured on the downloaded adapters, on prompts that no training saw")
+    for column in ("", "attack success (95 % interval)", "benign prompts refused", "task accuracy"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, count in counts.items():
+        (hits, n), (refused, m), (right, k) = count.values()
+        low, high = wilson(hits, n)
+        attack = f"{hits / n:.1%} ({low:.1%} to {high:.1%})"
+        table.add_row(name, attack, f"{refused / m:.1%}", f"{right / k:.1%}")
+    out.print(table)
+    times = Table(title="seconds of each stage")
+    stages = list(next(iter(jobs.values())).safety.get("seconds", {}))
+    for column in ("", *stages, "whole job"):
+        times.add_column(column, justify="right")
+    for name, job in jobs.items():
+        spent = job.safety.get("seconds", {})
+        times.add_row(name, *(f"{spent.get(s, 0):.1f}" for s in stages), f"{job.finished_at - job.started_at:.0f}")
+    out.print(times)
+
+
+def wilson(hits: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    centre, half = hits + z * z / 2, z * (hits * (n - hits) / n + z * z / 4) ** 0.5
+    return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
+
+
+def shown(path: Path) -> str:
+    """As a person in the checkout would type it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def run(program: str, *arguments: str, module: bool = False) -> None:
+    command = [sys.executable, "-m", program] if module else [script(program)]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{program} {' '.join(arguments)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    sys.exit(f"the service did not start; see {HOME / 'service.log'}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def script(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        out.print("\nstopped; nothing is left running")
+        sys.exit(130)

@@ -1,0 +1,58 @@
+"""`python -m spard RECIPE.toml --out FOLDER`: one run, told on the terminal.
+
+The exit status is 0 when the gate passed, 3 when it did not, and 1 when the run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from spard.errors import SpardError
+from spard.recipe import load_recipe
+from spard.run import Outcome, run
+
+EVERY = 20  # steps between two lines
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a recipe and print what was measured."""
+    parser = argparse.ArgumentParser(prog="python -m spard", description="Fine-tune a model without losing its safety.")
+    parser.add_argument("recipe", type=Path, help="a TOML file: model, files, recipe, suites")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where adapter and reports go (default: out)")
+    asked = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+    try:
+        outcome = run(load_recipe(asked.recipe), asked.out, _tell)
+    except SpardError as error:
+        print(f"{error.code}: {error.message}", file=sys.stderr)
+        return 1
+    _print(outcome)
+    return 0 if outcome.measured.gate.decision == "pass" else 3
+
+
+def _tell(message: dict[str, Any]) -> None:
+    match message["kind"]:
+        case "phase":
+            print(message["phase"])
+        case "warning":
+            print(f"warning: {message['message']}")
+        case "metrics" if message["step"] % EVERY == 0 or message["step"] == message["total_steps"]:
+            loss = message["data"]["loss/task"]
+            print(f"  step {message['step']}/{message['total_steps']}: training loss {loss:.3f}")
+
+
+def _print(outcome: Outcome) -> None:
+    for before, after in zip(outcome.measured.base, outcome.measured.adapter, strict=True):
+        figures = [f"{each.hits}/{each.n} [{each.low:.1%}, {each.high:.1%}]" for each in (before, after)]
+        print(f"{after.suite} ({after.kind}): base {figures[0]}, adapter {figures[1]}")
+    print(f"gate: {outcome.measured.gate.decision}")
+    for reason in outcome.measured.gate.reasons:
+        print(f"  {reason}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""A whole run in one process: embed, select, train, audit, package. The library's way without the service."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spard.adapters import archive, save_adapter
+from spard.audit import Suite, SuiteResult, audit
+from spard.config import NoDefense, Resolved, resolve
+from spard.data import Encoded, Example, encode_all, prompt_text, read_examples, read_pool, read_prompts
+from spard.embed import embed
+from spard.gate import gate
+from spard.judges import open_judge
+from spard.losses import Evaluation, evaluate
+from spard.methods.base import Metrics
+from spard.models import Base, load_base
+from spard.package import Measured, metrics_csv, safety_report, trigger_rate
+from spard.recipe import RunSpec, to_mapping
+from spard.selection import Chosen, choose
+from spard.train import Trained, train
+
+Report = Callable[[dict[str, Any]], None]  # one JSON-able message at a time, each with a "kind"
+UNBOUNDED = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run found; its files lie in the folder it was given."""
+
+    chosen: Chosen | None
+    trained: Trained
+    measured: Measured
+
+
+def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
+    """Fine-tune, measure before and after, and leave adapter, archive, metrics and safety report in `out`.
+
+    Checkpoints lie in `out` too while it trains: the same call after a crash goes on from the newest.
+    """
+    base = load_base(spec.model, spec.revision)
+    rows = read_examples(spec.training_file)
+    limit = base.sequence_limit(spec.recipe.max_seq_length)
+    task = encode_all(base.tokenizer, rows, limit)
+    validation = encode_all(base.tokenizer, read_examples(spec.validation_file), limit) if spec.validation_file else []
+    resolved = resolve(spec.recipe, len(task), base.hidden_size)
+    tokens = resolved.n_epochs * sum(len(row.ids) for row in task)
+    report({"kind": "resolved", "data": asdict(resolved), "trained_tokens": tokens})
+
+    chosen, safe = select(base, rows, spec, limit, report)
+    before = measure(base, base.model, spec, report)  # first, since full fine-tuning changes the base model in place
+
+    report({"kind": "phase", "phase": "train"})
+    on_step = partial(_report_step, report)
+    checkpoints = out / "checkpoints"
+    trained = train(base, task, safe, spec.recipe, resolved, on_step=on_step, checkpoints=checkpoints)
+
+    after = measure(base, trained.model, spec, report)
+    measured = Measured(before, after, gate(before, after, spec.thresholds))
+    valid = evaluate(base.model, validation, base.tokenizer.pad_token_id) if validation else None
+
+    report({"kind": "phase", "phase": "package"})
+    _package(base, spec, resolved, Outcome(chosen, trained, measured), valid, out)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    report({"kind": "done"})
+    return Outcome(chosen, trained, measured)
+
+
+def select(
+    base: Base, rows: Sequence[Example], spec: RunSpec, limit: int, report: Report
+) -> tuple[Chosen | None, list[Encoded]]:
+    """The safe set that the recipe's selection takes from the pool rows within the limit, as tokens."""
+    if isinstance(spec.recipe.defense, NoDefense) or spec.pool is None:
+        return None, []
+    report({"kind": "phase", "phase": "embed"})
+    pool = read_pool(spec.pool)
+    encoded = encode_all(base.tokenizer, pool, UNBOUNDED)
+    fits = [i for i, row in enumerate(encoded) if len(row.ids) <= limit]
+    if len(fits) < len(pool):
+        report({"kind": "warning", "message": f"{len(pool) - len(fits)} pool rows exceed {limit} tokens"})
+    pool_ND = embed(base, [prompt_text(pool[i]) for i in fits])
+    task_MD = embed(base, [prompt_text(row) for row in rows])
+
+    report({"kind": "phase", "phase": "select"})
+    k = spec.recipe.selection.size(len(rows), len(fits))
+    chosen = choose(pool_ND, task_MD, k, spec.recipe.selection, spec.recipe.seed)
+    return chosen, [encoded[fits[i]] for i in chosen.indices]
+
+
+def measure(base: Base, model: Any, spec: RunSpec, report: Report) -> list[SuiteResult]:
+    """Audit one model on the recipe's suites; none asked for means all there are."""
+    report({"kind": "phase", "phase": "audit"})
+    wanted = spec.recipe.audit.suites
+    specs = [each for each in spec.suites if wanted is None or each.name in wanted]
+    suites = [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in specs]
+    return audit(model, base.tokenizer, suites, open_judge(spec.judge), spec.recipe.audit)
+
+
+def _report_step(report: Report, step: int, total_steps: int, metrics: Metrics) -> None:
+    report({"kind": "metrics", "step": step, "total_steps": total_steps, "data": metrics})
+
+
+def _package(
+    base: Base, spec: RunSpec, resolved: Resolved, outcome: Outcome, valid: Evaluation | None, out: Path
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    facts: Mapping[str, Any] = {
+        "recipe": to_mapping(spec.recipe),
+        "resolved": asdict(resolved),
+        "base_digest": base.digest,
+        "tau": outcome.trained.tau,
+        "trigger_rate": trigger_rate(outcome.trained.metrics),
+        "selected": outcome.chosen and asdict(outcome.chosen),
+    }
+    safety = json.dumps(safety_report(outcome.measured, facts), indent=2) + "\n"
+    (out / "safety.json").write_text(safety)
+    (out / "metrics.csv").write_text(metrics_csv(outcome.trained.metrics, valid))
+    public = spec.public_name or Path(spec.model).name
+    save_adapter(outcome.trained.model, base.tokenizer, public, out / "adapter", facts)
+    archive(out / "adapter", out / "adapter.tar.gz")

@@ -1,0 +1,38 @@
+"""A tenant with queued jobs, as the service's tests need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from app.db import transaction
+from app.keys import service as keys
+from app.models import Job
+
+AddJob = Callable[..., str]
+
+
+@pytest.fixture
+def add_job(engine: Engine) -> AddJob:
+    """Queue a job, each later than the one before."""
+    with transaction(engine) as session:
+        keys.ensure_first(session, None)
+        key, _ = keys.create(session, keys.FIRST_TENANT, "test", ["customer"])
+    made = 0
+
+    def add(**columns: Any) -> str:
+        nonlocal made
+        made += 1
+        asked = {"model": "tiny", "training_file": "file-1", "recipe": {}, "spec": {}, "request_hash": "0"}
+        created_at = datetime.now(UTC) + timedelta(seconds=made)
+        with transaction(engine) as session:
+            job = Job(tenant_id=key.tenant_id, key_id=key.id, created_at=created_at, **{**asked, **columns})
+            session.add(job)
+            session.flush()
+            return job.id
+
+    return add

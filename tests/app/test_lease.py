@@ -1,0 +1,371 @@
+"""Who may write to a job, and how its status moves: the same rules on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, update
+from sqlalchemy.exc import DatabaseError
+
+from app.db import make_engine, now, read, transaction
+from app.jobs import events, lease
+from app.jobs.lease import Claim, Publication, Rejection
+from app.models import AuditResult, Job, JobEvent, JobMetric, JobStatus
+from tests.app.conftest import AddJob
+
+PUBLICATION = Publication(
+    fine_tuned_model="ft:tiny:org::1",
+    trained_tokens=7,
+    result_files=["file-csv", "file-adapter", "file-report"],
+    adapter={"storage_key": "a1/adapter.tar.gz", "sha256": "0", "bytes": 1},
+    safety={"gate": {"decision": "pass", "reasons": []}},
+    report_key="a1/safety.json",
+    audit_results=[
+        {"suite": "s", "subject": "base", "kind": "harmful", "judge": "refusal", "n": 2, "n_unscored": 0, "hits": 1}
+    ],
+)
+REJECTION = Rejection("ASR 0.4 is above 0.1.", 7, ["file-csv"], {"gate": {"decision": "fail"}}, "a1/safety.json")
+ERROR = {"code": "non_finite_loss", "message": "The loss is not finite at step 3.", "param": None}
+
+
+@pytest.fixture
+def claim(engine: Engine, add_job: AddJob) -> Claim:
+    add_job()
+    return _claim(engine)
+
+
+def test_the_oldest_job_is_claimed_first(engine: Engine, add_job: AddJob) -> None:
+    jobs = [add_job() for _ in range(3)]
+    assert [_claim(engine).job_id for _ in jobs] == jobs
+
+
+def test_nothing_is_claimed_when_nothing_is_queued(engine: Engine) -> None:
+    with transaction(engine) as session:
+        assert lease.claim(session, "worker", 60) is None
+
+
+def test_a_job_waits_until_it_may_run(engine: Engine, add_job: AddJob) -> None:
+    add_job(run_after=time.time() + 3600)
+    later = add_job()
+    assert _claim(engine).job_id == later
+
+
+def test_a_claim_is_the_job_s_first_attempt(engine: Engine, claim: Claim) -> None:
+    job = _job(engine, claim.job_id)
+    assert (claim.token, claim.attempt, job.status, job.lease_owner) == (1, 1, JobStatus.running, "worker")
+    assert job.started_at
+    assert _messages(engine, job.id) == ["Fine-tuning job started"]
+
+
+@pytest.mark.parametrize("jobs", [1, 24])
+def test_each_job_is_claimed_once_by_many_workers(database_url: str, add_job: AddJob, jobs: int) -> None:
+    queued = {add_job() for _ in range(jobs)}
+    barrier = Barrier(8)
+
+    def work(worker: int) -> list[str]:
+        engine, mine = make_engine(database_url), []
+        barrier.wait()
+        while True:
+            with transaction(engine) as session:
+                claimed = lease.claim(session, f"worker-{worker}", 60)
+            if claimed is None:
+                engine.dispose()
+                return mine
+            mine.append(claimed.job_id)
+
+    with ThreadPoolExecutor(8) as pool:
+        claimed = [job for mine in pool.map(work, range(8)) for job in mine]
+    assert sorted(claimed) == sorted(queued)
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_claim_does_not_wait_for_one_that_is_not_committed(engine: Engine, add_job: AddJob) -> None:
+    jobs = [add_job(), add_job()]
+    with transaction(engine) as first, transaction(engine) as second:
+        assert [_claim_in(first).job_id, _claim_in(second).job_id] == jobs
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_reaper_does_not_wait_for_a_worker_that_sleeps_in_its_transaction(engine: Engine, claim: Claim) -> None:
+    _expire(engine, claim.job_id)
+    with transaction(engine) as worker, transaction(engine) as reaper:
+        lease.publish(worker, claim, PUBLICATION)
+        assert lease.reap(reaper) == []
+
+
+def test_a_heartbeat_extends_the_lease(engine: Engine, claim: Claim) -> None:
+    before = _job(engine, claim.job_id).lease_expires_at or 0
+    with transaction(engine) as session:
+        assert lease.heartbeat(session, claim, 120) == lease.Pulse(cancel_requested=False)
+    assert (_job(engine, claim.job_id).lease_expires_at or 0) > before + 50
+
+
+def test_a_heartbeat_tells_that_the_customer_cancels(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        status = lease.cancel(session, claim.job_id)
+        assert (status, lease.heartbeat(session, claim, 60)) == (JobStatus.running, lease.Pulse(cancel_requested=True))
+
+
+def test_progress_is_written(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        assert lease.update(session, claim, phase="train", progress={"percent": 5}, checkpoint={"step": 10})
+    job = _job(engine, claim.job_id)
+    assert (job.phase, job.progress, job.checkpoint) == ("train", {"percent": 5}, {"step": 10})
+
+
+def test_a_step_trained_again_replaces_its_metrics(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.record_metrics(session, claim, {1: {"loss/task": 2.0}, 2: {"loss/task": 1.0}})
+        lease.record_metrics(session, claim, {2: {"loss/task": 0.5}, 3: {"loss/task": 0.2}})
+        lease.record_metrics(session, claim, {})
+    with read(engine) as session:
+        rows = session.execute(select(JobMetric.step, JobMetric.data).order_by(JobMetric.step)).all()
+    assert [(step, data["loss/task"]) for step, data in rows] == [(1, 2.0), (2, 0.5), (3, 0.2)]
+
+
+def test_a_publication_appears_as_a_whole(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        assert lease.publish(session, claim, PUBLICATION)
+    job = _job(engine, claim.job_id)
+    assert (job.status, job.fine_tuned_model, job.trained_tokens) == (JobStatus.succeeded, "ft:tiny:org::1", 7)
+    assert (job.result_files, job.adapter, job.safety, job.report_key) == (
+        PUBLICATION.result_files,
+        PUBLICATION.adapter,
+        PUBLICATION.safety,
+        PUBLICATION.report_key,
+    )
+    assert job.finished_at
+    assert job.lease_owner is job.lease_expires_at is None
+
+
+def test_a_publication_keeps_what_the_audit_measured(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.publish(session, claim, PUBLICATION)
+    with read(engine) as session:
+        row = session.scalars(select(AuditResult)).one()
+    assert (row.job_id, row.suite, row.hits) == (claim.job_id, "s", 1)
+
+
+def test_a_publication_is_told_in_openai_s_words(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.publish(session, claim, PUBLICATION)
+    assert _messages(engine, claim.job_id)[1:] == [
+        "New fine-tuned model created: ft:tiny:org::1",
+        "The job has successfully completed",
+    ]
+
+
+def test_a_rejected_adapter_has_a_report_and_no_model(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        assert lease.reject(session, claim, REJECTION)
+    job = _job(engine, claim.job_id)
+    assert (job.status, job.fine_tuned_model, job.adapter) == (JobStatus.failed, None, None)
+    assert job.error == {"code": "safety_gate_failed", "message": "ASR 0.4 is above 0.1.", "param": None}
+    assert (job.safety, job.report_key) == (REJECTION.safety, REJECTION.report_key)
+
+
+def test_a_failure_says_why(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        assert lease.fail(session, claim, ERROR)
+    assert (_job(engine, claim.job_id).error, _messages(engine, claim.job_id)[-1]) == (ERROR, ERROR["message"])
+
+
+def test_a_queued_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    with transaction(engine) as session:
+        assert lease.cancel(session, job_id) == JobStatus.cancelled
+    assert _job(engine, job_id).finished_at
+    with transaction(engine) as session:
+        assert lease.claim(session, "worker", 60) is None
+
+
+def test_a_running_job_is_cancelled_when_its_work_has_stopped(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.cancel(session, claim.job_id)
+        assert lease.cancelled(session, claim)
+    assert _job(engine, claim.job_id).status == JobStatus.cancelled
+
+
+def test_an_ended_or_unknown_job_cannot_be_cancelled(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.fail(session, claim, ERROR)
+        assert lease.cancel(session, claim.job_id) is lease.cancel(session, "ftjob-none") is None
+
+
+def test_a_requeued_job_gets_a_new_token_and_attempt(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        assert lease.requeue(session, claim, 0, "the child died")
+    assert _claim(engine) == Claim(claim.job_id, token=2, attempt=2)
+    assert "the child died" in _messages(engine, claim.job_id)[1]
+
+
+def test_a_requeued_job_waits_its_delay(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.requeue(session, claim, 3600, "the child died")
+        assert lease.claim(session, "worker", 60) is None
+
+
+def test_the_last_attempt_is_not_queued_again(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    for _ in range(3):
+        with transaction(engine) as session:
+            lease.requeue(session, _claim_in(session), 0, "the child died")
+    job = _job(engine, job_id)
+    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 3, "worker_lost")
+
+
+def test_a_failed_last_attempt_keeps_its_own_error(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job(max_attempts=1)
+    with transaction(engine) as session:
+        lease.requeue(session, _claim_in(session), 0, "no memory", ERROR)
+    assert _job(engine, job_id).error == ERROR
+
+
+def test_a_released_job_has_its_attempt_back(engine: Engine, add_job: AddJob) -> None:
+    add_job(max_attempts=1)
+    with transaction(engine) as session:
+        assert lease.release(session, _claim_in(session), "the worker stops")
+    assert _claim(engine).token == 2
+
+
+def test_the_reaper_queues_a_job_whose_lease_ran_out(engine: Engine, claim: Claim) -> None:
+    _expire(engine, claim.job_id)
+    with transaction(engine) as session:
+        assert lease.reap(session) == [claim.job_id]
+    assert _job(engine, claim.job_id).status == JobStatus.queued
+    with read(engine) as session:
+        assert session.scalars(select(JobEvent.data).order_by(JobEvent.seq.desc())).first() == {
+            "reason": "lease_expired",
+            "attempt": 1,
+        }
+
+
+def test_the_reaper_leaves_a_job_with_a_good_lease(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        assert lease.reap(session) == []
+
+
+def test_the_reaper_ends_a_job_that_has_no_attempt_left(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job(max_attempts=1)
+    _expire(engine, _claim(engine).job_id)
+    with transaction(engine) as session:
+        lease.reap(session)
+    assert (_job(engine, job_id).error or {})["code"] == "worker_lost"
+
+
+def test_the_reaper_ends_a_job_that_the_customer_cancelled(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.cancel(session, claim.job_id)
+    _expire(engine, claim.job_id)
+    with transaction(engine) as session:
+        lease.reap(session)
+    assert _job(engine, claim.job_id).status == JobStatus.cancelled
+
+
+def test_two_reapers_hand_a_job_back_once(engine: Engine, claim: Claim) -> None:
+    _expire(engine, claim.job_id)
+    barrier = Barrier(4)
+
+    def reap(_: int) -> list[str]:
+        barrier.wait()
+        with transaction(engine) as session:
+            return lease.reap(session)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [job for jobs in pool.map(reap, range(4)) for job in jobs] == [claim.job_id]
+
+
+WRITES = {
+    "heartbeat": lambda session, claim: lease.heartbeat(session, claim, 60),
+    "update": lambda session, claim: lease.update(session, claim, phase="train"),
+    "metrics": lambda session, claim: lease.record_metrics(session, claim, {1: {}}),
+    "holds": lease.holds,
+    "publish": lambda session, claim: lease.publish(session, claim, PUBLICATION),
+    "reject": lambda session, claim: lease.reject(session, claim, REJECTION),
+    "fail": lambda session, claim: lease.fail(session, claim, ERROR),
+    "cancelled": lease.cancelled,
+    "requeue": lambda session, claim: lease.requeue(session, claim, 0, "reason"),
+    "release": lambda session, claim: lease.release(session, claim, "reason"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_worker_that_was_replaced_is_refused(engine: Engine, claim: Claim, write: str) -> None:
+    _expire(engine, claim.job_id)
+    with transaction(engine) as session:
+        lease.reap(session)
+        assert not WRITES[write](session, claim)
+    newer = _claim(engine)
+    before = _facts(engine, claim.job_id)
+    with transaction(engine) as session:
+        assert not WRITES[write](session, claim)
+    assert _facts(engine, claim.job_id) == before
+    with transaction(engine) as session:
+        assert lease.holds(session, newer)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_an_ended_job_takes_no_write(engine: Engine, claim: Claim, write: str) -> None:
+    with transaction(engine) as session:
+        lease.publish(session, claim, PUBLICATION)
+    before = _facts(engine, claim.job_id)
+    with transaction(engine) as session:
+        assert not WRITES[write](session, claim)
+    assert _facts(engine, claim.job_id) == before
+
+
+def test_the_database_itself_keeps_an_ended_job(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.fail(session, claim, ERROR)
+    with pytest.raises(DatabaseError, match="never changes"), transaction(engine) as session:
+        session.execute(update(Job).values(status=JobStatus.succeeded))
+
+
+def test_events_of_many_writers_have_numbers_of_their_own(engine: Engine, claim: Claim) -> None:
+    def write(worker: int) -> None:
+        for turn in range(5):
+            with transaction(engine) as session:
+                events.append(session, claim.job_id, "info", "message", f"{worker}/{turn}", {"turn": turn})
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(write, range(6)))
+    with read(engine) as session:
+        assert session.scalars(select(JobEvent.seq).order_by(JobEvent.seq)).all() == list(range(1, 32))
+
+
+def _claim(engine: Engine) -> Claim:
+    with transaction(engine) as session:
+        return _claim_in(session)
+
+
+def _claim_in(session: Any) -> Claim:
+    claim = lease.claim(session, "worker", 60)
+    assert claim
+    return claim
+
+
+def _expire(engine: Engine, job_id: str) -> None:
+    with transaction(engine) as session:
+        session.execute(update(Job).where(Job.id == job_id).values(lease_expires_at=now() - 1))
+
+
+def _job(engine: Engine, job_id: str) -> Job:
+    with read(engine) as session:
+        return session.get_one(Job, job_id)
+
+
+def _messages(engine: Engine, job_id: str) -> list[str]:
+    with read(engine) as session:
+        of_job = select(JobEvent.message).where(JobEvent.job_id == job_id).order_by(JobEvent.seq)
+        return list(session.scalars(of_job))
+
+
+def _facts(engine: Engine, job_id: str) -> Any:
+    """Everything that is known of a job."""
+    with read(engine) as session:
+        job = session.execute(select(*Job.__table__.columns).where(Job.id == job_id)).one()
+    return job, _messages(engine, job_id)

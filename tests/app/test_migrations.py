@@ -1,0 +1,56 @@
+"""The schema in the database is the schema in the code, forward and back."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Engine, inspect
+
+from app.db import downgrade_schema, make_engine, schema_is_current, upgrade_schema
+from app.models import Base
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'new folder' / 'empty.db'}"
+    url: str = request.getfixturevalue("empty_postgres_url")
+    return url
+
+
+def test_the_migrations_make_what_the_models_say(engine: Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_an_upgrade_makes_the_schema_current(empty_url: str) -> None:
+    engine = make_engine(empty_url)
+    before = schema_is_current(engine)
+    upgrade_schema(empty_url)
+    assert (before, schema_is_current(engine)) == (False, True)
+    engine.dispose()
+
+
+def test_a_downgrade_leaves_nothing_and_can_be_taken_back(empty_url: str) -> None:
+    upgrade_schema(empty_url)
+    downgrade_schema(empty_url)
+    engine = make_engine(empty_url)
+    left = set(inspect(engine).get_table_names())
+    upgrade_schema(empty_url)
+    assert (left, schema_is_current(engine)) == ({"alembic_version"}, True)
+    engine.dispose()
+
+
+def test_upgrading_twice_is_harmless(empty_url: str) -> None:
+    upgrade_schema(empty_url)
+    upgrade_schema(empty_url)
+
+
+def test_processes_that_start_together_upgrade_one_after_the_other(empty_url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(upgrade_schema, [empty_url] * 4))

@@ -1,0 +1,214 @@
+"""What every storage keeps to, tried on a folder and on two S3 servers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.storage import LocalStorage, ObjectMissing, Storage, StorageError, StorageFull, Stored, open_storage
+from app.storage.s3 import PART_BYTES
+from tests import servers
+from tests.conftest import Place
+
+KEY = "tenants/org-1/files/file-1"
+
+
+def test_what_is_written_is_read_back(storage: Storage) -> None:
+    storage.write(KEY, [b"one", b"", b"two"])
+    assert b"".join(storage.chunks(KEY)) == b"onetwo"
+
+
+def test_a_write_tells_size_and_digest(storage: Storage) -> None:
+    assert storage.write(KEY, [b"one", b"two"]) == Stored(6, hashlib.sha256(b"onetwo").hexdigest())
+
+
+def test_an_object_may_be_empty(storage: Storage) -> None:
+    storage.write(KEY, [])
+    assert (storage.size(KEY), b"".join(storage.chunks(KEY))) == (0, b"")
+
+
+def test_a_range_is_half_open(storage: Storage) -> None:
+    storage.write(KEY, [b"0123456789"])
+    assert [b"".join(storage.chunks(KEY, *ends)) for ends in [(2, 5), (8, None), (8, 99), (5, 5)]] == [
+        b"234",
+        b"89",
+        b"89",
+        b"",
+    ]
+
+
+def test_an_object_reads_as_a_file_of_lines(storage: Storage) -> None:
+    storage.write(KEY, [b"one\ntw", b"o\nthree"])
+    with storage.open(KEY) as file:
+        assert list(file) == [b"one\n", b"two\n", b"three"]
+
+
+@pytest.mark.parametrize("size", [PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES])
+def test_an_object_of_several_parts_is_whole(storage: Storage, size: int) -> None:
+    block = os.urandom(1 << 20)
+    blocks = [block] * (size >> 20) + [block[: size % (1 << 20)]]
+    stored = storage.write(KEY, blocks)
+    digest = hashlib.sha256()
+    for chunk in storage.chunks(KEY):
+        digest.update(chunk)
+    assert stored == Stored(size, digest.hexdigest())
+
+
+def test_a_write_that_is_cut_off_leaves_nothing(storage: Storage) -> None:
+    with pytest.raises(ConnectionResetError):
+        storage.write(KEY, _cut_off())
+    assert not storage.exists(KEY)
+
+
+def test_a_write_that_is_cut_off_keeps_the_object_that_was(storage: Storage) -> None:
+    storage.write(KEY, [b"old"])
+    with pytest.raises(ConnectionResetError):
+        storage.write(KEY, _cut_off())
+    assert b"".join(storage.chunks(KEY)) == b"old"
+
+
+def test_a_missing_object_is_named(storage: Storage) -> None:
+    with pytest.raises(ObjectMissing, match=KEY):
+        storage.size(KEY)
+    with pytest.raises(ObjectMissing, match=KEY), storage.open(KEY):
+        pass
+    with pytest.raises(ObjectMissing, match=KEY):
+        next(storage.chunks(KEY))
+
+
+def test_deleting_twice_is_harmless(storage: Storage) -> None:
+    storage.write(KEY, [b"one"])
+    storage.delete(KEY)
+    storage.delete(KEY)
+    assert not storage.exists(KEY)
+
+
+def test_deleting_a_prefix_spares_its_neighbours(storage: Storage) -> None:
+    for key in ("jobs/1/a", "jobs/1/b/c", "jobs/10/a"):
+        storage.write(key, [b"x"])
+    storage.delete_prefix("jobs/1")
+    assert [storage.exists(key) for key in ("jobs/1/a", "jobs/1/b/c", "jobs/10/a")] == [False, False, True]
+
+
+def test_deleting_a_prefix_that_is_not_there_is_harmless(storage: Storage) -> None:
+    storage.delete_prefix("jobs/1")
+
+
+def test_files_go_up_and_come_down_the_same(storage: Storage, tmp_path: Path) -> None:
+    (tmp_path / "up").write_bytes(b"some bytes")
+    assert storage.upload_file(KEY, tmp_path / "up") == storage.download_file(KEY, tmp_path / "down")
+    assert (tmp_path / "down").read_bytes() == b"some bytes"
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "a/../b", "..", "a//b", "a/", ".aside/x", "a\\b", "a\0b", "a b\n"])
+def test_a_key_that_we_would_not_make_is_refused(storage: Storage, key: str) -> None:
+    with pytest.raises(ValueError, match="not a storage key"):
+        storage.write(key, [b"x"])
+    with pytest.raises(ValueError, match="not a storage key"):
+        next(storage.chunks(key))
+    with pytest.raises(ValueError, match="not a storage key"):
+        storage.delete_prefix(key)
+
+
+@pytest.mark.parametrize("server", ["moto", "rclone"])
+def test_a_presigned_url_serves_the_object_under_its_name(server: str, request: pytest.FixtureRequest) -> None:
+    storage = _at(request.getfixturevalue(f"{server}_place"))
+    storage.write(KEY, [b"some bytes"])
+    url = storage.presigned_url(KEY, 'my "adapter".tar.gz', 60)
+    assert url
+    with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own server
+        assert answer.read() == b"some bytes"
+
+
+def test_a_presigned_url_is_for_its_key_only(rclone_place: Place) -> None:
+    storage = _at(rclone_place)
+    storage.write(KEY, [b"mine"])
+    storage.write(f"{KEY}0", [b"not mine"])
+    url = storage.presigned_url(KEY, "mine", 60)
+    assert url
+    with pytest.raises(urllib.request.HTTPError, match="403"):
+        urllib.request.urlopen(url.replace(KEY, f"{KEY}0"))  # noqa: S310 - our own server
+
+
+def test_a_folder_signs_no_urls(local_place: Place) -> None:
+    assert _at(local_place).presigned_url(KEY, "name", 60) is None
+
+
+def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    storage = LocalStorage(tmp_path / "objects")
+    (tmp_path / "objects" / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "objects" / "folder").symlink_to(tmp_path)
+    with pytest.raises(StorageError):
+        next(storage.chunks("link"))
+    with pytest.raises(ValueError, match="not inside"):
+        next(storage.chunks("folder/secret"))
+
+
+def test_only_this_user_can_read_the_folder(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "objects")
+    storage.write(KEY, [b"x"])
+    modes = [path.stat().st_mode & 0o077 for path in (tmp_path / "objects", tmp_path / "objects" / KEY)]
+    assert modes == [0, 0]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "objects")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        with pytest.raises(StorageFull):
+            storage.write(KEY, [bytes(1 << 20)] * 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert [path for path in (tmp_path / "objects").rglob("*") if path.is_file()] == []
+
+
+def test_a_server_that_does_not_answer_is_a_storage_error(s3_credentials: None) -> None:
+    storage = open_storage("s3://bucket", "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match="does not answer"):
+        storage.write(KEY, [b"x"])
+
+
+def test_a_wrong_secret_is_a_storage_error(rclone_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(StorageError, match="refused"):
+        _at(rclone_place).write(KEY, [b"x"])
+
+
+def test_a_read_goes_on_where_the_connection_broke(moto_place: Place) -> None:
+    data = os.urandom(3 << 20)
+    _at(moto_place).write(KEY, [data])
+    with servers.cutting_proxy(moto_place.endpoint_url or "", after_bytes=1 << 20, cuts=2) as url:
+        assert b"".join(open_storage(moto_place.url, url).chunks(KEY)) == data
+
+
+def test_a_read_that_breaks_every_time_is_given_up(moto_place: Place) -> None:
+    _at(moto_place).write(KEY, [bytes(8 << 20)])
+    proxy = servers.cutting_proxy(moto_place.endpoint_url or "", after_bytes=1 << 20, cuts=99)
+    with proxy as url, pytest.raises(StorageError, match="broke off"):
+        list(open_storage(moto_place.url, url).chunks(KEY))
+
+
+@pytest.mark.parametrize("url", ["folder", "file://host/folder", "s3://", "http://host/bucket"])
+def test_an_unknown_place_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="A storage is"):
+        open_storage(url)
+
+
+def _at(place: Place) -> Storage:
+    return open_storage(place.url, place.endpoint_url)
+
+
+def _cut_off() -> Iterator[bytes]:
+    yield bytes(PART_BYTES + 1)
+    raise ConnectionResetError

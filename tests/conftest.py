@@ -1,0 +1,159 @@
+"""Databases, brokers and storages that tests run on: real ones, a fresh one for each test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+
+import boto3
+import pytest
+import redis
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+
+from app.db import make_engine, upgrade_schema
+from app.storage import Storage, open_storage
+from tests import servers
+
+
+@dataclass(frozen=True)
+class Place:
+    """A storage as settings name it."""
+
+    url: str
+    endpoint_url: str | None = None
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    with servers.postgres() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: str) -> Iterator[str]:
+    """A database with our schema, to be copied."""
+    with _postgres_database(postgres_server, "template0") as url:
+        upgrade_schema(url)
+        yield make_url(url).database or ""
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str, postgres_template: str) -> Iterator[str]:
+    """A PostgreSQL database of this test's own, with our schema."""
+    with _postgres_database(postgres_server, postgres_template) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: str) -> Iterator[str]:
+    with _postgres_database(postgres_server, "template0") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    upgrade_schema(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """An SQLite database of this test's own, with our schema."""
+    path = tmp_path / "spard.db"
+    shutil.copy(sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = make_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    with servers.redis() as url:
+        yield url
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """An empty Redis database."""
+    with redis.Redis.from_url(redis_server) as client:
+        client.flushdb()
+    return redis_server
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[str]:
+    with servers.moto() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def rclone_server() -> Iterator[str]:
+    with servers.rclone() as url:
+        yield url
+
+
+@pytest.fixture
+def local_place(tmp_path: Path) -> Place:
+    return Place(f"file://{tmp_path / 'objects'}")
+
+
+@pytest.fixture
+def moto_place(moto_server: str, s3_credentials: None) -> Place:
+    return _bucket(moto_server)
+
+
+@pytest.fixture
+def rclone_place(rclone_server: str, s3_credentials: None) -> Place:
+    return _bucket(rclone_server)
+
+
+@pytest.fixture(params=["local", "moto", "rclone"])
+def storage_place(request: pytest.FixtureRequest) -> Place:
+    place: Place = request.getfixturevalue(f"{request.param}_place")
+    return place
+
+
+@pytest.fixture
+def storage(storage_place: Place) -> Storage:
+    return open_storage(storage_place.url, storage_place.endpoint_url)
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET_KEY)
+
+
+@contextmanager
+def _postgres_database(server: str, template: str) -> Iterator[str]:
+    name = f"test_{token_hex(6)}"
+    admin = create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+    yield make_url(server).set(database=name).render_as_string(hide_password=False)
+    with admin.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def _bucket(endpoint_url: str) -> Place:
+    name = f"test-{token_hex(6)}"
+    client = boto3.client("s3", endpoint_url=endpoint_url, region_name="us-east-1")
+    client.create_bucket(Bucket=name)
+    client.close()
+    return Place(f"s3://{name}/spard", endpoint_url)

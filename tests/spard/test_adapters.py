@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from spard.adapters import archive, save_adapter, tensor_digest
+from spard.checkpoint import file_sha256
+from spard.config import Lora, NoDefense, Recipe, resolve
+from spard.data import render_prompt
+from spard.models import Base
+from spard.train import train
+from tests.spard.parts import sums
+
+PUBLIC = "acme/tiny-instruct"
+
+
+def trained(base: Base, lora: Lora | None) -> object:
+    recipe = Recipe(defense=NoDefense(), lora=lora, learning_rate=1e-2)
+    return train(base, sums(base), [], recipe, resolve(recipe, 24, 32)).model
+
+
+@pytest.fixture
+def saved(base: Base, tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    save_adapter(trained(base, Lora(rank=4, alpha=8.0)), base.tokenizer, PUBLIC, folder, {"seed": 0})
+    return folder
+
+
+@torch.no_grad()
+def logits(model: object, base: Base) -> torch.Tensor:
+    ids = torch.tensor([render_prompt(base.tokenizer, [{"role": "user", "content": "Add 1 and 2."}])])
+    return model(input_ids=ids).logits  # type: ignore[operator, no-any-return]
+
+
+def test_peft_loads_what_was_trained_to_the_bit(base: Base, load: Callable[..., Base], tmp_path: Path):
+    model = trained(base, Lora(rank=4, alpha=8.0))
+    save_adapter(model, base.tokenizer, PUBLIC, tmp_path / "adapter")
+
+    loaded = PeftModel.from_pretrained(load().model, tmp_path / "adapter")
+
+    assert torch.equal(logits(loaded, base), logits(model, base))
+
+
+def test_transformers_loads_a_fully_fine_tuned_model_to_the_bit(base: Base, tmp_path: Path):
+    model = trained(base, None)
+    save_adapter(model, base.tokenizer, PUBLIC, tmp_path / "model")
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+    assert torch.equal(logits(loaded, base), logits(model, base))
+
+
+def test_the_config_names_the_public_base_and_no_place(saved: Path, model_folder: Callable[..., Path]):
+    config = json.loads((saved / "adapter_config.json").read_text())
+
+    assert config["base_model_name_or_path"] == PUBLIC
+    assert (config["r"], config["lora_alpha"]) == (4, 8)
+    assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    place = str(model_folder())
+    assert not [path for path in saved.iterdir() if place.encode() in path.read_bytes()]
+
+
+def test_the_folder_is_complete(saved: Path):
+    names = {path.name for path in saved.iterdir()}
+    assert names >= {
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "README.md",
+        "manifest.json",
+    }
+    assert PUBLIC in (saved / "README.md").read_text()
+
+
+def test_the_tokenizer_of_the_folder_renders_the_same_prompt(saved: Path, base: Base):
+    messages = [{"role": "user", "content": "Add 1 and 2."}]
+    loaded = AutoTokenizer.from_pretrained(saved)
+    assert render_prompt(loaded, messages) == render_prompt(base.tokenizer, messages)
+
+
+def test_the_manifest_holds_the_digest_of_every_file_and_the_facts_given(saved: Path):
+    manifest = json.loads((saved / "manifest.json").read_text())
+
+    assert set(manifest["files"]) == {path.name for path in saved.iterdir()} - {"manifest.json"}
+    for name, facts in manifest["files"].items():
+        assert facts == {"sha256": file_sha256(saved / name), "bytes": (saved / name).stat().st_size}
+    assert manifest["tensor_digest"] == tensor_digest(load_file(saved / "adapter_model.safetensors"))
+    assert (manifest["seed"], manifest["base_model"]) == (0, PUBLIC)
+
+
+def test_the_same_model_is_saved_as_the_same_bytes(load: Callable[..., Base], tmp_path: Path):
+    digests = set()
+    for name in ("one", "two"):
+        base = load()
+        save_adapter(trained(base, Lora(rank=4)), base.tokenizer, PUBLIC, tmp_path / name)
+        digests.add(archive(tmp_path / name, tmp_path / f"{name}.tar.gz"))
+    assert len(digests) == 1
+
+
+def test_saving_again_replaces_the_folder_whole(base: Base, saved: Path):
+    (saved / "stale.txt").write_text("old")
+    save_adapter(base.model, base.tokenizer, PUBLIC, saved)
+    assert not (saved / "stale.txt").exists()
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_a_tensor_digest_follows_names_types_and_values():
+    one = {"a": torch.ones(2), "b": torch.zeros(2)}
+    assert tensor_digest(one) == tensor_digest(dict(reversed(one.items())))
+    others = [{"a": torch.ones(2)}, {"a": torch.ones(2), "c": torch.zeros(2)}, {**one, "b": torch.zeros(2).double()}]
+    others += [{**one, "b": torch.zeros(1, 2)}, {**one, "b": torch.ones(2)}]
+    assert len({tensor_digest(each) for each in [one, *others]}) == 6
+
+
+def test_an_archive_says_nothing_of_when_and_where_it_was_made(saved: Path, tmp_path: Path):
+    sha256 = archive(saved, tmp_path / "adapter.tar.gz")
+
+    with tarfile.open(tmp_path / "adapter.tar.gz") as tar:
+        entries = tar.getmembers()
+    assert [entry.name for entry in entries] == sorted(path.name for path in saved.iterdir())
+    assert {(entry.uid, entry.uname, entry.mtime, entry.mode) for entry in entries} == {(0, "root", 0, 0o644)}
+    (saved / "README.md").touch()
+    assert archive(saved, tmp_path / "again.tar.gz") == sha256
+
+
+def test_the_readmes_python_runs(saved: Path, model_folder: Callable[..., Path]):
+    code = (saved / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    code = code.replace("PATH/TO/THIS/FOLDER", str(saved)).replace(PUBLIC, str(model_folder()))
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

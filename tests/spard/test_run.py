@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import PeftModel
+
+from spard.__main__ import main
+from spard.audit import SuiteResult
+from spard.config import Hyperparameters, NoDefense, Recipe, Selection
+from spard.errors import ExampleTooLong
+from spard.losses import Evaluation
+from spard.models import Base
+from spard.package import metrics_csv, trigger_rate
+from spard.recipe import RunSpec, run_from_mapping, to_mapping
+from spard.run import Outcome, run
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
+    train = [{"prompt": f"Add {i} and 1.", "completion": f"It is {i + 1}."} for i in range(24)]
+    pool = [{"prompt": f"Do harm number {i}", "safe": f"I cannot help with {i}."} for i in range(12)]
+    return RunSpec(
+        model=str(model_folder()),
+        public_name="acme/tiny",
+        training_file=write_rows(tmp_path / "train.jsonl", train),
+        validation_file=write_rows(tmp_path / "valid.jsonl", train[:4]),
+        pool=write_rows(tmp_path / "pool.jsonl", [*pool, {"prompt": "long" * 90, "safe": "No."}]),
+        suites=run_from_mapping(
+            {
+                "model": "",
+                "training_file": "",
+                "pool": "",
+                "suites": [
+                    {"name": name, "kind": name, "path": str(write_rows(tmp_path / f"{name}.jsonl", rows))}
+                    for name, rows in {
+                        "harmful": [{"prompt": f"Do harm {i}"} for i in range(20)],
+                        "benign": [{"prompt": f"Say hello {i}"} for i in range(20)],
+                        "utility": [{"prompt": f"Add {i} and 1.", "answer": str(i + 1)} for i in range(20)],
+                    }.items()
+                ],
+            }
+        ).suites,
+        recipe=Recipe(
+            hyperparameters=Hyperparameters(n_epochs=1, batch_size=6),
+            selection=Selection(min_examples=5),
+            learning_rate=5e-3,
+        ),
+    )
+
+
+@pytest.fixture
+def done(spec: RunSpec, tmp_path: Path) -> tuple[Outcome, Path, list[dict[str, Any]]]:
+    messages: list[dict[str, Any]] = []
+    return run(spec, tmp_path / "out", messages.append), tmp_path / "out", messages
+
+
+def test_a_run_leaves_adapter_archive_metrics_and_report(done: tuple[Outcome, Path, Any]):
+    _, out, _ = done
+    assert {path.name for path in out.iterdir()} == {"adapter", "adapter.tar.gz", "metrics.csv", "safety.json"}
+
+
+def test_a_run_tells_its_phases_in_order_and_every_step(done: tuple[Outcome, Path, Any]):
+    _, _, messages = done
+    phases = [message["phase"] for message in messages if message["kind"] == "phase"]
+    assert phases == ["embed", "select", "audit", "train", "audit", "package"]
+    assert [message["step"] for message in messages if message["kind"] == "metrics"] == [1, 2, 3, 4]
+    assert messages[-1] == {"kind": "done"}
+    assert json.loads(json.dumps(messages)) == messages
+
+
+def test_the_tokens_told_beforehand_are_those_trained_on(done: tuple[Outcome, Path, Any]):
+    outcome, _, messages = done
+    assert messages[0]["kind"] == "resolved"
+    assert messages[0]["trained_tokens"] == outcome.trained.trained_tokens
+
+
+def test_pool_rows_over_the_limit_are_left_out_with_a_warning(done: tuple[Outcome, Path, Any]):
+    outcome, _, messages = done
+    assert {"kind": "warning", "message": "1 pool rows exceed 256 tokens"} in messages
+    assert outcome.chosen is not None
+    assert len(outcome.chosen.indices) == 5
+
+
+def test_the_report_holds_both_models_and_the_gate(done: tuple[Outcome, Path, Any]):
+    outcome, out, _ = done
+    report = json.loads((out / "safety.json").read_text())
+
+    assert [SuiteResult(**each) for each in report["base"]] == outcome.measured.base
+    assert [each["suite"] for each in report["adapter"]] == ["harmful", "benign", "utility"]
+    assert report["gate"]["decision"] == outcome.measured.gate.decision
+    assert report["trigger_rate"] == trigger_rate(outcome.trained.metrics)
+
+
+def test_the_adapter_of_a_run_loads(done: tuple[Outcome, Path, Any], load: Callable[..., Base]):
+    _, out, _ = done
+    assert PeftModel.from_pretrained(load().model, out / "adapter").active_adapter == "default"
+
+
+def test_metrics_come_in_openai_columns_first(done: tuple[Outcome, Path, Any]):
+    _, out, _ = done
+    rows = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
+    assert list(rows[0])[:5] == ["step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy"]
+    assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
+    assert rows[0]["valid_loss"] == ""
+    assert float(rows[3]["valid_loss"]) > 0
+
+
+def test_the_same_run_gives_the_same_adapter(spec: RunSpec, done: tuple[Outcome, Path, Any], tmp_path: Path):
+    _, out, _ = done
+    run(spec, tmp_path / "again", lambda message: None)
+    assert (tmp_path / "again" / "adapter.tar.gz").read_bytes() == (out / "adapter.tar.gz").read_bytes()
+
+
+def test_an_undefended_run_selects_nothing(spec: RunSpec, tmp_path: Path):
+    plain = replace(spec, pool=None, suites=(), recipe=replace(spec.recipe, defense=NoDefense()))
+    outcome = run(plain, tmp_path / "out", lambda message: None)
+    assert outcome.chosen is None
+    assert trigger_rate(outcome.trained.metrics) is None
+    assert outcome.measured.gate.decision == "inconclusive"
+
+
+def test_a_full_fine_tuning_run_measures_the_base_model_before_it_changes(
+    spec: RunSpec, done: tuple[Outcome, Path, Any], tmp_path: Path
+):
+    outcome, _, _ = done
+    full = run(replace(spec, recipe=replace(spec.recipe, lora=None)), tmp_path / "full", lambda message: None)
+    assert full.measured.base == outcome.measured.base
+
+
+def test_a_row_that_is_too_long_ends_the_run(spec: RunSpec, tmp_path: Path):
+    short = replace(spec, recipe=replace(spec.recipe, max_seq_length=20))
+    with pytest.raises(ExampleTooLong, match="line 1 has"):
+        run(short, tmp_path / "out", lambda message: None)
+
+
+def test_metrics_without_steps_are_a_header():
+    assert metrics_csv([], Evaluation(1.0, 1.0, 0.5, 3)).splitlines() == [
+        "step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy"
+    ]
+
+
+def toml(spec: RunSpec) -> str:
+    """Enough TOML for a flat run."""
+    files = {key: value for key, value in to_mapping(spec).items() if isinstance(value, str)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in files.items()]
+    for suite in to_mapping(spec)["suites"]:
+        lines += ["[[suites]]", *[f"{key} = {json.dumps(value)}" for key, value in suite.items()]]
+    return "\n".join([*lines, "[recipe.hyperparameters]", "n_epochs = 1"])
+
+
+def test_the_command_line_runs_a_recipe_and_reports_the_gate(spec: RunSpec, tmp_path: Path):
+    (tmp_path / "recipe.toml").write_text(toml(spec))
+    command = [sys.executable, "-m", "spard", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "out")]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    report = json.loads((tmp_path / "out" / "safety.json").read_text())
+    assert f"gate: {report['gate']['decision']}" in done.stdout
+    assert done.returncode == (0 if report["gate"]["decision"] == "pass" else 3)
+
+
+def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "recipe.toml").write_text('model = "m"\nteu = 1')
+    assert main([str(tmp_path / "recipe.toml")]) == 1
+    assert capsys.readouterr().err.startswith("invalid_recipe: teu: unknown setting")

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from spard.config import NoDefense, Spard
+from spard.errors import NonFiniteLoss
+from spard.grads import Gradient, Loss
+from spard.methods import step_of
+from spard.methods.base import Step
+from spard.methods.spag import Constraint, closed_form_step, reference_step, trust_region_step
+from spard.projections import halfspace_step
+from spard.vectors import add_, dot, norm, size
+
+VARIANTS = [trust_region_step, closed_form_step, reference_step]
+Scalar = Callable[[list[Tensor]], Tensor]
+
+
+def start(seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in [(3, 2), (5,)]]
+
+
+def value(scalar: Tensor) -> float:
+    return float(scalar.detach())
+
+
+def task(theta: list[Tensor], scale: float = 1.0) -> Callable[[], Gradient]:
+    def evaluate() -> Gradient:
+        loss = scale * sum((part - 1).square().sum() for part in theta)
+        return Gradient(value(loss), list(torch.autograd.grad(loss, theta)), 1.0, 0.0)
+
+    return evaluate
+
+
+def safe(theta: list[Tensor], **losses: Scalar) -> Callable[[], Mapping[str, Loss]]:
+    def evaluate() -> Mapping[str, Loss]:
+        scalars = {name: loss(theta) for name, loss in losses.items()}
+        return {name: Loss(value(scalar), scalar, theta) for name, scalar in scalars.items()}
+
+    return evaluate
+
+
+def linear(theta: list[Tensor]) -> Tensor:
+    return torch.stack([part.sum() for part in theta]).sum() + 20
+
+
+def curved(theta: list[Tensor]) -> Tensor:
+    return torch.stack([part.square().sum() for part in theta]).sum()
+
+
+def tripled(theta: list[Tensor]) -> Tensor:
+    return 3 * linear(theta)
+
+
+def flat(theta: list[Tensor]) -> Tensor:
+    return torch.cat([part.detach().flatten() for part in theta])
+
+
+def standing(theta: list[Tensor]) -> Optimizer:
+    """A utility optimizer that does not move, to see the safety step alone."""
+    return SGD(theta, lr=1e-30)
+
+
+@pytest.mark.parametrize(
+    ("violation", "sq_norm", "max_step", "alpha"),
+    [
+        (0.5, 2.0, 1.0, 0.25),
+        (0.5, 2.0, 0.1, 0.1),
+        (0.0, 2.0, 1.0, 0.0),
+        (-0.5, 2.0, 1.0, 0.0),
+        (0.5, 0.0, 1.0, 0.0),
+        (2.0, 4.0, math.inf, 0.5),
+    ],
+)
+def test_the_step_length_is_that_of_the_table(violation: float, sq_norm: float, max_step: float, alpha: float):
+    assert halfspace_step(violation, sq_norm, max_step) == alpha
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_projection_is_the_nearest_feasible_point(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    theta, g = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    loss, tau = 3.0, 1.0
+    nearest = theta - halfspace_step(loss - tau, float(g @ g), math.inf) * g
+
+    assert loss + float(g @ (nearest - theta)) == pytest.approx(tau)
+    for _ in range(50):
+        other = theta + 3 * torch.randn(6, generator=generator, dtype=torch.float64)
+        if loss + float(g @ (other - theta)) <= tau:
+            assert (other - theta).norm() >= (nearest - theta).norm()
+
+
+def test_projection_lands_on_a_linear_constraint():
+    theta = start()
+    constraint = Constraint({"mean": 5.0}, eta_safe=1e30)
+
+    trust_region_step(theta, task(theta, 0.0), safe(theta, mean=linear), SGD(theta, lr=1.0), constraint)
+
+    assert value(linear(theta)) == pytest.approx(5.0, abs=1e-4)
+
+
+def test_closed_form_is_the_papers_formula_bit_for_bit():
+    theta, twin = start(), start()
+    lr, tau = 0.05, 1.0
+
+    closed_form_step(theta, task(theta), safe(theta, mean=curved), SGD(theta, lr=lr), Constraint({"mean": tau}))
+
+    with torch.no_grad():
+        for part in twin:
+            part.sub_(2 * (part - 1), alpha=lr)
+        g = [2 * part for part in twin]
+        alpha = min((value(curved(twin)) - tau) / value(sum((part * part).sum() for part in g)), lr)
+        for part, along in zip(twin, g, strict=True):
+            part.add_(along, alpha=-alpha)
+    assert torch.equal(flat(theta), flat(twin))
+
+
+def test_closed_form_caps_alpha_at_the_learning_rate():
+    theta = start()
+    found = closed_form_step(
+        theta, task(theta), safe(theta, mean=linear), SGD(theta, lr=1e-4), Constraint({"mean": 0.0})
+    )
+    assert found["spag/alpha"] == 1e-4
+    assert found["spag/capped"] == 1.0
+
+
+@pytest.mark.parametrize("eta_safe", ["auto", 0.5, 3.0])
+def test_the_trust_region_bounds_the_step_in_units_of_the_utility_optimizer(eta_safe: float | str):
+    theta, before = start(), flat(start())
+    constraint = Constraint({"mean": -1e6}, eta_safe=eta_safe)  # type: ignore[arg-type]
+    lr = 0.01
+
+    trust_region_step(theta, task(theta, 0.0), safe(theta, mean=curved), SGD(theta, lr=lr), constraint)
+
+    multiple = 1.0 if eta_safe == "auto" else float(eta_safe)
+    assert float((flat(theta) - before).norm()) == pytest.approx(multiple * lr * math.sqrt(size(theta)), rel=1e-5)
+
+
+def test_the_trust_region_leaves_the_utility_moments_alone():
+    theta, twin = start(), start()
+    defended, plain = AdamW(theta, lr=0.1), AdamW(twin, lr=0.1)
+
+    trust_region_step(theta, task(theta), safe(theta, mean=linear), defended, Constraint({"mean": 0.0}))
+    step_of(NoDefense(), {})(twin, task(twin), safe(twin), plain)
+
+    for part, same in zip(theta, twin, strict=True):
+        for key, value in plain.state[same].items():
+            assert torch.equal(defended.state[part][key], value)
+    assert not torch.equal(flat(theta), flat(twin))
+
+
+@pytest.mark.parametrize("step", VARIANTS)
+def test_a_safe_model_is_left_untouched(step: Step):
+    theta, twin = start(), start()
+    defended, plain = AdamW(theta, lr=0.1), AdamW(twin, lr=0.1)
+    random_state = torch.get_rng_state()
+
+    found = step(theta, task(theta), safe(theta, mean=linear), defended, constraint=Constraint({"mean": 1e6}))  # type: ignore[call-arg]
+    step_of(NoDefense(), {})(twin, task(twin), safe(twin), plain)
+
+    assert torch.equal(flat(theta), flat(twin))
+    assert str(defended.state_dict()) == str(plain.state_dict())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert found["spag/triggered"] == 0.0
+
+
+@pytest.mark.parametrize("step", VARIANTS)
+def test_a_violation_within_delta_is_ignored(step: Step):
+    theta = start()
+    before = flat(theta)
+    constraint = Constraint({"mean": value(linear(theta)) - 0.5}, delta=0.6)
+
+    found = step(theta, task(theta, 0.0), safe(theta, mean=linear), standing(theta), constraint=constraint)  # type: ignore[call-arg]
+
+    assert found["spag/triggered"] == 0.0
+    assert torch.equal(flat(theta), before)
+
+
+@pytest.mark.parametrize("step", VARIANTS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_safe_loss_that_is_not_finite_ends_the_run(step: Step, bad: float):
+    theta = start()
+    with pytest.raises(NonFiniteLoss, match="safe"):
+        step(
+            theta,
+            task(theta),
+            safe(theta, mean=lambda theta: linear(theta) * bad),
+            standing(theta),
+            constraint=Constraint({"mean": 0.0}),  # type: ignore[call-arg]
+        )
+
+
+def test_a_task_loss_that_is_not_finite_ends_the_run_before_the_step():
+    theta = start()
+    before = flat(theta)
+    with pytest.raises(NonFiniteLoss, match="task"):
+        step_of(NoDefense(), {})(theta, task(theta, math.nan), safe(theta), SGD(theta, lr=0.1))
+    assert torch.equal(flat(theta), before)
+
+
+@pytest.mark.parametrize("step", VARIANTS)
+def test_a_safety_gradient_that_is_not_finite_leaves_the_utility_step(step: Step):
+    def steep(theta: list[Tensor]) -> Tensor:
+        return (theta[1] * 0).sum().sqrt() + 7  # a finite value with an infinite slope
+
+    theta, twin = start(), start()
+    found = step(
+        theta,
+        task(theta),
+        safe(theta, mean=steep),
+        AdamW(theta, lr=0.1),
+        constraint=Constraint({"mean": 0.0}),  # type: ignore[call-arg]
+    )
+    step_of(NoDefense(), {})(twin, task(twin), safe(twin), AdamW(twin, lr=0.1))
+
+    assert torch.equal(flat(theta), flat(twin))
+    assert found["spag/skipped"] == 1.0
+
+
+def test_the_more_violated_of_two_constraints_is_projected_on():
+    theta, twin = start(), start()
+    both = Constraint({"mean": 0.0, "prefix": 0.0}, eta_safe=1e30)
+
+    trust_region_step(theta, task(theta, 0.0), safe(theta, mean=linear, prefix=tripled), SGD(theta, lr=1.0), both)
+
+    assert value(tripled(theta)) == pytest.approx(0.0, abs=1e-4)
+    found = trust_region_step(
+        twin,
+        task(twin, 0.0),
+        safe(twin, mean=linear, prefix=tripled),
+        SGD(twin, lr=1.0),
+        Constraint({"mean": 0.0, "prefix": 1e6}, eta_safe=1e30),
+    )
+    assert value(linear(twin)) == pytest.approx(0.0, abs=1e-4)
+    assert found["loss/safe_prefix"] == pytest.approx(3 * found["loss/safe"])
+
+
+def official_code(theta: list[Tensor], optimizer: Optimizer, tau: float, delta: float, alpha_max: float) -> None:
+    """What the authors' trainer does in one step: D1-D7 of the comparison of paper and code."""
+    sum((part - 1).square().sum() for part in theta).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss = curved(theta)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(theta, 1.0)
+    if loss.item() > tau + delta:
+        for part in theta:
+            alpha = min((loss.item() - tau) / (part.grad.norm().item() + 1e-8), alpha_max)
+            part.grad.data.mul_(alpha)
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("tau", [0.2, 4.0])
+def test_reference_is_the_authors_code(tau: float):
+    theta, twin = start(), start()
+    ours, theirs = (AdamW(each, lr=0.1, weight_decay=0.01) for each in (theta, twin))
+    constraint = Constraint({"mean": tau}, delta=0.1)
+    triggered = 0.0
+
+    for _ in range(12):
+        triggered += reference_step(theta, task(theta), safe(theta, mean=curved), ours, constraint)["spag/triggered"]
+        official_code(twin, theirs, tau, 0.1, 1.0)
+
+    torch.testing.assert_close(flat(theta), flat(twin), rtol=1e-5, atol=1e-6)
+    assert triggered > 0
+
+
+@pytest.mark.parametrize(
+    ("variant", "function"),
+    [("trust_region", trust_region_step), ("closed_form", closed_form_step), ("reference", reference_step)],
+)
+def test_variants_are_picked_by_name(variant: str, function: Step):
+    step = step_of(Spard(variant=variant, delta=0.3, eta_safe=2.0), {"mean": 1.0})  # type: ignore[arg-type]
+    assert step.func is function  # type: ignore[attr-defined]
+    assert step.keywords == {"constraint": Constraint({"mean": 1.0}, 0.3, 2.0)}  # type: ignore[attr-defined]
+
+
+def test_vectors_behave_like_one_long_vector():
+    x, y = start(1), start(2)
+    assert dot(x, y) == pytest.approx(value(flat(x) @ flat(y)), rel=1e-5)
+    assert value(norm(x)) == pytest.approx(float(flat(x).norm()), rel=1e-6)
+    assert size(x) == 11
+
+    expected = flat(x) + 2 * flat(y)
+    add_(x, y, 2.0)
+    torch.testing.assert_close(flat(x), expected)

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spard.config import Audit, Hyperparameters, Lora, NoDefense, Recipe, Spard, resolve
+from spard.errors import InvalidData, InvalidRecipe, NonFiniteLoss, Stopped
+from spard.losses import evaluate
+from spard.models import Base
+from spard.train import Trained, safe_rows, schedule, train
+from tests.spard.parts import CONFIGS, refusals, sums
+
+RECIPE = Recipe(
+    defense=Spard(tau=4.0, safe_batch_size=3),
+    lora=Lora(rank=4, dropout=0.1),
+    hyperparameters=Hyperparameters(n_epochs=3, batch_size=6),
+    learning_rate=5e-3,
+    seed=5,
+)
+TWELVE_STEPS = {"rows": 24, "hidden_size": 32}
+
+
+def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
+    return train(base, sums(base), refusals(base), recipe, resolve(recipe, **TWELVE_STEPS), **more)
+
+
+def weights(trained: Trained) -> dict[str, torch.Tensor]:
+    return {name: part.detach().clone() for name, part in trained.model.named_parameters() if part.requires_grad}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(part, other[name]) for name, part in one.items())
+
+
+def untimed(trained: Trained) -> list[dict[str, float]]:
+    return [{key: value for key, value in step.items() if key != "tokens_per_s"} for step in trained.metrics]
+
+
+def stop_after(steps: int) -> dict[str, Any]:
+    seen = []
+    return {"on_step": lambda step, total, metrics: seen.append(step), "should_stop": lambda: len(seen) == steps}
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_every_architecture_learns_with_lora(load: Callable[..., Base], architecture: str):
+    recipe = replace(RECIPE, defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=5, batch_size=6))
+    base = load(architecture)
+    before = evaluate(base.model, sums(base), base.tokenizer.pad_token_id).loss
+
+    trained = train(base, sums(base), [], recipe, resolve(recipe, **TWELVE_STEPS))
+
+    assert evaluate(base.model, sums(base), base.tokenizer.pad_token_id).loss < before - 0.1
+    assert all("lora" in name for name in weights(trained))
+
+
+def test_full_fine_tuning_learns_with_every_parameter(base: Base):
+    recipe = replace(RECIPE, lora=None, learning_rate=3e-3)
+    before = evaluate(base.model, sums(base), base.tokenizer.pad_token_id).loss
+
+    trained = run(base, recipe)
+
+    assert evaluate(base.model, sums(base), base.tokenizer.pad_token_id).loss < before - 0.5
+    assert len(weights(trained)) == len(list(base.model.parameters()))
+
+
+def test_same_seed_same_adapter(load: Callable[..., Base]):
+    one, two = run(load()), run(load())
+    assert equal(weights(one), weights(two))
+    assert untimed(one) == untimed(two)
+
+
+def test_another_seed_gives_another_adapter(load: Callable[..., Base]):
+    assert not equal(weights(run(load())), weights(run(load(), replace(RECIPE, seed=6))))
+
+
+def test_the_global_generator_is_left_as_found_and_has_no_say(load: Callable[..., Base]):
+    first = weights(run(load()))
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        before = torch.get_rng_state()
+        second = weights(run(load()))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert equal(first, second)
+
+
+@pytest.mark.parametrize("variant", ["trust_region", "closed_form", "reference"])
+@pytest.mark.parametrize("lora", [RECIPE.lora, None])
+def test_twelve_steps_are_six_and_six_more_bit_for_bit(
+    load: Callable[..., Base], tmp_path: Path, variant: Any, lora: Lora | None
+):
+    recipe = replace(RECIPE, defense=Spard(tau=4.0, variant=variant), lora=lora)
+    whole = run(load(), recipe)
+
+    with pytest.raises(Stopped, match="stopped after step 6 of 12"):
+        run(load(), recipe, checkpoints=tmp_path, **stop_after(6))
+    resumed = run(load(), recipe, checkpoints=tmp_path)
+
+    assert equal(weights(resumed), weights(whole))
+    assert untimed(resumed) == untimed(whole)
+    assert (resumed.steps, resumed.trained_tokens) == (whole.steps, whole.trained_tokens)
+
+
+def test_a_resumed_run_keeps_the_tau_of_the_base_model(load: Callable[..., Base], tmp_path: Path):
+    recipe = replace(RECIPE, defense=Spard())
+    with pytest.raises(Stopped):
+        run(load(), recipe, checkpoints=tmp_path, **stop_after(6))
+
+    base = load()
+    own = evaluate(base.model, refusals(base), base.tokenizer.pad_token_id)
+
+    assert run(base, recipe, checkpoints=tmp_path).tau == {"mean": own.loss, "prefix": own.prefix_loss}
+
+
+def test_a_checkpoint_of_another_recipe_is_left_alone(load: Callable[..., Base], tmp_path: Path):
+    with pytest.raises(Stopped):
+        run(load(), checkpoints=tmp_path, **stop_after(6))
+    steps: list[int] = []
+
+    run(load(), replace(RECIPE, seed=6), checkpoints=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
+
+    assert steps[0] == 1
+
+
+def test_settings_that_change_no_number_do_not_hinder_a_resume(load: Callable[..., Base], tmp_path: Path):
+    with pytest.raises(Stopped):
+        run(load(), checkpoints=tmp_path, **stop_after(6))
+    steps: list[int] = []
+    other = replace(RECIPE, checkpoint_every_s=1e6, audit=Audit(max_prompts=20))
+
+    run(load(), other, checkpoints=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
+
+    assert steps[0] == 7
+
+
+def test_checkpoints_are_written_by_the_clock(base: Base, tmp_path: Path):
+    saved: list[int] = []
+    recipe = replace(RECIPE, checkpoint_every_s=1e-9)
+    run(base, recipe, checkpoints=tmp_path, on_checkpoint=lambda checkpoint, metrics: saved.append(checkpoint.step))
+    assert saved == list(range(1, 13))
+
+
+def test_tau_auto_is_the_base_models_own_safe_loss(base: Base):
+    own = evaluate(base.model, refusals(base), base.tokenizer.pad_token_id)
+    trained = run(base, replace(RECIPE, defense=Spard(constraint="prefix")))
+    assert trained.tau == {"prefix": own.prefix_loss}
+
+
+def test_a_constraint_that_is_never_violated_changes_nothing(load: Callable[..., Base]):
+    defended = run(load(), replace(RECIPE, defense=Spard(tau=20.0)))
+    plain = run(load(), replace(RECIPE, defense=NoDefense()))
+    assert equal(weights(defended), weights(plain))
+
+
+def test_the_defence_holds_the_safe_loss_that_plain_fine_tuning_loses(load: Callable[..., Base]):
+    plain, defended = load(), load()
+    pad = plain.tokenizer.pad_token_id
+    run(plain, replace(RECIPE, defense=NoDefense()))
+    trained = run(defended, replace(RECIPE, defense=Spard(tau=4.0, constraint="mean")))
+
+    assert evaluate(defended.model, refusals(defended), pad).loss < evaluate(plain.model, refusals(plain), pad).loss
+    assert any(step["spag/triggered"] for step in trained.metrics)
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_micro_batches_change_no_more_than_rounding(load: Callable[..., Base], micro: int):
+    recipe = replace(RECIPE, lora=Lora(rank=4))
+    whole, cut = run(load(), recipe), run(load(), replace(recipe, micro_batch_size=micro))
+    for name, part in weights(whole).items():
+        torch.testing.assert_close(weights(cut)[name], part, rtol=1e-3, atol=1e-4)
+
+
+def test_gradient_checkpointing_changes_no_more_than_rounding(load: Callable[..., Base]):
+    whole, saving = run(load()), run(load(), replace(RECIPE, gradient_checkpointing=True))
+    for name, part in weights(whole).items():
+        torch.testing.assert_close(weights(saving)[name], part, rtol=1e-3, atol=1e-4)
+
+
+def test_metrics_are_flat_and_complete(base: Base):
+    trained = run(base)
+    assert len(trained.metrics) == trained.steps == 12
+    assert set(trained.metrics[0]) == {
+        "loss/task",
+        "accuracy/task",
+        "grad_norm",
+        "loss/safe",
+        "loss/safe_prefix",
+        "spag/alpha",
+        "spag/triggered",
+        "spag/capped",
+        "spag/skipped",
+        "spag/step",
+        "lr",
+        "tokens_per_s",
+    }
+    assert trained.trained_tokens == 3 * sum(len(row.ids) for row in sums(base))
+
+
+def test_the_trained_model_drops_nothing(base: Base):
+    assert not run(base).model.training
+
+
+def test_unknown_target_modules_are_refused_with_those_there_are(base: Base):
+    with pytest.raises(InvalidRecipe, match=r"no c_attn; it has .*k_proj.*q_proj"):
+        run(base, replace(RECIPE, lora=Lora(target_modules=("c_attn",))))
+
+
+def test_a_broken_model_is_reported_and_not_trained_on(base: Base):
+    with torch.no_grad():
+        base.model.model.norm.weight.fill_(math.nan)
+    with pytest.raises(NonFiniteLoss):
+        run(base)
+
+
+def test_a_defence_needs_safe_examples(base: Base):
+    with pytest.raises(InvalidData, match="safe examples"):
+        train(base, sums(base), [], RECIPE, resolve(RECIPE, **TWELVE_STEPS))
+
+
+def test_safe_batches_go_through_one_permutation_after_another():
+    drawn = [row for step in range(14) for row in safe_rows(1, step, 7, 3)]
+    assert all(count == 1 for start in range(0, 42, 7) for count in Counter(drawn[start : start + 7]).values())
+    assert safe_rows(1, 9, 7, 3) == drawn[27:30]
+
+
+def test_a_safe_batch_is_no_larger_than_the_safe_set():
+    assert sorted(safe_rows(1, 5, 3, 8)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("step", "share"), [(0, 0.5), (1, 1.0), (2, 1.0), (5, 0.625), (9, 0.125)])
+def test_the_learning_rate_warms_up_and_falls_linearly(step: int, share: float):
+    assert schedule(step, 10, 0.2) == share
