@@ -59,7 +59,7 @@ def list_pools(session: ReadDep, caller: AdminDep) -> PoolList:
 
 @admin.post("/pools", response_model=PoolOut, openapi_extra=FILE_FORM)
 def import_pool(
-    name: Name, form: FormDep, storage: StorageDep, limits: LimitsDep, begin: BeginDep, caller: AdminDep
+    caller: AdminDep, name: Name, form: FormDep, storage: StorageDep, limits: LimitsDep, begin: BeginDep
 ) -> PoolOut:
     """Import rows `{"prompt", "safe"}`; a fifth of the prompts, at most 300, is held out as attacks."""
     return imports.import_pool(storage, begin, form, name, limits)
@@ -73,13 +73,13 @@ def list_suites(session: ReadDep, caller: AdminDep) -> dict[str, object]:
 
 @admin.post("/suites", response_model=CorpusOut, openapi_extra=FILE_FORM)
 def import_suite(
+    caller: AdminDep,
     name: Name,
     kind: Literal["harmful", "benign", "utility"],
     form: FormDep,
     storage: StorageDep,
     limits: LimitsDep,
     begin: BeginDep,
-    caller: AdminDep,
 ) -> Corpus:
     """Import rows `{"prompt", "answer"?, "category"?}` that adapters are measured with."""
     return imports.import_suite(storage, begin, form, name, kind, limits)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
@@ -119,3 +122,15 @@ def offered(provider: TestClient, tmp_path: Path) -> TestClient:
 def asked(offered: TestClient, upload: Upload) -> dict[str, Any]:
     """The smallest job that a customer may ask for."""
     return {"model": "lab/tiny-1", "training_file": upload(rows(10)).json()["id"]}
+
+
+@pytest.fixture
+def url(service: Service) -> Iterator[str]:
+    """The same application behind a real server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(service.app, log_config=None, lifespan="off"))
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        server.should_exit = True
+        thread.join()

@@ -74,8 +74,9 @@ def test_a_body_over_a_megabyte_is_413(customer: TestClient) -> None:
 
 
 def test_an_error_of_ours_tells_nothing_but_an_id(service: Service, customer: TestClient) -> None:
-    service.app.state.engine = None
+    engine, service.app.state.engine = service.app.state.engine, None
     got = customer.get(FILES)
+    service.app.state.engine = engine
     assert (got.status_code, got.json()["error"]["type"]) == (500, "server_error")
     assert got.headers["x-request-id"] in got.json()["error"]["message"]
     assert "NoneType" not in got.text
