@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from app.db import transaction
 from app.models import JobStatus
 from app.queue import Dispatcher, wake
-from tests.worker.shop import Shop
+from tests.worker.shop import Shop, until
 
 CELERY = (
     "celery",
@@ -38,11 +38,15 @@ CELERY = (
 def celery(cloud_shop: Shop, redis_url: str) -> Iterator[subprocess.Popen[bytes]]:
     """A Celery worker that has looked for work and would do so again only after a minute."""
     process = cloud_shop.start(*CELERY, broker_url=SecretStr(redis_url), poll_s=60.0, lease_s=30.0, warm_child=True)
-    until(lambda: bool(psutil.Process(process.pid).children()))
-    time.sleep(1)
-    yield process
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    try:
+        until(lambda: bool(psutil.Process(process.pid).children()))
+        time.sleep(1)
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_message_wakes_a_worker_that_trains_once_however_often_it_is_sent(
