@@ -45,7 +45,7 @@ _worker = Worker(get_settings())
 @celery.task(name=WAKE)  # type: ignore[untyped-decorator]
 def wake(job_id: str) -> None:
     """There may be work; which job it is the table says."""
-    _worker.wake.set()
+    _worker.wake()
 
 
 def _run() -> None:

@@ -37,7 +37,8 @@ class Keeper:
 
     def keep_checkpoint(self, step: int, folder: Path) -> bool:
         """Upload a checkpoint; False when it was replaced on disk meanwhile, or the storage does not take it."""
-        return self._keep(sorted(folder.glob("*")), step)
+        paths = sorted(folder.glob("*"))
+        return bool(paths) and self._keep(paths, step)
 
     def delete_surplus(self) -> None:
         """Delete the checkpoints that the row names no more; to be called once it is written."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
 import structlog
@@ -22,10 +24,14 @@ log = structlog.get_logger(__name__)
 
 
 class Worker:
-    """`run` serves until `end` is called; `wake` cuts a wait short. Children die with the thread that is in `run`."""
+    """`run` serves until `end` is called; children die with the thread that is in it.
+
+    `wake` and `end` may be called from a signal handler, unless that interrupts this thread.
+    """
 
     def __init__(self, settings: Settings, command: Sequence[str] = COMMAND) -> None:
-        self.wake, self._stop = Event(), Event()
+        self._stop = Event()
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be set while it is being set
         self._settings = settings
         storage = open_storage(settings.storage(), settings.s3_endpoint_url)
         self._backend = Backend(settings, make_engine(settings.database()), storage)
@@ -43,8 +49,7 @@ class Worker:
             self._nursery.prepare()
             while not self._stop.is_set():
                 if not self._serve():
-                    self.wake.wait(self._settings.poll_s)
-                    self.wake.clear()
+                    self._rest()
         finally:
             self.end()
             self._nursery.close()
@@ -52,12 +57,21 @@ class Worker:
             self._backend.engine.dispose()
         log.info("worker stopped", owner=self._owner)
 
-    def end(self) -> None:
-        """Stop soon: a running job is checkpointed and goes back to the queue.
+    def wake(self) -> None:
+        """There may be work: look now."""
+        self._wakes.put(None)
 
-        May be called from a signal handler, unless that interrupts the thread of `run`.
-        """
+    def end(self) -> None:
+        """Stop soon: a running job is checkpointed and goes back to the queue."""
         self._stop.set()
+        self.wake()
+
+    def _rest(self) -> None:
+        """Wait until somebody wakes us or it is time to look again; wake-ups that came together count as one."""
+        with suppress(Empty):
+            self._wakes.get(timeout=self._settings.poll_s)
+            while True:
+                self._wakes.get_nowait()
 
     def _serve(self) -> bool:
         """Serve the job that has waited longest; False when there is none, or it went wrong in an unforeseen way."""
@@ -85,7 +99,7 @@ class Worker:
             else:
                 if handed_back:
                     log.warning("reaped", jobs=handed_back)
-                    self.wake.set()
+                    self.wake()
 
 
 class _Nursery:

@@ -16,7 +16,7 @@ from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.models import BaseModelEntry, Corpus, File
 from app.settings import Settings
-from spard.config import Lora, NoDefense, Recipe
+from spard.config import GateThresholds, Lora, NoDefense, Recipe
 
 _SHOWN = 20
 
@@ -44,12 +44,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         "validation_file": _file_spec(validation) if validation else None,
         "pool": _corpus_spec(pool) if pool else None,
         "suites": [_corpus_spec(suite) for suite in _suites(session, safety, pool)],
-        "policy": {
-            "max_asr": settings.gate_max_asr,
-            "max_asr_rise": settings.gate_max_asr_rise,
-            "max_over_refusal_rise": settings.gate_max_over_refusal_rise,
-            "max_unscored": settings.gate_max_unscored,
-        },
+        "policy": asdict(_thresholds(settings)),
         "judge": settings.judge,
         "waived": policy.is_waived(caller, safety),
     }
@@ -68,6 +63,15 @@ def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry) -> dict[str, 
         learning_rate=model.learning_rate,
     )
     return asdict(recipe)
+
+
+def _thresholds(settings: Settings) -> GateThresholds:
+    return GateThresholds(
+        max_asr=settings.gate_max_asr,
+        max_asr_rise=settings.gate_max_asr_rise,
+        max_over_refusal_rise=settings.gate_max_over_refusal_rise,
+        max_unscored=settings.gate_max_unscored,
+    )
 
 
 def _model(session: Session, alias: str) -> BaseModelEntry:

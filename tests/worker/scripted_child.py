@@ -44,8 +44,10 @@ def main() -> None:
             checkpoint(folder, report, step)
         if is_first or behaviour in ALWAYS:
             misbehave(behaviour, report, step)
-            if step == 4 and behaviour in ("slow", "deaf"):
-                wait(folder, stopped if behaviour == "slow" else [])
+            if step == 4 and behaviour in ("slow", "deaf", "late"):
+                wait(folder, [] if behaviour == "deaf" else stopped)
+                if behaviour == "late":  # it is not told to stop: it goes on
+                    stopped.clear()
         if stopped:
             checkpoint(folder, report, step)
             report.failed("stopped", "The worker stops.", None, retryable=True)

@@ -63,12 +63,12 @@ def test_a_killed_worker_takes_its_child_along_and_another_finishes_the_job(shop
 
 def test_a_frozen_worker_cannot_publish_when_it_wakes_up(shop: Shop, start: Start) -> None:
     job_id = shop.add_job()
-    zombie = start("slow")
+    zombie = start("late")
     child = slow_child(shop)
     zombie.send_signal(signal.SIGSTOP)
     with shop.serving("good"):
         shop.until_ended(job_id)
-        child.terminate()  # the zombie's child ends well meanwhile, and tells so
+        child.terminate()  # the zombie's child finishes the job meanwhile, and tells so
         zombie.send_signal(signal.SIGCONT)
         until(lambda: not child.is_running())
     job = shop.job(job_id)
@@ -76,6 +76,18 @@ def test_a_frozen_worker_cannot_publish_when_it_wakes_up(shop: Shop, start: Star
     assert len(terminal_events(shop, job_id)) == 1
     zombie.send_signal(signal.SIGTERM)
     assert zombie.wait(30) == 0
+
+
+def test_results_of_a_lost_lease_are_never_published(shop: Shop) -> None:
+    job_id = shop.add_job()
+    with shop.serving("late", lease_s=60.0, heartbeat_s=60.0) as worker:
+        until(lambda: any(event.startswith("Step 4/6") for event in shop.events(job_id)))
+        with transaction(shop.engine) as session:
+            lease.release(session, Claim(job_id, 1, 1), "taken away by the test")
+        worker.end()  # it takes no other job; the child finishes this one
+    job = shop.job(job_id)
+    assert (job.status, job.adapter, job.fine_tuned_model) == (JobStatus.queued, None, None)
+    assert shop.storage.exists(f"tenants/{job.tenant_id}/jobs/{job_id}/a1/out/adapter.tar.gz")
 
 
 def test_a_worker_that_is_told_to_stop_checkpoints_and_hands_back_its_job(shop: Shop, start: Start) -> None:
