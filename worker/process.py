@@ -123,8 +123,7 @@ def environment(settings: Settings) -> dict[str, str]:
     passed = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
     passed = {name: value for name, value in passed.items() if name not in _SECRET}
     passed |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    if settings.worker_threads:
-        passed["OMP_NUM_THREADS"] = str(settings.worker_threads)
+    passed["OMP_NUM_THREADS"] = str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))
     if settings.judge == "llm" and settings.judge_api_key:
         passed["SPARD_JUDGE_API_KEY"] = settings.judge_api_key.get_secret_value()
     return passed
