@@ -2,8 +2,8 @@
 
     python -m benchmarks.service_overhead [--rounds 3]
 
-Both make the same adapter from the demo's lab (`make demo` makes it). A job's time runs from the request that creates it
-to the poll that sees it succeeded; a library run's from the start of the process to its end.
+Both make the same adapter from the demo's lab (`make demo` makes it). A job's time runs from the request that creates
+it to the poll that sees it succeeded; a library run's from the start of the process to its end.
 """
 
 from __future__ import annotations
