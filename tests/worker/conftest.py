@@ -41,6 +41,14 @@ def _shop(shop: Shop) -> Iterator[Shop]:
     before = {process.pid for process in psutil.process_iter()}
     yield shop
     shop.engine.dispose()
-    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    assert [p.cmdline() for p in left if "worker" in " ".join(p.cmdline())] == []
+    left = [_command(p) for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert [command for command in left if "worker" in command] == []
     assert list(shop.work_dir.glob("*/")) == []
+
+
+def _command(process: psutil.Process) -> str:
+    """Its command line; nothing for one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
