@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -41,6 +42,13 @@ def _shop(shop: Shop) -> Iterator[Shop]:
     before = {process.pid for process in psutil.process_iter()}
     yield shop
     shop.engine.dispose()
-    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    assert [p.cmdline() for p in left if "worker" in " ".join(p.cmdline())] == []
+    left = [command(p) for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert [line for line in left if "worker" in line] == []
     assert list(shop.work_dir.glob("*/")) == []
+
+
+def command(process: psutil.Process) -> str:
+    """The command line of a process; empty when it has ended meanwhile."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
