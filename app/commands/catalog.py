@@ -45,7 +45,8 @@ def add_model(
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
     }
-    added: Any = connect().post("/admin/models", body=entry, cast_to=object)
+    with connect() as client:
+        added: Any = client.post("/admin/models", body=entry, cast_to=object)
     show_record(added, as_json)
 
 
@@ -81,8 +82,8 @@ def list_suites(as_json: Json = False) -> None:
 
 
 def _send(path: str, file: Path, params: dict[str, Any]) -> Any:
-    with file.open("rb") as content:
+    with file.open("rb") as content, connect() as client:
         files = {"file": (file.name, content)}
         headers = {"content-type": "multipart/form-data"}
         options: Any = {"params": params, "headers": headers}
-        return connect().post(path, files=files, options=options, cast_to=object)
+        return client.post(path, files=files, options=options, cast_to=object)

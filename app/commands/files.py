@@ -16,8 +16,8 @@ _PROBLEM = ("line", "severity", "code", "pointer", "message", "hint")
 
 def send(path: Path) -> dict[str, Any]:
     """Upload a training file."""
-    with path.open("rb") as content:
-        return connect().files.create(file=(path.name, content), purpose="fine-tune").to_dict()
+    with path.open("rb") as content, connect() as client:
+        return client.files.create(file=(path.name, content), purpose="fine-tune").to_dict()
 
 
 @files.command("upload")
@@ -37,14 +37,16 @@ def upload_file(
 @files.command("list")
 def list_files(as_json: Json = False) -> None:
     """Your files, newest first."""
-    found = [file.to_dict() for file in connect().files.list()]
+    with connect() as client:
+        found = [file.to_dict() for file in client.files.list()]
     show_rows(found, ("id", "filename", "purpose", "bytes", "status", "created_at"), as_json)
 
 
 @files.command("show")
 def show_file(file_id: str, as_json: Json = False) -> None:
     """One file, and every problem of it."""
-    file = connect().files.retrieve(file_id).to_dict()
+    with connect() as client:
+        file = client.files.retrieve(file_id).to_dict()
     problems = _problems(file_id)
     show_record(file | ({"problems": problems} if as_json else {}), as_json)
     if problems and not as_json:
@@ -54,7 +56,8 @@ def show_file(file_id: str, as_json: Json = False) -> None:
 @files.command("delete")
 def delete_file(file_id: str) -> None:
     """Delete a file that no unfinished job uses."""
-    connect().files.delete(file_id)
+    with connect() as client:
+        client.files.delete(file_id)
     say(f"deleted {file_id}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from openai import OpenAI
 
 from app.commands.files import send
 from app.commands.terminal import CommandFailed, Json, connect, get, say, show_json, show_record, show_rows
@@ -49,7 +50,8 @@ def create_job(
         "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
         "extra_body": _extra(defense, safety),
     }
-    job = connect().fine_tuning.jobs.create(**ask)
+    with connect() as client:
+        job = client.fine_tuning.jobs.create(**ask)
     show_record(job.to_dict(), as_json)
     if follow:
         follow_job(job.id)
@@ -58,44 +60,41 @@ def create_job(
 @jobs.command("list")
 def list_jobs(limit: int = 20, as_json: Json = False) -> None:
     """Your jobs, newest first."""
-    found = connect().fine_tuning.jobs.list(limit=limit).data
-    columns = ("id", "model", "status", "safety.phase", "safety.gate.decision", "created_at")
-    show_rows([job.to_dict() for job in found], columns, as_json)
+    with connect() as client:
+        found = [job.to_dict() for job in client.fine_tuning.jobs.list(limit=limit).data]
+    show_rows(found, ("id", "model", "status", "safety.phase", "safety.gate.decision", "created_at"), as_json)
 
 
 @jobs.command("show")
 def show_job(job_id: str, as_json: Json = False) -> None:
     """One job."""
-    show_record(connect().fine_tuning.jobs.retrieve(job_id).to_dict(), as_json)
+    with connect() as client:
+        job = client.fine_tuning.jobs.retrieve(job_id).to_dict()
+    show_record(job, as_json)
 
 
 @jobs.command("events")
 def show_events(job_id: str, limit: int = 100, as_json: Json = False) -> None:
     """What happened, the latest last."""
-    events = connect().fine_tuning.jobs.list_events(job_id, limit=limit).data[::-1]
+    with connect() as client:
+        events = client.fine_tuning.jobs.list_events(job_id, limit=limit).data[::-1]
     show_rows([event.to_dict() for event in events], ("created_at", "level", "message"), as_json)
 
 
 @jobs.command("follow")
 def follow_job(job_id: str) -> None:
     """Show events as they happen; exits 0 if the job succeeds."""
-    client, seen = connect(), set[str]()
-    while True:
-        status = client.fine_tuning.jobs.retrieve(job_id).status
-        for event in client.fine_tuning.jobs.list_events(job_id, limit=1000).data[::-1]:
-            if event.id not in seen:
-                seen.add(event.id)
-                say(f"{time.strftime('%H:%M:%S', time.localtime(event.created_at))}  {event.message}")
-        if status in _TERMINAL:
-            say(f"{job_id} {status}")
-            raise typer.Exit(0 if status == "succeeded" else 1)
-        time.sleep(_POLL_S)
+    with connect() as client:
+        status = _follow(client, job_id)
+    say(f"{job_id} {status}")
+    raise typer.Exit(0 if status == "succeeded" else 1)
 
 
 @jobs.command("cancel")
 def cancel_job(job_id: str) -> None:
     """Cancel a job that has not ended."""
-    job = connect().fine_tuning.jobs.cancel(job_id)
+    with connect() as client:
+        job = client.fine_tuning.jobs.cancel(job_id)
     say(f"{job_id} {job.status if job.status == 'cancelled' else 'is being cancelled'}")
 
 
@@ -105,7 +104,8 @@ def fetch_adapter(
 ) -> None:
     """Download the adapter of a job that has succeeded."""
     path = out or Path(f"{job_id}-adapter.tar.gz")
-    path.write_bytes(connect().get(f"/fine_tuning/jobs/{job_id}/adapter", cast_to=bytes))
+    with connect() as client:
+        path.write_bytes(client.get(f"/fine_tuning/jobs/{job_id}/adapter", cast_to=bytes))
     say(f"wrote {path}")
 
 
@@ -113,6 +113,20 @@ def fetch_adapter(
 def show_safety(job_id: str) -> None:
     """Print the safety report, a rejected job's too."""
     show_json(get(f"/fine_tuning/jobs/{job_id}/safety"))
+
+
+def _follow(client: OpenAI, job_id: str) -> str:
+    """Show each event once, until the job has ended; how it did."""
+    seen: set[str] = set()
+    while True:
+        status = client.fine_tuning.jobs.retrieve(job_id).status
+        for event in client.fine_tuning.jobs.list_events(job_id, limit=1000).data[::-1]:
+            if event.id not in seen:
+                seen.add(event.id)
+                say(f"{time.strftime('%H:%M:%S', time.localtime(event.created_at))}  {event.message}")
+        if status in _TERMINAL:
+            return status
+        time.sleep(_POLL_S)
 
 
 def _file_id(file: str) -> str:

@@ -37,7 +37,8 @@ def service_url() -> str:
 
 def get(path: str, **params: Any) -> Any:
     """The JSON of one of our own endpoints."""
-    return connect().get(path, cast_to=object, options={"params": params})
+    with connect() as client:
+        return client.get(path, cast_to=object, options={"params": params})
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], as_json: bool) -> None:

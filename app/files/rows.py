@@ -212,6 +212,9 @@ def _conversation(turns: list[dict[str, Any]]) -> Iterator[Problem]:
         yield _error(at, "example_missing_assistant_message", "the last message must be from the assistant")
     elif all(turn.get("weight") == 0 for turn in answers):
         yield _error("/messages", "all_tokens_masked", "every assistant message has weight 0")
+    elif roles[0] == "assistant" and turns[0].get("weight", 1) != 0:
+        hint = "give that message weight 0, or one before it"
+        yield _error("/messages/0/role", "role_order", "the assistant speaks first, answering nothing", hint)
     hint = "roles should be an optional system message, then user and assistant in turn"
     for index, role in enumerate(roles):
         before = roles[index - 1] if index else None

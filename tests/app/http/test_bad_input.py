@@ -71,6 +71,7 @@ BAD_ROWS: dict[str, tuple[str, str, str]] = {
         "example_missing_assistant_message",
         "/messages/1/role",
     ),
+    "an answer to nothing": (json.dumps({"messages": [MESSAGE]}), "role_order", "/messages/0/role"),
     "an empty answer": (json.dumps(chat("a", " ")), "missing_content", "/messages/1/content"),
     "a null answer": (
         json.dumps({"messages": [QUESTION, MESSAGE | {"content": None}]}),

@@ -47,7 +47,7 @@ def test_a_file_comes_back_over_a_signed_link(upload: Upload, customer: TestClie
 
 
 def test_a_refused_file_leaves_nothing_in_the_bucket(moto_place: Place, upload: Upload) -> None:
-    for content in (b"PK\x03\x04" + b"\0" * 100, b"", rows(100_000) + b"\xff\n"):
+    for content in (b"PK\x03\x04" + b"\0" * 100, b"", rows(20_000) + b"\xff\n"):
         assert upload(content).status_code in (400, 415)
     with closing(boto3.client("s3", endpoint_url=moto_place.endpoint_url, region_name="us-east-1")) as s3:
         assert s3.list_objects_v2(Bucket=urlsplit(moto_place.url).netloc)["KeyCount"] == 0
