@@ -23,7 +23,7 @@ from app.settings import Settings
 from worker.report import MAX_LINE, Message, parse
 
 COMMAND = (sys.executable, "-m", "worker.child")
-MAX_LOG_BYTES = 10_000_000
+MAX_LOG_BYTES = 10_000_000  # of a job's child
 _QUEUED = 1000  # messages; a child that is faster than the database waits in its pipe
 _NAMES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _PREFIXES = ("CUBLAS_", "CUDA_", "HF_", "LC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH")
