@@ -44,9 +44,9 @@ def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(light_shop: Shop
 
 
 def kill_trainer() -> None:
-    """Of the children, the one that has used the most processor time; the other one waits for work."""
+    """The older child: the other one waits for work."""
     children = [child for child in psutil.Process().children() if "worker.child" in child.cmdline()]
-    max(children, key=lambda child: child.cpu_times().user).kill()
+    min(children, key=lambda child: child.create_time()).kill()
 
 
 def undisturbed(model: Path, tmp_path: Path) -> bytes:
