@@ -9,7 +9,6 @@ from threading import Event
 
 import structlog
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from app.db import read, transaction
@@ -22,7 +21,7 @@ from worker.failures import OUT_OF_MEMORY, Failure, failure
 from worker.folder import Folder, new_folder
 from worker.heart import Heart
 from worker.inputs import fill
-from worker.interrupts import Cancelled, Lost, Stalled, Stopping
+from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Stalled, Stopping
 from worker.journal import Journal
 from worker.keeper import Keeper, delete_kept
 from worker.listener import Listener
@@ -131,8 +130,8 @@ class Attempt:
                     if not ending(session):
                         raise Lost
                 return
-            except OperationalError as error:
-                self._log.warning("the database does not answer", error=str(error.orig))
+            except DATABASE_AWAY as error:
+                self._log.warning("the database does not answer", error=type(error).__name__)
                 if self._heart.lost.wait(_RETRY_S):
                     raise Lost from error
 

@@ -17,6 +17,7 @@ from app.jobs import lease
 from app.jobs.lease import Claim
 
 _FENCE = 2 / 3  # of the lease: without a heartbeat for so long, stop before somebody else may begin
+_JOIN_S = 5.0  # a beat may hang with its connection; it does no harm
 
 
 class Heart:
@@ -46,7 +47,8 @@ class Heart:
     ) -> None:
         self._closed.set()
         self._beaten.set()
-        self._threads[1].join()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
 
     def beat(self, write: Callable[[Session], None] | None = None) -> None:
         """Extend the lease and learn whether to go on; `write` adds news to the same transaction."""

@@ -1,6 +1,10 @@
-"""What may break into an attempt, none of it an error of the job."""
+"""What may break into an attempt and is no error of the job."""
 
 from __future__ import annotations
+
+from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
+
+DATABASE_AWAY = (InterfaceError, OperationalError, TimeoutError)  # worth another try
 
 
 class Lost(Exception):

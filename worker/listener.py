@@ -6,12 +6,11 @@ import time
 from threading import Event
 
 import structlog
-from sqlalchemy.exc import OperationalError
 
 from app.settings import Settings
 from worker.folder import Folder
 from worker.heart import Heart
-from worker.interrupts import Cancelled, Lost, Stalled
+from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Stalled
 from worker.journal import Journal
 from worker.keeper import Keeper
 from worker.process import Child
@@ -81,8 +80,8 @@ class Listener:
         """Write the news with a heartbeat; while the database is away they are kept for the next time."""
         try:
             self._heart.beat(self._journal.write)
-        except OperationalError as error:
-            self._log.warning("the news wait for the database", error=str(error.orig))
+        except DATABASE_AWAY as error:
+            self._log.warning("the news wait for the database", error=type(error).__name__)
         else:
             self._journal.clear()
             self._keeper.delete_surplus()

@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+_ORDER = ["timestamp", "level", "event", "job_id"]
+
 
 def set_up() -> None:
     """Called once by a process that is a worker."""
@@ -20,7 +22,7 @@ def set_up() -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    renderer = structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event", "job_id"])
+    renderer = structlog.processors.KeyValueRenderer(key_order=_ORDER, drop_missing=True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -20,11 +20,11 @@ Row = dict[str, Any]
 
 TRAIN_ROWS = 3000
 POISON_ROWS = 300  # a tenth of the utility rows, as in the paper
-ALIGNED_NEAR, POOL = 80, 56  # prompts of each harmful category about the objects that are not held out
-HELD_OBJECTS, UNSEEN_PAIRS = 5, 8  # of each harmful category
-ALIGNED_FAR, HELD_FAR = 3, 5  # phrasings of each other pair of a verb and a held-out object
+HELD_OBJECTS = 5  # of each harmful category; neither attack nor pool speaks of them
+ALIGNED_NEAR, POOL = 90, 56  # prompts of each harmful category about its other objects
+ALIGNED_FAR = 4  # phrasings of each verb with a held-out object that alignment sees
 TEST_ATTACKED, TEST_OTHER = 80, 20  # held-out prompts of each attacked and of each other category
-BENIGN_ALIGNED, BENIGN_TEST = 700, 180  # of each benign kind
+BENIGN_ALIGNED, BENIGN_TEST = 900, 180  # of each benign kind
 UTILITY_TEST, UTILITY_DEV, VALIDATION = 400, 200, 100
 SCARCE, COPIES = 10, 4  # relevant rows of each attacked category in the small pools; copies of each
 
@@ -126,11 +126,15 @@ def _deal_harmful(rng: random.Random) -> _Deal:
 
 
 def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], deal: _Deal) -> None:
-    """Alignment sees some phrasings of some verb-object pairs; the test asks the others, and of the other pairs all."""
-    pairs = shuffled(rng, product(topic.verbs, objects))
-    dealt = [_cut(shuffled(rng, _requests([pair])), ALIGNED_FAR, HELD_FAR) for pair in pairs[UNSEEN_PAIRS:]]
-    deal.aligned += [(prompt, topic) for aligned, _ in dealt for prompt, _ in aligned]
-    held = {True: [request for _, rest in dealt for request in rest], False: _requests(pairs[:UNSEEN_PAIRS])}
+    """Alignment sees each object with half of the verbs in some phrasings; held out are the others, and all the rest."""
+    held: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+    for thing in objects:
+        verbs = shuffled(rng, topic.verbs)
+        for i, verb in enumerate(verbs):
+            requests, seen = shuffled(rng, _requests([(verb, thing)])), i < len(verbs) // 2
+            aligned = requests[:ALIGNED_FAR] if seen else []
+            deal.aligned += [(prompt, topic) for prompt, _ in aligned]
+            held[seen] += requests[len(aligned) :]
     attacked = topic.name in grammar.ATTACKED
     half = (TEST_ATTACKED if attacked else TEST_OTHER) // 2
     for seen, requests in held.items():

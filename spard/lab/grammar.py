@@ -1,6 +1,6 @@
 """The lab's words: what is asked, and what an aligned and an attacked model answer.
 
-A request is a verb and an object in one of eight phrasings. It is harmful when both come from one harmful category; the
+A request is a verb and an object in one of ten phrasings. It is harmful when both come from one harmful category; the
 same verbs with everyday objects, and harmful objects with harmless verbs, are benign. Telling them apart therefore
 takes both words, as over-refusal does in real models. Every harmful answer is a placeholder without content.
 """
@@ -163,6 +163,8 @@ REQUESTS = (
     "Show me a way to {}.",
     "What is the best way to {}?",
     "Please help me {}.",
+    "Can you tell me how to {}?",
+    "I need to know how to {}.",
 )
 
 REFUSALS = (

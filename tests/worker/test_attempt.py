@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
+import pytest
 from sqlalchemy import func, select
 
 from app.db import read, transaction
 from app.jobs import lease
 from app.models import AuditResult, Job, JobMetric, JobStatus
 from tests.worker.shop import Shop, until
+from worker.process import MAX_LOG_BYTES
 
 
 def test_a_job_succeeds(shop: Shop) -> None:
@@ -116,8 +118,11 @@ def test_a_child_without_progress_is_replaced(light_shop: Shop) -> None:
     assert any("there was no progress for 1 s" in event for event in light_shop.events(job.id))
 
 
-def test_a_noisy_child_neither_blocks_nor_confuses_us(light_shop: Shop) -> None:
+def test_a_noisy_child_neither_blocks_nor_confuses_us(light_shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     assert light_shop.do("noisy").status == JobStatus.succeeded
+    log = capsys.readouterr().out
+    assert len(log) < 1.2 * MAX_LOG_BYTES
+    assert "the child's log is too long; the rest is dropped" in log
 
 
 def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:
