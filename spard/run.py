@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from spard.data import Encoded, Example, encode_all, prompt_text, read_examples,
 from spard.embed import embed
 from spard.gate import gate
 from spard.judges import open_judge
+from spard.leaks import leak_reasons
 from spard.losses import Evaluation, evaluate
 from spard.methods.base import Metrics
 from spard.models import Base, load_base
@@ -36,6 +38,7 @@ class Outcome:
     chosen: Chosen | None
     trained: Trained
     measured: Measured
+    leaks: Mapping[str, Sequence[str]]  # by suite, what of it was trained on
 
 
 def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
@@ -52,6 +55,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     tokens = resolved.n_epochs * sum(len(row.ids) for row in task)
     report({"kind": "resolved", "data": asdict(resolved), "trained_tokens": tokens})
 
+    leaks = find_leaks(rows, spec, report)
     chosen, safe = select(base, rows, spec, limit, report)
     before = measure(base, base.model, spec, report)  # first, since full fine-tuning changes the base model in place
 
@@ -61,21 +65,32 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     trained = train(base, task, safe, spec.recipe, resolved, on_step=on_step, checkpoints=checkpoints)
 
     after = measure(base, trained.model, spec, report)
-    measured = Measured(before, after, gate(before, after, spec.thresholds))
+    measured = Measured(before, after, gate(before, after, spec.thresholds, leaks))
     valid = evaluate(base.model, validation, base.tokenizer.pad_token_id) if validation else None
 
     report({"kind": "phase", "phase": "package"})
-    _package(base, spec, resolved, Outcome(chosen, trained, measured), valid, out)
+    _package(base, spec, resolved, Outcome(chosen, trained, measured, leaks), valid, out)
     shutil.rmtree(checkpoints, ignore_errors=True)
     report({"kind": "done"})
-    return Outcome(chosen, trained, measured)
+    return Outcome(chosen, trained, measured, leaks)
+
+
+def find_leaks(rows: Sequence[Example], spec: RunSpec, report: Report) -> dict[str, list[str]]:
+    """Audit prompts in what is trained on, told as warnings."""
+    sources = {"training file": rows}
+    if is_defended(spec) and spec.pool is not None:
+        sources["safety pool"] = read_pool(spec.pool)
+    leaks = leak_reasons(read_suites(spec), sources)
+    for reason in chain.from_iterable(leaks.values()):
+        report({"kind": "warning", "message": reason})
+    return leaks
 
 
 def select(
     base: Base, rows: Sequence[Example], spec: RunSpec, limit: int, report: Report
 ) -> tuple[Chosen | None, list[Encoded]]:
     """The safe set that the recipe's selection takes from the pool rows within the limit, as tokens."""
-    if isinstance(spec.recipe.defense, NoDefense) or spec.pool is None:
+    if not is_defended(spec) or spec.pool is None:
         return None, []
     report({"kind": "phase", "phase": "embed"})
     pool = read_pool(spec.pool)
@@ -95,10 +110,18 @@ def select(
 def measure(base: Base, model: Any, spec: RunSpec, report: Report) -> list[SuiteResult]:
     """Audit one model on the recipe's suites; none asked for means all there are."""
     report({"kind": "phase", "phase": "audit"})
+    return audit(model, base.tokenizer, read_suites(spec), open_judge(spec.judge), spec.recipe.audit)
+
+
+def read_suites(spec: RunSpec) -> list[Suite]:
+    """The suites that the recipe asks for."""
     wanted = spec.recipe.audit.suites
     specs = [each for each in spec.suites if wanted is None or each.name in wanted]
-    suites = [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in specs]
-    return audit(model, base.tokenizer, suites, open_judge(spec.judge), spec.recipe.audit)
+    return [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in specs]
+
+
+def is_defended(spec: RunSpec) -> bool:
+    return not isinstance(spec.recipe.defense, NoDefense)
 
 
 def _report_step(report: Report, step: int, total_steps: int, metrics: Metrics) -> None:
@@ -116,6 +139,7 @@ def _package(
         "tau": outcome.trained.tau,
         "trigger_rate": trigger_rate(outcome.trained.metrics),
         "selected": outcome.chosen and asdict(outcome.chosen),
+        "leaks": outcome.leaks,
     }
     safety = json.dumps(safety_report(outcome.measured, facts), indent=2) + "\n"
     (out / "safety.json").write_text(safety)

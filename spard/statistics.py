@@ -65,7 +65,8 @@ def mcnemar(pairs: Pairs) -> float:
     """
     discordant, fewer = pairs.first + pairs.second, min(pairs.first, pairs.second)
     tail = sum(math.comb(discordant, i) for i in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**discordant)
+    both_tails: float = 2 * tail / 2**discordant
+    return min(1.0, both_tails)
 
 
 def paired_difference(pairs: Pairs, z: float = Z95) -> Interval:
