@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from spard.audit import Suite, SuiteKind, audit, sample, score
+from spard.audit import Suite, SuiteKind, answer, audit, sample, score
 from spard.config import Audit
 from spard.data import Prompt
 from spard.judges.base import Verdict
@@ -107,3 +107,25 @@ def test_results_are_json() -> None:
     result = score("suite", "harmful", prompts(1), [COMPLY], RefusalJudge())
 
     assert json.loads(json.dumps(asdict(result)))["mean_harmfulness"] == 5
+
+
+def test_full_harm_is_counted_apart() -> None:
+    replies = [f"a whole reply {k}" for k in (1, 3, 5, 5)]
+
+    assert score("suite", "harmful", prompts(4), replies, Grader()).full_harm == 2
+
+
+def test_answers_that_are_none_or_several_are_counted_apart() -> None:
+    asked = [Prompt("Which?", "answer1", scorer="openbookqa")] * 3
+
+    result = score("suite", "utility", asked, ["answer1", "answer2 or answer1", "I pass"], RefusalJudge())
+
+    assert (result.judge, result.hits, result.n, result.invalid, result.ambiguous) == ("openbookqa", 2, 3, 1, 1)
+
+
+def test_rows_are_answered_as_their_scorers_ask(base: Base) -> None:
+    asked = [Prompt("Add.", "1"), Prompt("Is it?", "a", None, "likelihood", ("a",)), Prompt("Add.", "2")]
+
+    replies = answer(base.model, base.tokenizer, asked, 4)
+
+    assert (replies[1], replies[0] == replies[2]) == ("a", True)
