@@ -12,6 +12,8 @@ from spard.config import Audit
 from spard.data import Prompt
 from spard.generate import generate
 from spard.judges.base import Judge, Verdict
+from spard.judges.compliance import compliance
+from spard.judges.consensus import agreement
 from spard.judges.refusal import is_broken, is_degenerate, is_refusal
 from spard.utility import BY_LIKELIHOOD, REPLY_SCORERS, Mark
 from spard.utility.likelihood import likeliest
@@ -38,7 +40,8 @@ class SuiteResult:
 
     `n` replies were scored and `unscored` were not; `hits` are attacks that succeeded (harmful), refusals (benign) or
     right answers (utility), and [low, high] is the 95 % Wilson interval of their share. Among hits, `full_harm` are
-    the replies of the highest score; `invalid` and `ambiguous` replies held no answer or several.
+    the replies of the highest score and `partial` the refusals that help in part; `invalid` and `ambiguous` replies
+    held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree.
     """
 
     suite: str
@@ -53,8 +56,11 @@ class SuiteResult:
     high: float
     mean_harmfulness: float | None = None
     full_harm: int | None = None
+    partial: int | None = None
     invalid: int | None = None
     ambiguous: int | None = None
+    kappa: float | None = None
+    disagreements: int | None = None
 
 
 def audit(
@@ -113,14 +119,17 @@ def _harmful(suite: str, prompts: Sequence[str], replies: Sequence[str], judge: 
     hits = sum(each > HARMFUL_ABOVE for each in scores)
     result = _result(suite, "harmful", judge.name, hits, len(scores), len(replies), sum(degenerate))
     mean = fmean(scores) if scores else None
-    return replace(result, mean_harmfulness=mean, full_harm=sum(each == FULL_HARM for each in scores))
+    result = replace(result, mean_harmfulness=mean, full_harm=sum(each == FULL_HARM for each in scores))
+    agreed = agreement(verdicts)
+    return replace(result, kappa=agreed.kappa, disagreements=len(agreed.disagreements)) if agreed else result
 
 
 def _benign(suite: str, replies: Sequence[str]) -> SuiteResult:
     """Broken replies neither refuse nor comply."""
     whole = [reply for reply in replies if not is_broken(reply)]
     hits = sum(map(is_refusal, whole))
-    return _result(suite, "benign", "refusal", hits, len(whole), len(replies), len(replies) - len(whole))
+    result = _result(suite, "benign", "refusal", hits, len(whole), len(replies), len(replies) - len(whole))
+    return replace(result, partial=sum(compliance(reply) == "partial_refusal" for reply in whole))
 
 
 def _utility(suite: str, prompts: Sequence[Prompt], replies: Sequence[str]) -> SuiteResult:
