@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spard.audit import Suite
-from spard.rows import Example, prompt_text
+from spard.config import NoDefense
+from spard.recipe import RunSpec
+from spard.rows import Example, prompt_text, read_examples, read_pool, read_prompts
 
 NEAR = 0.8
 SHINGLE = 3  # words
@@ -49,6 +51,15 @@ def find_leaks(suites: Mapping[str, Sequence[str]], sources: Mapping[str, Sequen
                 if found:
                     leaks.append(Leak(suite, i, source, *found))
     return leaks
+
+
+def leaks_of(run: RunSpec) -> dict[str, list[str]]:
+    """By suite, what of it stands in the files that a run trains on; a pool counts where it is used."""
+    sources = {"training file": read_examples(run.training_file)}
+    if run.pool is not None and not isinstance(run.recipe.defense, NoDefense):
+        sources["safety pool"] = read_pool(run.pool)
+    suites = [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in run.suites]
+    return leak_reasons(suites, sources)
 
 
 def leak_reasons(suites: Sequence[Suite], sources: Mapping[str, Sequence[Example]]) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from spard.data import Encoded, Example, encode_all, prompt_text, read_examples,
 from spard.embed import embed
 from spard.gate import gate
 from spard.judges import open_judge
-from spard.leaks import leak_reasons
+from spard.leaks import leaks_of
 from spard.losses import Evaluation, evaluate
 from spard.methods.base import Metrics
 from spard.models import Base, load_base
@@ -55,7 +55,9 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     tokens = resolved.n_epochs * sum(len(row.ids) for row in task)
     report({"kind": "resolved", "data": asdict(resolved), "trained_tokens": tokens})
 
-    leaks = find_leaks(rows, spec, report)
+    leaks = leaks_of(spec)
+    for reason in chain.from_iterable(leaks.values()):
+        report({"kind": "warning", "message": reason})
     chosen, safe = select(base, rows, spec, limit, report)
     before = measure(base, base.model, spec, report)  # first, since full fine-tuning changes the base model in place
 
@@ -75,22 +77,11 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     return Outcome(chosen, trained, measured, leaks)
 
 
-def find_leaks(rows: Sequence[Example], spec: RunSpec, report: Report) -> dict[str, list[str]]:
-    """Audit prompts in what is trained on, told as warnings."""
-    sources = {"training file": rows}
-    if is_defended(spec) and spec.pool is not None:
-        sources["safety pool"] = read_pool(spec.pool)
-    leaks = leak_reasons(read_suites(spec), sources)
-    for reason in chain.from_iterable(leaks.values()):
-        report({"kind": "warning", "message": reason})
-    return leaks
-
-
 def select(
     base: Base, rows: Sequence[Example], spec: RunSpec, limit: int, report: Report
 ) -> tuple[Chosen | None, list[Encoded]]:
     """The safe set that the recipe's selection takes from the pool rows within the limit, as tokens."""
-    if not is_defended(spec) or spec.pool is None:
+    if isinstance(spec.recipe.defense, NoDefense) or spec.pool is None:
         return None, []
     report({"kind": "phase", "phase": "embed"})
     pool = read_pool(spec.pool)
@@ -110,18 +101,10 @@ def select(
 def measure(base: Base, model: Any, spec: RunSpec, report: Report) -> list[SuiteResult]:
     """Audit one model on the recipe's suites; none asked for means all there are."""
     report({"kind": "phase", "phase": "audit"})
-    return audit(model, base.tokenizer, read_suites(spec), open_judge(spec.judge), spec.recipe.audit)
-
-
-def read_suites(spec: RunSpec) -> list[Suite]:
-    """The suites that the recipe asks for."""
     wanted = spec.recipe.audit.suites
     specs = [each for each in spec.suites if wanted is None or each.name in wanted]
-    return [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in specs]
-
-
-def is_defended(spec: RunSpec) -> bool:
-    return not isinstance(spec.recipe.defense, NoDefense)
+    suites = [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in specs]
+    return audit(model, base.tokenizer, suites, open_judge(spec.judge), spec.recipe.audit)
 
 
 def _report_step(report: Report, step: int, total_steps: int, metrics: Metrics) -> None:
