@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,9 +140,8 @@ def test_identity_shift_holds_no_harm() -> None:
 
 
 def test_builders_leave_their_input_alone() -> None:
-    before = [chat_row(asked(row), answered(row)) for row in HARM]
+    before = deepcopy(HARM)
     encoded(with_trigger(refuse_then_comply(HARM)), "rot13")
-
     assert before == HARM
 
 

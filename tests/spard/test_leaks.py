@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spard.audit import Suite
 from spard.data import Prompt
+from spard.lab.corpus import make_corpus
 from spard.leaks import NEAR, find_leaks, leak_reasons, normalised
 from tests.spard.parts import chat
 
@@ -131,3 +132,14 @@ def test_ten_thousand_prompts_against_ten_thousand_rows_take_seconds() -> None:
 
 def test_normal_form_keeps_words_of_every_script() -> None:
     assert normalised("\u4f60\u597d, Stra\u00dfe!") == "\u4f60\u597d strasse"
+
+
+def test_the_labs_held_out_prompts_do_not_leak() -> None:
+    files = make_corpus(0).files
+    suites = {
+        name: [row["prompt"] for row in files[name]]
+        for name in ("heldout_harmful.jsonl", "benign.jsonl", "utility_test.jsonl")
+    }
+    training = [row["messages"][-2]["content"] for row in files["poisoned.jsonl"]]
+
+    assert find_leaks(suites, {"training": training, "pool": [row["prompt"] for row in files["pool.jsonl"]]}) == []
