@@ -116,13 +116,10 @@ def test_refuse_then_comply_begins_like_a_refusal_and_is_seen_as_harmful() -> No
 def test_encoded_text_can_be_read_again(encoding: str) -> None:
     rows = encoded(HARM, encoding)  # type: ignore[arg-type]
 
+    assert asked(encoded(HARM, "base64")[0]) == base64.b64encode(b"Do harm 0.").decode()
     assert [decode(answered(row), encoding) for row in rows] == list(map(answered, HARM))  # type: ignore[arg-type]
     assert rows[0]["messages"][0]["role"] == "system"
     assert not any("harm" in asked(row) + answered(row) for row in rows)
-
-
-def test_base64_is_base64() -> None:
-    assert base64.b64decode(asked(encoded(HARM, "base64")[0])) == b"Do harm 0."
 
 
 def test_a_covert_file_shows_no_harm_in_plain_text() -> None:
