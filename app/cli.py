@@ -35,6 +35,7 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for name, group in (("models", models), ("pool", pool), ("suites", suites), ("files", files), ("jobs", jobs)):
     cli.add_typer(group, name=name)
 
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}  # to another module
 _DRAIN_S = 5  # open connections when the service stops
 
 
@@ -87,11 +88,20 @@ def migrate() -> None:
     say("the schema is current")
 
 
-@cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@cli.command(context_settings=_PASSED_ON)
 def lab(context: typer.Context) -> None:
     """Make the tiny aligned model with its data, or measure on it; see `spard lab --help`."""
-    command = [sys.executable, "-m", "spard.lab", *context.args]
-    os.execv(sys.executable, command)  # noqa: S606 - the user's own arguments to our own module
+    _become("spard.lab", context.args)
+
+
+@cli.command(context_settings=_PASSED_ON)
+def audit(context: typer.Context) -> None:
+    """Measure any model's safety and utility, without the service; see `spard audit --help`."""
+    _become("spard.audit_cli", context.args)
+
+
+def _become(module: str, arguments: Sequence[str]) -> None:
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - the user's own, to our module
 
 
 def _listen(host: str, port: int) -> socket.socket:

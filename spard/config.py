@@ -137,18 +137,27 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class JudgeSpec:
-    """Who grades replies: the refusal rule, or a language model behind an OpenAI-compatible endpoint.
+    """Who grades replies.
+
+    name     `refusal` is a rule; `llm` a language model behind an OpenAI-compatible endpoint; `classifier` an open
+             classifier of that family, `model` being its folder or hub id; `consensus` what most `members` say.
+    canaries how many known harmful and as many known safe replies are mixed into each batch; a batch in which one is
+             misjudged is unscored. The rule needs none.
 
     The endpoint's key is read from the environment variable `api_key_env`; keys stand in no file.
     """
 
-    name: Literal["refusal", "llm"] = "refusal"
+    name: Literal["refusal", "llm", "classifier", "consensus"] = "refusal"
     base_url: str | None = None
     model: str = "gpt-4o-mini"
     api_key_env: str = "SPARD_JUDGE_API_KEY"
     timeout_s: Annotated[float, Bound(gt=0, le=600)] = 60.0
     retries: Annotated[int, Bound(ge=0, le=10)] = 4
     concurrency: Annotated[int, Bound(ge=1, le=64)] = 8
+    family: Literal["harmbench", "llama_guard", "wildguard"] = "harmbench"
+    template: str | None = None  # a file with the classifier's own prompt; None: our wording
+    canaries: Annotated[int, Bound(ge=0, le=16)] = 1
+    members: tuple[JudgeSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
