@@ -64,7 +64,9 @@ def test_the_table_shows_means_and_every_run() -> None:
 
 
 def test_a_method_is_measured_on_a_lab(lab: Path) -> None:
-    few_steps = Recipe(hyperparameters=Hyperparameters(batch_size=256), audit=Audit(max_prompts=20, max_new_tokens=4))
+    few_steps = Recipe(
+        hyperparameters=Hyperparameters(n_epochs=1, batch_size=256), audit=Audit(max_prompts=20, max_new_tokens=4)
+    )
 
     found = measure(lab, 1, "none", "dev", few_steps)
 
