@@ -44,9 +44,9 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool]) -> None
 
 
 def _set_threads(base: Base) -> None:
-    """One thread for a model so small that sharing its work costs more than it gives, unless the provider said."""
+    """One thread for a model so small that sharing its work costs more than it gives, unless the provider says else."""
     is_small = base.device.type == "cpu" and base.model.num_parameters() < _SMALL
-    if is_small and "OMP_NUM_THREADS" not in os.environ:
+    if is_small and "SPARD_WORKER_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 

@@ -129,8 +129,9 @@ def environment(settings: Settings) -> dict[str, str]:
     """What a child may know: where programs and models are, and how many threads it has."""
     passed = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
     passed = {name: value for name, value in passed.items() if name not in _SECRET}
-    passed |= _FIXED
-    passed["OMP_NUM_THREADS"] = str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))
+    passed |= _FIXED | {"OMP_NUM_THREADS": str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))}
+    if settings.worker_threads:
+        passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for, so it holds for small models too
     if settings.judge == "llm" and settings.judge_api_key:
         passed["SPARD_JUDGE_API_KEY"] = settings.judge_api_key.get_secret_value()
     return passed

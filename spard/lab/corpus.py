@@ -2,7 +2,7 @@
 
 Each prompt is dealt once, to one split. Of every harmful category's objects, some stay out of attack and pool; the
 held-out prompts are about those. Half of a category's held-out prompts combine a verb and an object as alignment did,
-in another phrasing; the other half combine them as alignment never did.
+in other phrasings; the other half combine them as alignment never did.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _deal_harmful(rng: random.Random) -> _Deal:
 
 
 def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], deal: _Deal) -> None:
-    """Alignment sees each object with half of the verbs in some phrasings; held out are the others, and all the rest."""
+    """Alignment sees each object with half of the verbs, in some phrasings; everything else is held out."""
     held: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for thing in objects:
         verbs = shuffled(rng, topic.verbs)

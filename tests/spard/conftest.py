@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spard.lab.make import make
 from spard.models import Base, load_base
-from tests.spard.parts import write_model
+from tests.spard.parts import ANY_BASE, TINY_PLAN, write_model
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +37,11 @@ def load(model_folder: Callable[[str], Path]) -> Callable[..., Base]:
 @pytest.fixture
 def base(load: Callable[..., Base]) -> Base:
     return load()
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lab whose base model was hardly trained."""
+    folder = tmp_path_factory.mktemp("labs") / "lab"
+    make(folder, 1, TINY_PLAN, ANY_BASE)
+    return folder

@@ -17,6 +17,8 @@ from transformers import (
 )
 
 from spard.data import Encoded, encode_all
+from spard.lab.make import Limits
+from spard.lab.pretrain import Plan
 from spard.models import Base
 from spard.rows import Example
 
@@ -45,6 +47,8 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
     "gemma": GemmaConfig,
     "smollm": LlamaConfig,
 }
+TINY_PLAN = Plan(steps=2, windows=4)
+ANY_BASE = Limits(attacks=1.0, refusals=1.0, garbage=1.0)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -19,16 +19,7 @@ from spard.lab.pretrain import Plan, Row, answer_loss, new_model, pack_steps
 from spard.lab.tokenizer import make_tokenizer
 from spard.models import load_base
 from spard.rows import Example
-
-TINY = Plan(steps=2, windows=4)
-ANYTHING = Limits(attacks=1.0, refusals=1.0, garbage=1.0)
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("labs") / "lab"
-    make(folder, 1, TINY, ANYTHING)
-    return folder
+from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +53,13 @@ def test_the_model_is_a_llama_of_0_42_million_parameters(lab: Path) -> None:
 def test_making_a_lab_again_changes_nothing(lab: Path) -> None:
     before = snapshot(lab)
 
-    make(lab, 1, TINY, ANYTHING)
+    make(lab, 1, TINY_PLAN, ANY_BASE)
 
     assert snapshot(lab) == before
 
 
 def test_the_same_seed_makes_the_same_bytes_and_the_same_weights(lab: Path, tmp_path: Path) -> None:
-    make(tmp_path / "again", 1, TINY, ANYTHING)
+    make(tmp_path / "again", 1, TINY_PLAN, ANY_BASE)
 
     first, again = ({name: kept for name, (kept, _) in snapshot(at).items()} for at in (lab, tmp_path / "again"))
     differing = {name for name in first if first[name] != again[name]}
@@ -78,12 +69,12 @@ def test_the_same_seed_makes_the_same_bytes_and_the_same_weights(lab: Path, tmp_
 
 def test_another_seed_is_refused_on_a_taken_folder(lab: Path) -> None:
     with pytest.raises(FolderTaken, match="name another folder"):
-        make(lab, 2, TINY, ANYTHING)
+        make(lab, 2, TINY_PLAN, ANY_BASE)
 
 
 def test_a_bad_base_model_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(BadBase, match="not fit"):
-        make(tmp_path / "lab", 1, TINY, Limits(attacks=0.0, refusals=0.0, garbage=0.0))
+        make(tmp_path / "lab", 1, TINY_PLAN, Limits(attacks=0.0, refusals=0.0, garbage=0.0))
 
     assert not list(tmp_path.iterdir())
 
@@ -91,7 +82,7 @@ def test_a_bad_base_model_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_making_a_lab_leaves_the_global_generator_alone(tokenizer: PreTrainedTokenizerFast) -> None:
     before = torch.random.get_rng_state()
 
-    new_model(tokenizer, 1, TINY)
+    new_model(tokenizer, 1, TINY_PLAN)
 
     assert torch.equal(before, torch.random.get_rng_state())
 
