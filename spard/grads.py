@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from spard.data import NO_LOSS, Batch
+from spard.divergence import Reference, token_divergences
 from spard.losses import token_losses
 from spard.vectors import Vector, add_, norm, scale_
 
@@ -70,6 +71,19 @@ def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:
     prefix = (losses.loss_S * losses.prefix_S).sum() / losses.prefix_S.sum()
     values = torch.stack([mean, prefix]).tolist()
     return {"mean": Loss(values[0], mean, theta), "prefix": Loss(values[1], prefix, theta)}
+
+
+def safe_divergence(model: Any, theta: Vector, batch: Batch, reference: Reference) -> dict[str, Loss]:
+    """The mean over answer tokens of KL(P_reference || P_model) ("kl")."""
+    mean = token_divergences(model, reference, batch).mean()
+    return {"kl": Loss(float(mean.detach()), mean, theta)}
+
+
+def clip_(grad: Vector, max_norm: float) -> float:
+    """Shorten a gradient to `max_norm`; its norm before."""
+    length = norm(grad)
+    scale_(grad, (max_norm / (length + 1e-6)).clamp(max=1.0))
+    return float(length)
 
 
 def _backward(loss: Tensor, theta: Vector) -> list[Tensor]:
