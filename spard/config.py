@@ -20,6 +20,7 @@ from spard.defenses import (
     SafeInstr,
     SafeLora,
     Spard,
+    Variant,
     uses_safe_rows,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "SafeLora",
     "Selection",
     "Spard",
+    "Variant",
     "default_learning_rate",
     "resolve",
 ]

@@ -10,6 +10,7 @@ from spard.bounds import Auto, Bound
 SAFETY_PROMPT = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe."
 )
+Variant = Literal["trust_region", "preconditioned", "gated", "closed_form", "reference"]
 BatchSize = Annotated[int, Bound(ge=1, le=64)]
 
 
@@ -79,20 +80,24 @@ class SafeLora:
 class Spard:
     """SPAG: keep the loss on safe examples at or below tau by a projection after every utility step.
 
-    variant     `trust_region` caps the step in the units of the utility optimiser, `closed_form` is the paper's
-                Algorithm 1, `reference` the behaviour of the authors' code.
+    variant     `trust_region` caps the step in the units of the utility optimiser, `preconditioned` projects in Adam's
+                metric, `gated` steps a second AdamW when violated, `closed_form` is the paper's Algorithm 1,
+                `reference` the behaviour of the authors' code.
     tau         nats per token; "auto" is the base model's own loss on the selected safe examples.
     delta       violations of at most delta are ignored.
-    eta_safe    `trust_region`: radius as a multiple of lr * sqrt(parameters) ("auto" = 1); `closed_form`: the cap on
-                alpha ("auto" = the learning rate, as in the paper); `reference`: the cap on each tensor's alpha
-                ("auto" = 1).
+    margin      projections aim at tau - margin; `reference` and `gated` have no aim.
+    eta_safe    `trust_region`: radius as a multiple of lr * sqrt(parameters) ("auto" = 1); `preconditioned`: the cap on
+                each coordinate, and `gated`: the learning rate, as multiples of lr ("auto" = 1); `closed_form`: the
+                cap on alpha ("auto" = the learning rate, as in the paper); `reference`: the cap on each tensor's
+                alpha ("auto" = 1).
     constraint  which safe loss is bounded: the token mean, the mean of each answer's first tokens, or both.
     """
 
     type: Literal["spard"] = "spard"
-    variant: Literal["trust_region", "closed_form", "reference"] = "trust_region"
+    variant: Variant = "trust_region"
     tau: Annotated[float, Bound(ge=0, le=20)] | Auto = "auto"
     delta: Annotated[float, Bound(ge=0, le=20)] = 0.0
+    margin: Annotated[float, Bound(ge=0, le=20)] = 0.0
     eta_safe: Annotated[float, Bound(gt=0, le=1e3)] | Auto = "auto"
     safe_batch_size: BatchSize = 4
     constraint: Literal["mean", "prefix", "both"] = "both"

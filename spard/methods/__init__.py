@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import assert_never
 
-from spard.config import Defense, Lisa, NoDefense, Ptst, SafeGrad, SafeInstr, SafeLora, Spard
+from spard.config import Defense, Lisa, NoDefense, Ptst, SafeGrad, SafeInstr, SafeLora, Spard, Variant
 from spard.methods.base import Stateful, Step
+from spard.methods.gated import Gated
 from spard.methods.lisa import LisaStep
+from spard.methods.preconditioned import preconditioned_
+from spard.methods.reference import reference_
 from spard.methods.safegrad import safegrad_step
 from spard.methods.sft import sft_step
-from spard.methods.spag import Constraint, closed_form_step, reference_step, trust_region_step
+from spard.methods.spag import Constraint, SafetyStep, SpagStep, closed_form_, trust_region_
 
-__all__ = ["Stateful", "Step", "clips_itself", "step_of"]
+__all__ = ["Stateful", "Step", "clips_itself", "constraint_of", "safety_of", "step_of"]
 
 
 def step_of(defense: Defense, tau: Mapping[str, float], total_steps: int = 0, max_norm: float = math.inf) -> Step:
@@ -30,7 +33,7 @@ def step_of(defense: Defense, tau: Mapping[str, float], total_steps: int = 0, ma
         case SafeGrad():
             return partial(safegrad_step, rho=defense.rho, max_norm=max_norm)
         case Spard():
-            return _spag(defense, tau)
+            return SpagStep(safety_of(defense.variant), constraint_of(defense, tau))
         case _:
             assert_never(defense)
 
@@ -40,14 +43,23 @@ def clips_itself(defense: Defense) -> bool:
     return isinstance(defense, Lisa | SafeGrad)
 
 
-def _spag(defense: Spard, tau: Mapping[str, float]) -> Step:
-    constraint = Constraint(tau, defense.delta, defense.eta_safe)
-    match defense.variant:
+def constraint_of(defense: Spard, tau: Mapping[str, float]) -> Constraint:
+    """What a recipe bounds, and how strictly."""
+    return Constraint(tau, defense.delta, defense.eta_safe, defense.margin)
+
+
+def safety_of(variant: Variant) -> SafetyStep:
+    """The safety half of a SPAG step."""
+    match variant:
         case "trust_region":
-            return partial(trust_region_step, constraint=constraint)
+            return trust_region_
+        case "preconditioned":
+            return preconditioned_
+        case "gated":
+            return Gated()
         case "closed_form":
-            return partial(closed_form_step, constraint=constraint)
+            return closed_form_
         case "reference":
-            return partial(reference_step, constraint=constraint)
+            return reference_
         case _:
-            assert_never(defense.variant)
+            assert_never(variant)
