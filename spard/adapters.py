@@ -41,7 +41,7 @@ def save_adapter(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     is_lora = isinstance(model, PeftModel)
-    _save_lora(model, base_source, aside) if is_lora else _save_full(model, base_source, aside)
+    _save_lora(model, base_source, aside) if is_lora else save_full(model, base_source, aside)
     tokenizer.save_pretrained(aside)
     (aside / "README.md").write_text(_readme(base_source, is_lora, system))
     manifest = {**(facts or {}), "base_model": base_source, "tensor_digest": tensor_digest(_tensors(aside))}
@@ -54,6 +54,14 @@ def save_adapter(
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return manifest
+
+
+def save_full(model: Any, base_source: str, folder: Path) -> None:
+    """Write a whole model as transformers does; its configuration names `base_source`."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["_name_or_path"] = base_source
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -86,13 +94,6 @@ def _save_lora(model: Any, base_source: str, folder: Path) -> None:
     config = model.peft_config[model.active_adapter].to_dict()
     config |= {"base_model_name_or_path": base_source, "revision": None, "inference_mode": True}
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
-
-
-def _save_full(model: Any, base_source: str, folder: Path) -> None:
-    model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["_name_or_path"] = base_source
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

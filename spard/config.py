@@ -41,12 +41,18 @@ __all__ = [
     "SafeGrad",
     "SafeInstr",
     "SafeLora",
+    "Seed",
     "Selection",
+    "SeqLength",
     "Spard",
     "Variant",
     "default_learning_rate",
     "resolve",
+    "uses_safe_rows",
 ]
+
+Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
+SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +106,8 @@ class Recipe:
     lora: Lora | None = field(default_factory=Lora)  # None: full fine-tuning
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     audit: Audit = field(default_factory=Audit)
-    seed: Annotated[int, Bound(ge=0, le=2**31 - 1)] = 0
-    max_seq_length: Annotated[int, Bound(ge=16, le=131_072)] | None = (
-        None  # None: what the base model takes, at most 2,048
-    )
+    seed: Seed = 0
+    max_seq_length: SeqLength | None = None  # None: what the base model takes, at most 2,048
     learning_rate: Annotated[float, Bound(gt=0, le=1)] | None = (
         None  # None: `default_learning_rate`; the multiplier applies
     )

@@ -37,11 +37,16 @@ class Loss:
     theta: Vector
 
     def grad(self) -> Vector:
-        return _backward(self.scalar, self.theta)
+        return gradient(self.scalar, self.theta)
 
 
 ValueAndGrad: TypeAlias = Callable[[], Gradient]
 Losses: TypeAlias = Callable[[], Mapping[str, Loss]]
+
+
+def gradient(loss: Tensor, theta: Vector) -> list[Tensor]:
+    """The gradient of a loss; parameters that it does not depend on get zeros."""
+    return list(torch.autograd.grad(loss, list(theta), allow_unused=True, materialize_grads=True))
 
 
 def utility_gradient(model: Any, theta: Vector, pieces: Sequence[Batch], max_norm: float) -> Gradient:
@@ -55,7 +60,7 @@ def utility_gradient(model: Any, theta: Vector, pieces: Sequence[Batch], max_nor
     for piece in pieces:
         losses = token_losses(model, piece)
         loss = losses.loss_S.sum() / tokens
-        grad = _backward(loss, theta)
+        grad = gradient(loss, theta)
         total = _sum(total, grad)
         sums.append(torch.stack([loss.detach(), losses.right_S.sum() / tokens]))
     length = norm(total)
@@ -84,10 +89,6 @@ def clip_(grad: Vector, max_norm: float) -> float:
     length = norm(grad)
     scale_(grad, (max_norm / (length + 1e-6)).clamp(max=1.0))
     return float(length)
-
-
-def _backward(loss: Tensor, theta: Vector) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, list(theta), allow_unused=True, materialize_grads=True))
 
 
 def _sum(total: Vector, grad: Vector) -> Vector:
