@@ -57,12 +57,23 @@ SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which pool rows a defence trains on: k = max(min_examples, ceil(ratio * rows)), at most the pool."""
+    """Which pool rows a defence trains on: k = max(min_examples, ceil(ratio * rows)), at most the pool.
 
-    method: Literal["relevance_diversity", "random", "max_quality", "low_similarity"] = "relevance_diversity"
+    Relevance is measured against the customer's rows, so they can steer it. Two settings bound how far:
+
+    reserve        the share of k that is chosen for diversity alone, before the customer's rows are looked at.
+    influence_cap  the share of k that may have one and the same customer row as the nearest; 1 is no cap. What the
+                   cap refuses is chosen like the reserve.
+    """
+
+    method: Literal["relevance_diversity", "random", "max_quality", "high_similarity", "low_similarity"] = (
+        "relevance_diversity"
+    )
     ratio: Annotated[float, Bound(gt=0, le=1)] = 0.03
     beta: Annotated[float, Bound(ge=0, le=64)] = 4.0
     min_examples: Annotated[int, Bound(ge=1, le=10_000)] = 64
+    reserve: Annotated[float, Bound(ge=0, le=1)] = 0.0
+    influence_cap: Annotated[float, Bound(gt=0, le=1)] = 1.0
 
     def size(self, rows: int, pool: int) -> int:
         """How many safe examples `rows` training rows ask for."""
