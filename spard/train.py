@@ -29,7 +29,7 @@ from spard.data import Encoded, batches, order
 from spard.errors import InvalidData, Stopped
 from spard.grads import Loss
 from spard.lora import stop_gradient_checkpointing, trainable_model
-from spard.losses import evaluate
+from spard.losses import Evaluation, evaluate
 from spard.methods import Stateful, step_of
 from spard.methods.base import Metrics
 from spard.models import Base
@@ -67,6 +67,16 @@ def safe_rows(seed: int, number: int, n: int, size: int) -> list[int]:
     drawn = [divmod(number * size + i, n) for i in range(size)]
     epochs = {epoch: order(seed, epoch, n, SAFE_STREAM) for epoch, _ in drawn}
     return [epochs[epoch][i] for epoch, i in drawn]
+
+
+def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, float]:
+    """tau for each constrained loss: as asked, or the model's own on the whole safe set before the first step."""
+    names = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
+    if defense.tau != "auto":
+        return dict.fromkeys(names, defense.tau)
+    found = measure()
+    own = {"mean": found.loss, "prefix": found.prefix_loss}
+    return {name: own[name] for name in names}
 
 
 def train(
@@ -218,13 +228,9 @@ class _Run:
         return hashlib.sha256(facts.encode()).hexdigest()
 
     def _measure_tau(self, defense: Spard) -> dict[str, float]:
-        """tau for each constrained loss: as asked, or the model's own on the whole safe set before the first step."""
-        names = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
-        if defense.tau != "auto":
-            return dict.fromkeys(names, defense.tau)
-        found = evaluate(self.base.model, self.objective.safe, self.base.tokenizer.pad_token_id)
-        own = {"mean": found.loss, "prefix": found.prefix_loss}
-        return {name: own[name] for name in names}
+        return base_tau(
+            defense, lambda: evaluate(self.base.model, self.objective.safe, self.base.tokenizer.pad_token_id)
+        )
 
     def _rows(self, step: int) -> list[int]:
         number, i = divmod(step, self.steps_per_epoch)

@@ -123,7 +123,7 @@ def or_auto(eta_safe: float | Auto, auto: float) -> float:
 
 def values(losses: Mapping[str, Loss]) -> Metrics:
     """The safe losses as metrics."""
-    return {METRIC[name]: loss.value for name, loss in losses.items()}
+    return {METRIC.get(name, f"loss/safe_{name}"): loss.value for name, loss in losses.items()}
 
 
 def moved(
