@@ -72,6 +72,7 @@ class Selection:
     ratio: Annotated[float, Bound(gt=0, le=1)] = 0.03
     beta: Annotated[float, Bound(ge=0, le=64)] = 4.0
     min_examples: Annotated[int, Bound(ge=1, le=10_000)] = 64
+    safe_answers: Literal["pool", "self"] = "pool"  # "self": the base model's own, where they are harmless
     reserve: Annotated[float, Bound(ge=0, le=1)] = 0.0
     influence_cap: Annotated[float, Bound(gt=0, le=1)] = 1.0
 
@@ -128,11 +129,15 @@ class Recipe:
     micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the batch in one piece
     gradient_checkpointing: bool = False
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
+    # Options that go with every defence, off by default
+    constrained_sft: bool = False  # see `spard.constrained`
+    ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
+    anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # see `spard.anchor`; its authors take 50
 
     @property
     def uses_pool(self) -> bool:
         """Whether safe rows are selected at all."""
-        return uses_safe_rows(self.defense)
+        return uses_safe_rows(self.defense) or self.anchor_weight > 0
 
 
 @dataclass(frozen=True, slots=True)

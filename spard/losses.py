@@ -29,6 +29,7 @@ class TokenLosses(NamedTuple):
     loss_S: Tensor
     right_S: Tensor
     prefix_S: Tensor  # 1 for the first tokens of each row's answer, else 0
+    place_S: Tensor  # 1 for the first answer token of a row, 2 for the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ def token_losses(model: Any, batch: Batch) -> TokenLosses:
     with mixed_precision(batch.ids_BT.device):
         head, hidden_SD = labelled_states(model, batch)
         loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), hidden_SD, label_S)
-    is_prefix_BT = is_label_BT.cumsum(dim=1) <= PREFIX
-    return TokenLosses(loss_S, right_S, is_prefix_BT[is_label_BT].float())
+    place_S = is_label_BT.cumsum(dim=1)[is_label_BT]
+    return TokenLosses(loss_S, right_S, (place_S <= PREFIX).float(), place_S)
 
 
 @torch.no_grad()
@@ -64,7 +65,7 @@ def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int
     model.eval()
     parts = [token_losses(model, collate(batch, pad_id, device)) for batch in _by_length(rows, batch_tokens)]
     model.train(was_training)
-    loss, right, prefix = (torch.cat(column).double() for column in zip(*parts, strict=True))
+    loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
     prefix_loss = (loss * prefix).sum() / prefix.sum()
     return Evaluation(float(loss.mean()), float(prefix_loss), float(right.mean()), len(loss))
 

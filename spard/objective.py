@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import assert_never
 
+import torch
+
+from spard.anchor import Anchor
 from spard.config import Defense, Lisa, NoDefense, Ptst, Recipe, SafeGrad, SafeInstr, SafeLora, Spard
+from spard.constrained import reference_losses
 from spard.data import Batch, Encoded, collate
 from spard.divergence import reference_of
-from spard.grads import Gradient, Loss, safe_divergence, safe_losses, utility_gradient
+from spard.grads import Gradient, Loss, gradient, safe_divergence, safe_losses, utility_gradient
 from spard.lora import dropping_modules
 from spard.methods import clips_itself
 from spard.methods.safeinstr import mixed
@@ -27,15 +32,20 @@ class Objective:
         self.task = mixed(task, safe) if isinstance(recipe.defense, SafeInstr) else task
         self.max_norm = float("inf") if clips_itself(recipe.defense) else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
-        has_lora = recipe.lora is not None
+        has_lora, pad_id = recipe.lora is not None, base.tokenizer.pad_token_id
         self.reference = reference_of(base.model, has_lora=has_lora) if isinstance(recipe.defense, SafeGrad) else None
+        self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
+        self.anchor = Anchor(base.model, safe, pad_id, recipe.anchor_weight) if recipe.anchor_weight else None
 
-    def task_gradient(self, theta: Vector, rows: Sequence[int]) -> Gradient:
+    def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
         """The task loss on some rows and its gradient, in pieces that fit into memory."""
         self._set_dropout(True)
         piece = self.recipe.micro_batch_size or len(rows)
-        pieces = [self._batch([self.task[row] for row in rows[i : i + piece]]) for i in range(0, len(rows), piece)]
-        return utility_gradient(self.base.model, theta, pieces, self.max_norm)
+        cut = [rows[i : i + piece] for i in range(0, len(rows), piece)]
+        pieces = [self._batch([self.task[row] for row in part]) for part in cut]
+        references = [torch.cat([self.before[row] for row in part]) for part in cut] if self.before else []
+        more = partial(self._anchor_gradient, self.anchor, theta, anchors) if self.anchor else None
+        return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, more)
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> dict[str, Loss]:
         """The safe losses on some safe rows, without dropout."""
@@ -44,6 +54,10 @@ class Objective:
         if self.reference:
             return safe_divergence(self.base.model, theta, batch, self.reference)
         return safe_losses(self.base.model, theta, batch)
+
+    def _anchor_gradient(self, anchor: Anchor, theta: Vector, rows: Sequence[int]) -> Vector:
+        self._set_dropout(False)
+        return gradient(anchor.penalty(self.base.model, rows), theta)
 
     def _set_dropout(self, on: bool) -> None:
         """A mode, not a context: gradient checkpointing runs the forward pass again inside the backward pass."""

@@ -21,6 +21,7 @@ from spard.losses import Evaluation, evaluate
 from spard.methods.base import Metrics
 from spard.methods.ptst import serving_prompt
 from spard.models import Base, load_base
+from spard.own_answers import safe_set
 from spard.package import Measured, metrics_csv, safety_report, trigger_rate
 from spard.recipe import RunSpec, to_mapping
 from spard.selection import Chosen, choose
@@ -90,7 +91,8 @@ def select(
     report({"kind": "phase", "phase": "select"})
     k = spec.recipe.selection.size(len(rows), len(fits))
     chosen = choose(pool_ND, task_MD, k, spec.recipe.selection, spec.recipe.seed)
-    return chosen, [encoded[fits[i]] for i in chosen.indices]
+    examples = [pool[fits[i]] for i in chosen.indices]
+    return chosen, safe_set(base, examples, spec.recipe.selection, spec.judge, limit)
 
 
 def measure(base: Base, model: Any, spec: RunSpec, report: Report, system: str | None = None) -> list[SuiteResult]:

@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,11 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.optim import AdamW
 
+from spard.anchor import ANCHORS
 from spard.checkpoint import Saved, load, newest_first, save
 from spard.config import Audit, Recipe, Resolved, SafeLora, Spard
-from spard.data import Encoded, batches, order
+from spard.data import Encoded, batches
+from spard.ema import Ema
 from spard.errors import InvalidData, Stopped
 from spard.grads import Loss
 from spard.lora import stop_gradient_checkpointing, trainable_model
@@ -35,12 +37,13 @@ from spard.methods.base import Metrics
 from spard.models import Base
 from spard.objective import Objective, safe_batch_size
 from spard.realign import Realignment
+from spard.schedules import safe_rows, schedule
 from spard.vectors import Vector, size
 
 log = logging.getLogger(__name__)
 
-SAFE_STREAM = 2  # the safe rows have an order of their own, apart from the streams of `batches`
 _METHOD = "method/"  # tensors of a checkpoint that are the method's own
+_EMA = "ema/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +56,6 @@ class Trained:
     seconds: float
     tau: dict[str, float]
     metrics: list[Metrics] = field(repr=False)
-
-
-def schedule(step: int, total: int, warmup_ratio: float) -> float:
-    """The share of the peak learning rate at a step: linear warm-up, then linear decay towards 0."""
-    warmup = math.ceil(warmup_ratio * total)
-    return (step + 1) / warmup if step < warmup else (total - step) / (total - warmup)
-
-
-def safe_rows(seed: int, number: int, n: int, size: int) -> list[int]:
-    """A safe batch, a function of (seed, number): the rows of one permutation after another, in order."""
-    size = min(size, n)
-    drawn = [divmod(number * size + i, n) for i in range(size)]
-    epochs = {epoch: order(seed, epoch, n, SAFE_STREAM) for epoch, _ in drawn}
-    return [epochs[epoch][i] for epoch, i in drawn]
 
 
 def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, float]:
@@ -142,6 +131,7 @@ class _Run:
         self.realignment = Realignment(base, defense, has_lora=has_lora) if isinstance(defense, SafeLora) else None
         self.safe_batch_size = safe_batch_size(defense, resolved.batch_size)
         self.theta = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
+        self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
         self.optimizer = AdamW(
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
         )
@@ -172,9 +162,12 @@ class _Run:
             group["lr"] = rate
         torch.manual_seed(int(SeedSequence([self.recipe.seed, progress.step]).generate_state(1)[0]))
         rows, theta = self._rows(progress.step), list(self.theta.values())
-        task = partial(self.objective.task_gradient, theta, rows)
+        anchors = safe_rows(self.recipe.seed, progress.step, len(self.objective.safe), ANCHORS)
+        task = partial(self.objective.task_gradient, theta, rows, anchors)
         metrics = self.method(theta, task, partial(self._safe, theta), self.optimizer)
 
+        if self.ema:
+            self.ema.update_()
         seconds = time.perf_counter() - started
         tokens = sum(self.lengths[row] for row in rows if row < self.customer_rows)
         progress.step += 1
@@ -191,10 +184,14 @@ class _Run:
             tensors |= {f"{key}/{name}": value for key, value in self.optimizer.state[part].items()}
         if isinstance(self.method, Stateful):
             tensors |= {f"{_METHOD}{name}": value for name, value in self.method.state().items()}
+        if self.ema:
+            tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         return save(checkpoints, self.progress.step, tensors, {"run": self._identity(), **asdict(self.progress)})
 
     def finish(self) -> Trained:
         """The model as it is served: no dropout, no checkpointing, in the base model's own precision."""
+        if self.ema:
+            self.ema.release_()
         if self.realignment:
             self.realignment.finish_(self.base.model)
         if self.recipe.gradient_checkpointing:
@@ -216,8 +213,10 @@ class _Run:
                     part.copy_(tensors[f"theta/{name}"])
                     moments = {key: tensors[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
                     self.optimizer.state[part] = {key: value.to(part.device) for key, value in moments.items()}
+            if self.ema:
+                self.ema.restore(_under(_EMA, tensors))
             self.progress = _Progress(**state)
-            return {name.removeprefix(_METHOD): part for name, part in tensors.items() if name.startswith(_METHOD)}
+            return _under(_METHOD, tensors)
         return None
 
     def _identity(self) -> str:
@@ -244,3 +243,7 @@ class _Run:
         rows = safe_rows(self.recipe.seed, self.progress.safe_batches, len(safe), self.safe_batch_size)
         self.progress.safe_batches += 1
         return self.objective.safe_losses(theta, rows)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}

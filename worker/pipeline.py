@@ -11,6 +11,7 @@ from collections.abc import Callable
 from spard.data import Encoded, encode_all
 from spard.errors import InvalidData
 from spard.models import load_base
+from spard.own_answers import safe_set
 from spard.rows import Example, read_examples, read_pool
 from worker.cache import Cache
 from worker.context import Context
@@ -61,4 +62,5 @@ def _safe_set(context: Context, rows: list[Example], limit: int) -> list[Encoded
             context.report.warning(f"{left_out} and are left out.")
         task_MD, pool_ND = embed.run(context, rows, pool, context.run.pool)
         chosen = select.run(context, task_MD, pool_ND, fitting)
-    return [encoded[i] for i in chosen]
+    examples = [pool[i] for i in chosen]
+    return safe_set(context.base, examples, context.recipe.selection, context.run.judge, limit)

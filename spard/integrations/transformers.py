@@ -23,7 +23,8 @@ from spard.lora import dropping_modules
 from spard.losses import evaluate
 from spard.methods import Stateful, constraint_of, safety_of
 from spard.methods.base import Metrics
-from spard.train import base_tau, safe_rows
+from spard.schedules import safe_rows
+from spard.train import base_tau
 from spard.vectors import Vector
 
 log = logging.getLogger(__name__)
