@@ -82,9 +82,11 @@ def audit(
     judge: Judge,
     cfg: Audit,
     on_progress: OnProgress | None = None,
+    system: str | None = None,
 ) -> list[SuiteResult]:
-    """Ask a model every suite, greedily, and score the replies."""
-    return [measured for measured, _ in audit_speaker(in_memory(model, tokenizer), suites, judge, cfg, on_progress)]
+    """Ask a model every suite, greedily and under the system prompt it is served with, and score the replies."""
+    speaker = in_memory(model, tokenizer, system)
+    return [measured for measured, _ in audit_speaker(speaker, suites, judge, cfg, on_progress)]
 
 
 def audit_speaker(

@@ -9,21 +9,26 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from spard.data import end_tokens, render_prompt
+from spard.data import end_tokens, render_question
 
 BATCH = 64
 
 
 def generate(
-    model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int, batch_size: int = BATCH
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    batch_size: int = BATCH,
+    system: str | None = None,
 ) -> list[str]:
     """The model's greedy reply to each prompt, in order; a reply ends at the first special token."""
-    return complete(model, tokenizer, as_requests(tokenizer, prompts), max_new_tokens, batch_size)
+    return complete(model, tokenizer, as_requests(tokenizer, prompts, system), max_new_tokens, batch_size)
 
 
-def as_requests(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
-    """Each prompt as what a user says, in tokens."""
-    return [render_prompt(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
+def as_requests(tokenizer: Any, prompts: Sequence[str], system: str | None = None) -> list[list[int]]:
+    """Each prompt as what a user says, under a system prompt if there is one, in tokens."""
+    return [render_question(tokenizer, prompt, system) for prompt in prompts]
 
 
 def complete(

@@ -35,11 +35,11 @@ class Speaker:
     choose: Choose
 
 
-def in_memory(model: Any, tokenizer: Any) -> Speaker:
-    """A model of transformers."""
+def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
+    """A model of transformers, asked under the system prompt it is served with."""
 
     def write(prompts: Sequence[str], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
-        return stream(model, tokenizer, as_requests(tokenizer, prompts), max_new_tokens)
+        return stream(model, tokenizer, as_requests(tokenizer, prompts, system), max_new_tokens)
 
     return Speaker(write, partial(likeliest, model, tokenizer))
 
