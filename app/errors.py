@@ -22,6 +22,7 @@ class AppError(Exception):
         type: str | None = None,
         status: int | None = None,
         details: list[dict[str, Any]] | None = None,
+        details_url: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -30,6 +31,7 @@ class AppError(Exception):
         self.type = type or self.type
         self.status = status or self.status
         self.details = details
+        self.details_url = details_url
 
 
 class InvalidRequest(AppError):

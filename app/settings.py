@@ -34,7 +34,7 @@ class Settings(BaseSettings):
     stall_s: float = 600.0
     stop_grace_s: float = 90.0
     warm_child: bool = True  # keep an idle child with torch imported, so that a job starts at once
-    worker_threads: int | None = None  # torch threads of a child; None: all cores
+    worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
 
     judge: str = "refusal"  # refusal | llm
     judge_base_url: str | None = None

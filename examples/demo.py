@@ -7,6 +7,7 @@ defence and with SPARD, downloads both adapters, and measures them in a process 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -83,6 +84,7 @@ def service() -> Iterator[str]:
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C reaches us first; we stop the service ourselves
+            preexec_fn=stop_with_us,
         )
         try:
             wait_until_ready(process, port)
@@ -213,6 +215,12 @@ def run(program: str, *arguments: str, module: bool = False) -> None:
         sys.exit(f"{program} {' '.join(arguments)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
 
 
+def stop_with_us() -> None:
+    """In the service before it starts: be asked to stop when the demo dies without a word."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 def wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
@@ -235,6 +243,7 @@ def script(name: str) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -67,6 +67,8 @@ class Spard:
 
 
 Defense = Spard | NoDefense
+Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
+SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,8 @@ class Recipe:
     lora: Lora | None = field(default_factory=Lora)  # None: full fine-tuning
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     audit: Audit = field(default_factory=Audit)
-    seed: Annotated[int, Bound(ge=0, le=2**31 - 1)] = 0
-    max_seq_length: Annotated[int, Bound(ge=16, le=131_072)] | None = (
-        None  # None: what the base model takes, at most 2,048
-    )
+    seed: Seed = 0
+    max_seq_length: SeqLength | None = None  # None: what the base model takes, at most 2,048
     learning_rate: Annotated[float, Bound(gt=0, le=1)] | None = (
         None  # None: `default_learning_rate`; the multiplier applies
     )

@@ -15,18 +15,19 @@ pool rows follow by relevance (`Greedy.rank` says from where on), exact copies l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from spard.errors import InvalidData
+from spard.relevance import BLOCK, blocks, inverse_norms, product_dtype, quality
+
+__all__ = ["Greedy", "fill", "greedy", "quality", "select"]
 
 TIE = 1e-12  # gains within this share of the best are equal; the lowest index wins
 FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
-WINDOW = 256
-BLOCK = 2**21  # elements of one block: 8 MB in float32
+WINDOW = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +39,6 @@ class Greedy:
     relevance: list[float]
     rank: int
     sweeps: int
-
-
-def quality(pool_ND: Tensor, task_MD: Tensor, beta: float = 1.0) -> Tensor:
-    """Relevance of each pool row, [max_z cos(x, z)]_+^beta, in float64; without task rows nothing is relevant.
-
-    Float32 finds the nearest task row, float64 measures its cosine.
-    """
-    inverse_N, inverse_M = _inverse_norms(pool_ND), _inverse_norms(task_MD)
-    if not len(task_MD):
-        return torch.zeros_like(inverse_N).pow(beta)
-    nearest_N = _nearest(pool_ND, task_MD, inverse_M)
-    cosine_N = torch.empty_like(inverse_N)
-    for rows in _blocks(pool_ND):
-        z = nearest_N[rows]
-        dot = (pool_ND[rows].double() * task_MD[z].double()).sum(dim=1)
-        cosine_N[rows] = dot * inverse_N[rows] * inverse_M[z]
-    return cosine_N.clamp(0, 1).pow(beta)
 
 
 def select(pool_ND: Tensor, task_MD: Tensor, k: int, beta: float = 4.0) -> list[int]:
@@ -70,7 +54,8 @@ def greedy(pool_ND: Tensor, quality_N: Tensor, k: int, beta: float = 4.0) -> Gre
     bound_N = pool.weight_N.square()
     indices: list[int] = []
     gains: list[float] = []
-    size, limit, sweeps = WINDOW, max(WINDOW, 4 * BLOCK // max(1, pool_ND.shape[1])), 0
+    size = WINDOW + len(pool_ND) // 256
+    limit, sweeps = max(size, 4 * BLOCK // max(1, pool_ND.shape[1])), 0
 
     while len(indices) < min(k, pool_ND.shape[1]) and bool((bound_N > 0).any()):
         window_B, rest_N = _window(bound_N, size)
@@ -83,8 +68,9 @@ def greedy(pool_ND: Tensor, quality_N: Tensor, k: int, beta: float = 4.0) -> Gre
             gains += won
             new_MD = _orthonormal(residual_BD[picks], basis_KD)
             basis_KD = torch.cat([basis_KD, new_MD])
-            _sweep_(bound_N, pool, new_MD)
-            sweeps += 1
+            if len(indices) < k:
+                _sweep_(bound_N, pool, new_MD)
+                sweeps += 1
         else:
             size = min(2 * size, limit)
         bound_N[window_B] = gain_B  # exact
@@ -130,7 +116,7 @@ class _Pool:
 
 def _pool(x_ND: Tensor, quality_N: Tensor, beta: float) -> _Pool:
     best = max(float(quality_N.max()), torch.finfo(torch.float64).tiny) if len(quality_N) else 1.0
-    inverse_N = _inverse_norms(x_ND)
+    inverse_N = inverse_norms(x_ND)
     weight_N = (quality_N.clamp(min=0) / best).pow(beta) * (inverse_N > 0)
     tolerance = 2.0**-33 if x_ND.dtype == torch.float64 else 2.0**-20
     return _Pool(x_ND, inverse_N, weight_N, best ** (2 * beta), tolerance)
@@ -195,51 +181,15 @@ def _orthonormal(rows_MD: Tensor, basis_KD: Tensor) -> Tensor:
 
 def _sweep_(bound_N: Tensor, pool: _Pool, new_MD: Tensor) -> None:
     """Lower each bound by the part of its row in the new directions, less what rounding may have added to it."""
-    dtype = _product_dtype(pool.x_ND)
+    dtype = product_dtype(pool.x_ND)
     eps, (m, d) = torch.finfo(dtype).eps, new_MD.shape
-    V_DM = new_MD.to(dtype).T
-    for rows in _blocks(pool.x_ND):
-        c_BM = (pool.x_ND[rows].to(dtype) @ V_DM).double() * pool.inverse_N[rows].unsqueeze(1)
-        share_B = c_BM.square().sum(dim=1)
+    V_MD = new_MD.to(dtype)
+    for rows in blocks(pool.x_ND):
+        c_MB = V_MD @ pool.x_ND[rows].to(dtype).T
+        share_B = c_MB.mul_(pool.inverse_N[rows].to(dtype)).square_().sum(dim=0).double()
         error_B = 2 * eps * (m * d * share_B).sqrt() + m * d * eps**2
         bound_N[rows] -= pool.weight_N[rows].square() * (share_B - error_B).clamp(min=0)
     bound_N.clamp_(min=0)
-
-
-def _nearest(pool_ND: Tensor, task_MD: Tensor, inverse_M: Tensor) -> Tensor:
-    """The task row of largest cosine for each pool row, by blocks and a running maximum."""
-    dtype = _product_dtype(pool_ND)
-    best_N = torch.full((len(pool_ND),), -torch.inf, dtype=dtype, device=pool_ND.device)
-    nearest_N = torch.zeros(len(pool_ND), dtype=torch.int64, device=pool_ND.device)
-    for columns in _blocks(task_MD, 2048):
-        z_DM = (task_MD[columns].double() * inverse_M[columns].unsqueeze(1)).to(dtype).T
-        for rows in _blocks(pool_ND, 1024):
-            value_B, place_B = (pool_ND[rows].to(dtype) @ z_DM).max(dim=1)
-            better_B = value_B > best_N[rows]
-            best_N[rows] = value_B.where(better_B, best_N[rows])
-            nearest_N[rows] = (place_B + columns.start).where(better_B, nearest_N[rows])
-    return nearest_N
-
-
-def _inverse_norms(x_ND: Tensor) -> Tensor:
-    """1/|x| of each row in float64, 0 for a row of zeros."""
-    norm_N = torch.empty(len(x_ND), dtype=torch.float64, device=x_ND.device)
-    for rows in _blocks(x_ND):
-        norm_N[rows] = torch.linalg.vector_norm(x_ND[rows], dim=1, dtype=torch.float64)
-    if not bool(norm_N.isfinite().all()):
-        raise InvalidData("An embedding is not finite; the base model cannot embed this text.")
-    return torch.where(norm_N > 0, 1 / norm_N, 0.0)
-
-
-def _product_dtype(x_ND: Tensor) -> torch.dtype:
-    """Float32, unless the input has more or the process lets float32 products be cut short (TF32, bfloat16)."""
-    whole = torch.get_float32_matmul_precision() == "highest"
-    return torch.float32 if whole and x_ND.dtype != torch.float64 else torch.float64
-
-
-def _blocks(x_ND: Tensor, most: int = BLOCK) -> Iterator[slice]:
-    size = max(1, min(most, BLOCK // max(1, x_ND.shape[1])))
-    return (slice(start, min(start + size, len(x_ND))) for start in range(0, len(x_ND), size))
 
 
 def _bytes(row_D: Tensor) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from dataclasses import dataclass
 from secrets import token_hex, token_urlsafe
 
@@ -19,8 +20,10 @@ _FIRST_KEY = "first"
 _FIRST_SCOPES = ["admin", "customer"]
 _START = "sk-spard-"
 _PREFIX_CHARS = 8
-_MIN_GIVEN_CHARS = 24
+_WEAK_CHARS = 24
 _NO_DIGEST = "0" * 64
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,12 @@ def _lock_first_tenant(session: Session) -> None:
 
 
 def _set_given(session: Session, given: str) -> None:
-    if len(given) < _MIN_GIVEN_CHARS:
-        raise InvalidRequest(f"SPARD_ADMIN_KEY needs at least {_MIN_GIVEN_CHARS} characters.", param="SPARD_ADMIN_KEY")
+    if not given.strip():
+        raise InvalidRequest("SPARD_ADMIN_KEY is set but empty.", param="SPARD_ADMIN_KEY")
+    if len(given) < _WEAK_CHARS:
+        log.warning(
+            "SPARD_ADMIN_KEY is shorter than %d characters: good for a trial, not for others to reach", _WEAK_CHARS
+        )
     digest = _digest(given)
     known = False
     for key in session.scalars(select(ApiKey).where(ApiKey.tenant_id == FIRST_TENANT, ApiKey.name == _FIRST_KEY)):
@@ -101,7 +108,9 @@ def _add(session: Session, tenant_id: str, name: str, scopes: list[str], secret:
 
 
 def _prefix(secret: str) -> str:
-    return secret.removeprefix(_START)[:_PREFIX_CHARS]
+    """What may be shown of a key: at most a third of it."""
+    shown = secret.removeprefix(_START)
+    return shown[: min(_PREFIX_CHARS, len(shown) // 3)]
 
 
 def _digest(secret: str) -> str:

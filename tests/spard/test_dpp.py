@@ -216,6 +216,17 @@ def test_an_embedding_that_is_not_finite_is_refused() -> None:
         dpp.quality(torch.tensor([[math.nan, 1.0]]), normal(2, 2))
 
 
+def test_products_that_a_process_lets_be_cut_short_change_nothing() -> None:
+    pool_ND, task_MD = POOLS["language_like"], language_like(50, 48, 5)
+    exact = dpp.select(pool_ND, task_MD, 40)
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert dpp.select(pool_ND, task_MD, 40) == exact
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_the_inputs_are_left_as_they_were() -> None:
     pool_ND, q_N = normal(400, 8), torch.ones(400, dtype=torch.float64)
 

@@ -1,0 +1,1 @@
+"""What the provider offers: base models, safety pools, audit suites."""

@@ -1,0 +1,89 @@
+"""OpenAI's model object, and the provider's own: base models, safety pools, audit suites."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.files.schemas import UnixTime
+from app.jobs.request import Body
+from app.models import Corpus
+
+
+class ModelOut(BaseModel):
+    """A base model on offer, or a fine-tuned one of the caller's."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelOut]
+
+
+class BaseModelIn(Body):
+    """A base model to offer: a local folder, or a hub id with the commit that is meant."""
+
+    alias: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$", max_length=128)]
+    source: Annotated[str, Field(min_length=1, max_length=1024)]
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    allow_full_fine_tuning: bool = False
+
+
+class BaseModelOut(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["base_model"] = "base_model"
+    alias: str
+    source: str
+    revision: str | None
+    learning_rate: float | None
+    allow_full_fine_tuning: bool
+    created_at: UnixTime
+
+
+class BaseModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[BaseModelOut]
+
+
+class CorpusOut(BaseModel):
+    """One version of a safety pool or an audit suite; `rows` is what jobs see."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    object: Literal["corpus"] = "corpus"
+    kind: str
+    name: str
+    version: int
+    rows: int
+    bytes: int
+    sha256: str
+    created_at: UnixTime
+
+
+class PoolOut(CorpusOut):
+    """`held_out` prompts are never selected: they attack the adapter when the provider has no harmful suite."""
+
+    held_out: int
+
+    @classmethod
+    def of(cls, pool: Corpus, held_out: int) -> Self:
+        columns = {name: getattr(pool, name) for name in CorpusOut.model_fields if name != "object"}
+        return cls(**columns, held_out=held_out)
+
+
+class PoolList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[PoolOut]
+
+
+class SuiteList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[CorpusOut]

@@ -1,0 +1,110 @@
+"""Base models by alias; pools and suites as versions, of which the newest of a name is the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.catalog.schemas import BaseModelIn, ModelOut, PoolOut
+from app.catalog.sources import checked_source
+from app.errors import NotFound
+from app.models import BaseModelEntry, Corpus, Job
+
+POOL = "pool"
+HARMFUL = "harmful"
+HELD_OUT = "-heldout"
+
+
+def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
+    """Offer a base model; the same alias again replaces what it stood for."""
+    source = checked_source(entry.source, entry.revision)
+    kept = session.merge(BaseModelEntry(**entry.model_dump() | {"source": source}))
+    session.flush()
+    return kept
+
+
+def base_models(session: Session) -> Sequence[BaseModelEntry]:
+    return session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.alias)).all()
+
+
+def models(session: Session, tenant_id: str) -> list[ModelOut]:
+    """The base models, and the tenant's own fine-tuned ones."""
+    tuned = select(Job).where(Job.tenant_id == tenant_id, Job.fine_tuned_model.is_not(None)).order_by(Job.created_at)
+    return [_offered(entry) for entry in base_models(session)] + [_tuned(job) for job in session.scalars(tuned)]
+
+
+def get_model(session: Session, tenant_id: str, model: str) -> ModelOut:
+    entry = session.get(BaseModelEntry, model)
+    if entry is not None:
+        return _offered(entry)
+    job = session.scalar(select(Job).where(Job.tenant_id == tenant_id, Job.fine_tuned_model == model).limit(1))
+    if job is None:
+        raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
+    return _tuned(job)
+
+
+def add_corpus(session: Session, corpus: Corpus) -> Corpus:
+    """Make it the current version of its name; the same bytes again are no new version."""
+    newest = _newest(session, corpus.kind, corpus.name)
+    if newest is not None and newest.sha256 == corpus.sha256:
+        return newest
+    corpus.version = newest.version + 1 if newest else 1
+    session.add(corpus)
+    session.flush()
+    return corpus
+
+
+def add_pool(session: Session, pool: Corpus, attacks: Corpus | None) -> PoolOut:
+    """Both halves of a pool become current together."""
+    added = add_corpus(session, pool)
+    if attacks is not None and added is pool:
+        attacks.version = pool.version
+        session.add(attacks)
+    return PoolOut.of(added, attacks.rows if attacks else 0)
+
+
+def pools(session: Session) -> list[PoolOut]:
+    """Every version, newest first."""
+    found = session.scalars(select(Corpus).where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id))
+    attacks = ((corpus, held_out_of(session, corpus)) for corpus in found)
+    return [PoolOut.of(corpus, held.rows if held else 0) for corpus, held in attacks]
+
+
+def suites(session: Session) -> list[Corpus]:
+    """Every version of the provider's own suites, newest first."""
+    found = session.scalars(select(Corpus).where(Corpus.kind != POOL).order_by(Corpus.created_at.desc(), Corpus.id))
+    return [corpus for corpus in found if not corpus.name.endswith(HELD_OUT)]
+
+
+def current_suites(session: Session) -> list[Corpus]:
+    """The newest version of each name, by name."""
+    newest = {suite.name: suite for suite in reversed(suites(session))}
+    return [newest[name] for name in sorted(newest)]
+
+
+def held_out_of(session: Session, pool: Corpus) -> Corpus | None:
+    """The attacks that a pool's import set aside."""
+    of_pool = (Corpus.name == pool.name + HELD_OUT) & (Corpus.version == pool.version)
+    return session.scalar(select(Corpus).where(of_pool, Corpus.kind == HARMFUL))
+
+
+def pool(session: Session, wanted: str | None) -> Corpus | None:
+    """The pool version of this id, or the newest one that the provider has."""
+    query = select(Corpus).where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)
+    return session.scalar(query if wanted is None else query.where(Corpus.id == wanted))
+
+
+def _newest(session: Session, kind: str, name: str) -> Corpus | None:
+    of_name = (Corpus.kind == kind) & (Corpus.name == name)
+    return session.scalar(select(Corpus).where(of_name).order_by(Corpus.version.desc()).limit(1))
+
+
+def _offered(entry: BaseModelEntry) -> ModelOut:
+    return ModelOut(id=entry.alias, created=int(entry.created_at.timestamp()), owned_by="provider")
+
+
+def _tuned(job: Job) -> ModelOut:
+    ended = job.finished_at or job.created_at
+    return ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.tenant_id)

@@ -1,0 +1,92 @@
+"""Where commands find the service, and how they show what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from openai import OpenAI
+from rich.console import Console
+from rich.table import Table
+
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+_WIDE = 1000  # columns of a table in a pipe
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+class CommandFailed(Exception):
+    """The command cannot go on; the message is all that the user sees."""
+
+
+def connect() -> OpenAI:
+    """A client of the service that the environment names."""
+    key = os.environ.get("SPARD_API_KEY")
+    if not key:
+        raise CommandFailed("Set SPARD_API_KEY to your key; `spard up` shows the first one when it starts.")
+    return OpenAI(base_url=service_url(), api_key=key, max_retries=1)
+
+
+def service_url() -> str:
+    return os.environ.get("SPARD_BASE_URL", DEFAULT_URL)
+
+
+def get(path: str, **params: Any) -> Any:
+    """The JSON of one of our own endpoints."""
+    with connect() as client:
+        return client.get(path, cast_to=object, options={"params": params})
+
+
+def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], as_json: bool) -> None:
+    """A table with the columns named; dotted names reach inside."""
+    if as_json:
+        return show_json(list(rows))
+    table = Table(box=None, header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold", no_wrap=name == "id")  # ids are there to be copied
+    for row in rows:
+        table.add_row(*(_text(_at(row, name), name) for name in columns))
+    return _print(table)
+
+
+def show_record(row: Mapping[str, Any], as_json: bool) -> None:
+    """One object, a line for each field that has a value."""
+    if as_json:
+        return show_json(row)
+    table = Table(box=None, show_header=False)
+    for name, value in row.items():
+        if value not in (None, [], {}):
+            table.add_row(f"[bold]{name}", _text(value, name))
+    return _print(table)
+
+
+def show_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def say(line: str) -> None:
+    Console(highlight=False, soft_wrap=True).print(line, markup=False)
+
+
+def _print(table: Table) -> None:
+    """As wide as it needs to be, unless a person looks at it."""
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def _at(row: Mapping[str, Any], name: str) -> Any:
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and name.endswith(("_at", "created")):
+        return datetime.fromtimestamp(value).astimezone().isoformat(" ", "seconds")
+    return str(value if not isinstance(value, dict | list) else json.dumps(value))

@@ -1,0 +1,141 @@
+"""What routes ask for: a session, the storage, the caller, an upload as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated
+
+from anyio import from_thread
+from fastapi import Depends, Query, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from app import db
+from app.errors import Forbidden, TooLarge, Unauthorized, UnsupportedMedia
+from app.files.upload import Begin
+from app.files.validation import Limits
+from app.keys import service as keys
+from app.keys.service import Principal
+from app.multipart import Form
+from app.settings import Settings
+from app.storage import Storage
+
+_FORM_BYTES = 1 << 20  # what a form may be more than its file
+_DRAIN_BYTES = 16 << 20
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def _engine(request: Request) -> Engine:
+    engine: Engine = request.app.state.engine
+    return engine
+
+
+def _storage(request: Request) -> Storage:
+    storage: Storage = request.app.state.storage
+    return storage
+
+
+SettingsDep = Annotated[Settings, Depends(_settings)]
+EngineDep = Annotated[Engine, Depends(_engine)]
+StorageDep = Annotated[Storage, Depends(_storage)]
+
+
+def _session(engine: EngineDep) -> Iterator[Session]:
+    with db.transaction(engine) as session:
+        yield session
+
+
+def _read_session(engine: EngineDep) -> Iterator[Session]:
+    with db.read(engine) as session:
+        yield session
+
+
+def _begin(engine: EngineDep) -> Begin:
+    return partial(db.transaction, engine)
+
+
+def _limits(settings: SettingsDep) -> Limits:
+    return Limits(settings.max_upload_mb << 20, settings.max_line_bytes, settings.max_rows)
+
+
+# scope="function": the commit comes before the response leaves, so that a 200 is never a lie.
+SessionDep = Annotated[Session, Depends(_session, scope="function")]
+ReadDep = Annotated[Session, Depends(_read_session, scope="function")]
+# For routes that stream first: no transaction is open while a client is slow.
+BeginDep = Annotated[Begin, Depends(_begin)]
+LimitsDep = Annotated[Limits, Depends(_limits)]
+
+_bearer = HTTPBearer(auto_error=False, description="A key of this service: sk-spard-...")
+
+
+def _principal(
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)], engine: EngineDep
+) -> Principal:
+    if credentials is None:
+        raise Unauthorized("Give your API key in the header: Authorization: Bearer YOUR_KEY.")
+    with db.read(engine) as session:
+        principal = keys.authenticate(session, credentials.credentials)
+    if principal is None:
+        raise Unauthorized("The API key is not valid; it may be mistyped or revoked.")
+    return principal
+
+
+def _scoped(scope: str, principal: Principal) -> Principal:
+    if scope not in principal.scopes:
+        raise Forbidden(f'This key lacks the scope "{scope}", which this request needs.')
+    return principal
+
+
+def _customer(principal: Annotated[Principal, Depends(_principal)]) -> Principal:
+    return _scoped("customer", principal)
+
+
+def _admin(principal: Annotated[Principal, Depends(_principal)]) -> Principal:
+    return _scoped("admin", principal)
+
+
+CustomerDep = Annotated[Principal, Depends(_customer)]
+AdminDep = Annotated[Principal, Depends(_admin)]
+
+
+def _form(request: Request, limits: LimitsDep, principal: Annotated[Principal, Depends(_principal)]) -> Iterator[Form]:
+    """The body as it arrives; asks for the principal so that no stranger's byte is read."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
+    declared = request.headers.get("content-length", "")
+    request.state.body_bytes = limits.bytes + _FORM_BYTES
+    if declared.isdecimal() and int(declared) > request.state.body_bytes:
+        raise TooLarge(f"The file is larger than {limits.bytes} bytes.", param="file")
+    form = Form(request.headers.get("content-type", ""), _body(request))
+    try:
+        yield form
+    finally:
+        form.drain(_DRAIN_BYTES)
+
+
+def _body(request: Request) -> Iterator[bytes]:
+    """The body's chunks, fetched from the event loop's thread one at a time."""
+    stream = request.stream()
+
+    async def fetch() -> bytes | None:
+        return await anext(stream, None)
+
+    while (chunk := from_thread.run(fetch)) is not None:
+        yield chunk
+
+
+# What the OpenAPI document says of a route that takes a FormDep.
+_BINARY = {"type": "string", "format": "binary"}
+_FORM_SCHEMA = {"type": "object", "required": ["file"], "properties": {"file": _BINARY, "purpose": {"type": "string"}}}
+FILE_FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM_SCHEMA}}}}
+
+FormDep = Annotated[Form, Depends(_form, scope="function")]
+
+# The id that a page of a list begins after.
+AfterQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]

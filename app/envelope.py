@@ -1,0 +1,108 @@
+"""Errors in OpenAI's envelope with RFC 9457's members beside it, and an id on every response."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import AppError, NotFound
+
+log = logging.getLogger(__name__)
+
+_JSON_BODY_BYTES = 1 << 20
+_PROBLEM_TYPE = "urn:spard:error:"
+
+
+class Envelope:
+    """Outermost of ours: gives the request an id, guards the path and the body's size, answers what nobody caught."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request_id, started = f"req_{token_hex(12)}", False
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        if any(ord(char) < 32 for char in scope["path"]):
+            return await problem(scope, NotFound("Unknown URL.", code="unknown_url"))(scope, receive, send_named)
+        try:
+            await self._app(scope, _limited(scope, receive), send_named)
+        except ClientDisconnect:
+            log.info("%s: the client went away", request_id)
+        except Exception as exc:
+            error = _as_error(exc, request_id)
+            if not started:
+                await problem(scope, error)(scope, receive, send_named)
+        return None
+
+
+def problem(scope: Scope, error: AppError, headers: Mapping[str, str] | None = None) -> Response:
+    """The response that tells of an error."""
+    inner: dict[str, Any] = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    if error.details:
+        inner |= {"details": error.details}
+    if error.details_url:
+        inner |= {"details_url": error.details_url}
+    name = error.code or error.type
+    body = {
+        "error": inner,
+        "type": f"{_PROBLEM_TYPE}{name}",
+        "title": name.replace("_", " ").capitalize(),
+        "status": error.status,
+        "detail": error.message,
+        "instance": scope["state"]["request_id"],
+    }
+    accepts = "application/problem+json" in Headers(scope=scope).get("accept", "")
+    return Response(
+        json.dumps(body),  # ASCII, so that no text of the client's can break it
+        status_code=error.status,
+        headers={**(headers or {}), **_own_headers(error)},
+        media_type="application/problem+json" if accepts else "application/json",
+    )
+
+
+def _own_headers(error: AppError) -> dict[str, str]:
+    found = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
+    return found | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
+
+
+def _as_error(exc: Exception, request_id: str) -> AppError:
+    if isinstance(exc, AppError):
+        return exc
+    log.exception("%s failed", request_id, exc_info=exc)
+    message = f"The server had an error; name {request_id} when you report it."
+    return AppError(message, code="server_error", type="server_error", status=500)
+
+
+def _limited(scope: Scope, receive: Receive) -> Receive:
+    """Stops a body that is too large while it arrives; a route that takes uploads raises `body_bytes` first."""
+    state, received = scope["state"], 0
+    state["body_bytes"] = _JSON_BODY_BYTES
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > state["body_bytes"]:
+            raise HTTPException(413, f"The body is larger than {state['body_bytes']} bytes.")
+        return message
+
+    return limited

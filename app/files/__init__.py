@@ -1,0 +1,1 @@
+"""What customers upload and what jobs produce."""

@@ -1,0 +1,78 @@
+"""OpenAI's file endpoints, and the list of what is wrong in a file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, BackgroundTasks, Query, Request
+from starlette.responses import Response
+
+from app.deps import (
+    FILE_FORM,
+    AfterQuery,
+    BeginDep,
+    CustomerDep,
+    FormDep,
+    LimitsDep,
+    ReadDep,
+    SessionDep,
+    SettingsDep,
+    StorageDep,
+)
+from app.download import download
+from app.files import service, upload
+from app.files.schemas import FileDeleted, FileList, FileOut, Validation
+from app.models import File
+from app.pages import Page
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
+
+@router.get("", response_model=FileList)
+def list_files(
+    session: ReadDep,
+    caller: CustomerDep,
+    purpose: Annotated[str | None, Query(pattern=r"^[a-z_-]{1,64}$")] = None,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+) -> Page[File]:
+    """Your files."""
+    return service.list_files(session, caller.tenant_id, purpose, after, limit, ascending=order == "asc")
+
+
+@router.post("", response_model=FileOut, openapi_extra=FILE_FORM)
+def create_file(caller: CustomerDep, form: FormDep, storage: StorageDep, limits: LimitsDep, begin: BeginDep) -> File:
+    """Upload a training file; it is checked while it arrives, and `status` says what came of it."""
+    return upload.upload(storage, begin, caller.tenant_id, form, limits)
+
+
+@router.get("/{file_id}", response_model=FileOut)
+def retrieve_file(file_id: str, session: ReadDep, caller: CustomerDep) -> File:
+    """One file."""
+    return service.get(session, caller.tenant_id, file_id)
+
+
+@router.delete("/{file_id}", response_model=FileDeleted)
+def delete_file(
+    file_id: str, session: SessionDep, caller: CustomerDep, storage: StorageDep, after: BackgroundTasks
+) -> File:
+    """Delete a file that no unfinished job uses."""
+    file = service.delete(session, caller.tenant_id, file_id)
+    after.add_task(storage.delete, file.storage_key)  # runs after the commit
+    return file
+
+
+@router.get("/{file_id}/content")
+def retrieve_content(
+    file_id: str, request: Request, session: ReadDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
+) -> Response:
+    """The file's bytes."""
+    file = service.get(session, caller.tenant_id, file_id)
+    return download(storage, file.storage_key, file.filename, file.sha256, request.headers, settings.download_url_ttl_s)
+
+
+@router.get("/{file_id}/validation", response_model=Validation)
+def retrieve_validation(file_id: str, session: ReadDep, caller: CustomerDep) -> Validation:
+    """Every problem of the file, by line."""
+    return service.validation(session, caller.tenant_id, file_id)

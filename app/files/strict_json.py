@@ -1,0 +1,88 @@
+"""JSON as a stranger may send it: no duplicate keys, no NaN, no bombs, no text that a database refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+MAX_DEPTH = 16
+MAX_DIGITS = 20
+
+
+class BadJson(ValueError):
+    """A text that is not acceptable JSON; `code` is one of the documented problem codes."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def parse(text: str) -> Any:
+    """The value of one JSON text."""
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as exc:
+        raise BadJson("invalid_json", f"{exc.msg} at column {exc.colno}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    if "\\u" in text or text.count("{") + text.count("[") > MAX_DEPTH:
+        check(value)
+    return value
+
+
+def _too_deep() -> BadJson:
+    return BadJson("nesting_too_deep", f"values are nested deeper than {MAX_DEPTH} levels")
+
+
+def check(value: Any) -> None:
+    """Refuse depth and text that the parser lets through; iterative, so that depth costs no stack."""
+    todo = [(value, 1)]
+    while todo:
+        item, depth = todo.pop()
+        if isinstance(item, str):
+            _check_text(item)
+        elif isinstance(item, dict | list):
+            if depth > MAX_DEPTH:
+                raise _too_deep()
+            children = [*item.keys(), *item.values()] if isinstance(item, dict) else item
+            todo.extend((child, depth + 1) for child in children)
+
+
+def _check_text(text: str) -> None:
+    if "\0" in text:
+        raise BadJson("nul_character", "text contains the NUL character")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise BadJson("invalid_unicode", "text contains half of a surrogate pair")
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadJson("duplicate_key", f'key "{twice[:64]}" stands twice in one object')
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise BadJson("number_too_large", f"a number has {len(text)} digits, at most {MAX_DIGITS} are read")
+    return int(text)
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadJson("non_finite_number", f"{text[:32]} is not a finite number")
+    return value
+
+
+def _constant(name: str) -> Any:
+    raise BadJson("non_finite_number", f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_int=_integer, parse_float=_real, parse_constant=_constant, strict=True
+)

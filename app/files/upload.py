@@ -1,0 +1,141 @@
+"""Files on their way in: streamed to storage through the checks, in bounded memory, and with no transaction open."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from app.errors import InvalidRequest, UnsupportedMedia
+from app.files.rows import TrainingRows
+from app.files.service import FINE_TUNE
+from app.files.validation import Limits, Report, RowRule, Validator
+from app.models import File, new_id, utc_now
+from app.multipart import Form
+from app.storage import Storage, StorageError, Stored
+
+_MAX_NAME = 255
+_ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+_EXPIRY_S = range(3600, 2_592_000 + 1)
+
+Begin = Callable[[], AbstractContextManager[Session]]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A file that is in storage and not yet in the database."""
+
+    key: str
+    name: str
+    stored: Stored
+    report: Report
+
+
+def receive(storage: Storage, form: Form, key: str, rule: RowRule, limits: Limits) -> Received:
+    """Stream the form's file to storage through the checks; what is no JSONL text leaves nothing behind."""
+    validator = Validator(rule, limits)
+    stored = storage.write(key, _through(validator, form.file()))
+    with nothing_left(storage, key):
+        return Received(key, _clean_name(form.filename or ""), stored, validator.finish())
+
+
+def upload(storage: Storage, begin: Begin, tenant_id: str, form: Form, limits: Limits) -> File:
+    """Take in a file of purpose `fine-tune`, with what was found wrong in it."""
+    file_id = new_id("file-")
+    received = receive(storage, form, f"tenants/{tenant_id}/files/{file_id}", TrainingRows(), limits)
+    with nothing_left(storage, received.key), begin() as session:
+        file = _file(file_id, tenant_id, received, expires_at=_checked_fields(form.fields))
+        session.add(file)
+    return file
+
+
+@contextmanager
+def nothing_left(storage: Storage, *keys: str) -> Iterator[None]:
+    """Whatever fails inside, no object stays behind."""
+    try:
+        yield
+    except BaseException:
+        _delete(storage, keys)
+        raise
+
+
+@contextmanager
+def removed(storage: Storage, key: str) -> Iterator[None]:
+    """An object that is needed inside only."""
+    try:
+        yield
+    finally:
+        _delete(storage, [key])
+
+
+def _delete(storage: Storage, keys: Iterable[str]) -> None:
+    for key in keys:
+        with suppress(StorageError):
+            storage.delete(key)
+
+
+def _file(file_id: str, tenant_id: str, received: Received, expires_at: datetime | None) -> File:
+    report = received.report
+    return File(
+        id=file_id,
+        tenant_id=tenant_id,
+        filename=received.name,
+        purpose=FINE_TUNE,
+        bytes=received.stored.bytes,
+        sha256=received.stored.sha256,
+        storage_key=received.key,
+        status="error" if report.errors else "processed",
+        status_details=_details(report),
+        rows=report.rows,
+        problems=report.listed(),
+        expires_at=expires_at,
+    )
+
+
+def _clean_name(name: str) -> str:
+    """The name without folders: it is shown and never opened."""
+    name = unicodedata.normalize("NFC", re.split(r"[/\\]", name)[-1])
+    if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
+        message = f"A file name has 1 to {_MAX_NAME} printable characters."
+        raise InvalidRequest(message, code="invalid_name", param="file")
+    if "." in name and not name.lower().endswith(".jsonl"):
+        raise UnsupportedMedia(f"{name!r} is not a .jsonl file.", code="unsupported_format", param="file")
+    return name
+
+
+def _through(validator: Validator, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        validator.feed(chunk)
+        yield chunk
+
+
+def _checked_fields(fields: dict[str, str]) -> datetime | None:
+    """Check what the form says beside the file; when the file expires."""
+    if fields.get("purpose") != FINE_TUNE:
+        message = f"purpose must be {FINE_TUNE!r}; other purposes are not served here."
+        raise InvalidRequest(message, code="invalid_purpose", param="purpose")
+    for name in sorted(fields.keys() - {"purpose", _ANCHOR, _SECONDS}):
+        raise InvalidRequest(f"The field {name[:64]!r} is unknown.", code="extra_forbidden", param=name[:64])
+    if not fields.keys() & {_ANCHOR, _SECONDS}:
+        return None
+    if fields.get(_ANCHOR) != "created_at":
+        raise InvalidRequest("The anchor must be 'created_at'.", code="not_allowed", param=_ANCHOR)
+    seconds = fields.get(_SECONDS, "")
+    if not re.fullmatch(r"[0-9]{1,8}", seconds) or int(seconds) not in _EXPIRY_S:
+        message = f"seconds must be from {_EXPIRY_S.start} to {_EXPIRY_S.stop - 1}."
+        raise InvalidRequest(message, code="out_of_range", param=_SECONDS)
+    return utc_now() + timedelta(seconds=int(seconds))
+
+
+def _details(report: Report) -> str | None:
+    first = next((problem for problem in report.listed() if problem["severity"] == "error"), None)
+    if first is None:
+        return None
+    return (
+        f"{report.errors} problem(s); first: line {first['line']}, {first['pointer'] or 'the row'}: {first['message']}"
+    )

@@ -1,0 +1,224 @@
+"""A JSONL file is checked while it streams in: in bounded memory, and each line's length before it is decoded.
+
+What is no JSONL text at all raises, and nothing is kept. What has bad rows is kept, with every problem by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+from app.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from app.files.strict_json import BadJson, parse
+
+LISTED = 1000  # problems kept of each severity; the rest is counted
+_UTF8_BOM = b"\xef\xbb\xbf"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{")
+_MAGIC = {
+    b"PK\x03\x04": "a ZIP archive",
+    b"PAR1": "a Parquet file",
+    b"%PDF": "a PDF document",
+    b"\x1f\x8b": "gzip data",
+    b"BZh": "bzip2 data",
+    b"\xfd7zXZ": "xz data",
+    b"\x28\xb5\x2f\xfd": "zstd data",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"\x80\x02": "a pickle",
+    b"\x80\x03": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x80\x05": "a pickle",
+    b"SQLite format": "a SQLite database",
+}
+_HEAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one file may be at most."""
+
+    bytes: int
+    line_bytes: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault of one line; `pointer` is a JSON pointer into the row."""
+
+    line: int | None
+    pointer: str
+    code: str
+    severity: Literal["error", "warning"]
+    message: str
+    hint: str | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What a whole file was found to be."""
+
+    rows: int = 0
+    errors: int = 0
+    warnings: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, problem: Problem) -> None:
+        is_error = problem.severity == "error"
+        self.errors += is_error
+        self.warnings += not is_error
+        if (self.errors if is_error else self.warnings) <= LISTED:
+            self.problems.append(problem)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The problems as JSON, the earliest line first; a last entry counts those that are not listed."""
+        rows = [asdict(problem) for problem in sorted(self.problems, key=lambda p: p.line or 0)]
+        hidden = self.errors + self.warnings - len(rows)
+        severity: Literal["error", "warning"] = "error" if self.errors > LISTED else "warning"
+        more = Problem(None, "", "more_problems", severity, f"{hidden} more problems are not listed")
+        return [*rows, asdict(more)] if hidden else rows
+
+
+RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
+
+
+class Validator:
+    """Takes a file's bytes as they arrive; `finish` says what they were."""
+
+    def __init__(self, rule: RowRule, limits: Limits) -> None:
+        self._rule = rule
+        self._limits = limits
+        self._report = Report()
+        self._pending = bytearray()
+        self._is_sniffed = False
+        self._received = 0  # bytes
+        self._consumed = 0  # bytes of the lines that were read, for offsets in messages
+        self._line = 0
+        self._seen: set[int] = set()
+        self._repeats = 0
+        self._first_repeat = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Check the next bytes; raises when no later byte could make the file acceptable."""
+        self._received += len(chunk)
+        if self._received > self._limits.bytes:
+            raise TooLarge(f"The file is larger than {self._limits.bytes} bytes.", code="file_too_large", param="file")
+        self._pending += chunk
+        if not self._is_sniffed and len(self._pending) >= _HEAD:
+            self._sniff()
+        for line in self._complete_lines():
+            self._read(line)
+        if len(self._pending) > self._limits.line_bytes:
+            self._refuse_line()
+
+    def finish(self) -> Report:
+        """The report, once all bytes were fed."""
+        if not self._is_sniffed:
+            self._sniff()
+        if self._pending:
+            self._read(bytes(self._pending))
+        if not self._line or not (self._report.rows or self._report.errors):
+            raise InvalidRequest("The file is empty: it has no row.", code="dataset_empty", param="file")
+        if self._repeats:
+            share = 100 * self._repeats / self._report.rows
+            self._report.add(
+                Problem(
+                    self._first_repeat,
+                    "",
+                    "duplicate_example",
+                    "warning",
+                    f"{self._repeats} of {self._report.rows} rows repeat an earlier row ({share:.0f} %)",
+                    "repeated rows weigh more in training; remove them unless that is meant",
+                )
+            )
+        return self._report
+
+    def _sniff(self) -> None:
+        """Refuse what is no text, and drop a UTF-8 byte order mark."""
+        head, self._is_sniffed = bytes(self._pending[:_HEAD]), True
+        if head.startswith(_UTF16):
+            raise _not_utf8("it looks like UTF-16", 0)
+        kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+        if kind or b"\0" in head:
+            message = f"The file is {kind or 'binary'}; expected JSONL text, uncompressed."
+            raise UnsupportedMedia(message, code="unsupported_format", param="file")
+        if head.startswith(_UTF8_BOM):
+            del self._pending[: len(_UTF8_BOM)]
+            self._consumed = len(_UTF8_BOM)
+
+    def _complete_lines(self) -> Iterator[bytes]:
+        if not self._is_sniffed:
+            return
+        end = self._pending.rfind(b"\n")
+        if end < 0:
+            return
+        lines = bytes(self._pending[:end]).split(b"\n")
+        del self._pending[: end + 1]
+        yield from lines
+
+    def _read(self, line: bytes) -> None:
+        self._line += 1
+        if len(line) > self._limits.line_bytes:
+            self._refuse_line(counted=True)
+        if self._line > self._limits.rows:
+            message = f"The file has more than {self._limits.rows} lines."
+            raise InvalidRequest(message, code="too_many_lines", param="file")
+        start, self._consumed = self._consumed, self._consumed + len(line) + 1
+        try:
+            text = line.decode("utf-8").strip()
+        except UnicodeDecodeError as exc:
+            raise _not_utf8(f"line {self._line} has byte 0x{line[exc.start]:02x}", start + exc.start) from None
+        if text:
+            self._check_row(text)
+
+    def _check_row(self, text: str) -> None:
+        is_first = not (self._report.rows or self._report.errors)
+        if is_first and not text.startswith("{"):
+            raise InvalidRequest(
+                "Expected file to have JSONL format, where every line is a JSON dictionary. "
+                f"Line {self._line} is not a dictionary (HINT: line starts with: {text[:12]!r}...).",
+                code=None,
+                param="file",
+            )
+        try:
+            row = parse(text)
+        except BadJson as exc:
+            return self._report.add(Problem(self._line, "", exc.code, "error", exc.message))
+        if not isinstance(row, dict):
+            message = f"the line is {_kind(row)}, expected a JSON object"
+            return self._report.add(Problem(self._line, "", "data_type", "error", message))
+        self._report.rows += 1
+        self._note_repeat(text)
+        for problem in self._rule(row, self._line):
+            self._report.add(problem)
+        return None
+
+    def _note_repeat(self, text: str) -> None:
+        digest = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+        if digest in self._seen:
+            self._first_repeat = self._first_repeat or self._line
+            self._repeats += 1
+        self._seen.add(digest)
+
+    def _refuse_line(self, counted: bool = False) -> None:
+        number = self._line if counted else self._line + 1
+        message = f"Line {number} is longer than {self._limits.line_bytes} bytes."
+        raise InvalidRequest(message, code="line_too_long", param="file")
+
+
+def _not_utf8(what: str, offset: int) -> InvalidRequest:
+    message = f"The file is not UTF-8: {what} at byte offset {offset}. Save it as UTF-8."
+    return InvalidRequest(message, code="invalid_encoding", param="file")
+
+
+def _kind(value: object) -> str:
+    match value:
+        case list():
+            return "an array"
+        case str():
+            return "a string"
+        case None:
+            return "null"
+        case _:
+            return "a number or a boolean"

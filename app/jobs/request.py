@@ -1,0 +1,130 @@
+"""What a customer asks for, in OpenAI's fields and ours; settings and their bounds are those of `spard.config`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from app.files import strict_json
+from spard import config
+
+_SUFFIX_CHARS = 64
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,127}")
+
+
+class Refusal(ValueError):
+    """A value of the right type that is refused, with its code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _suffix(text: str) -> str:
+    """As it will stand in a model id."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", unicodedata.normalize("NFC", text)).strip("-")
+    if not text.isprintable() or not 1 <= len(text) <= _SUFFIX_CHARS or not name:
+        message = f"must be 1 to {_SUFFIX_CHARS} printable characters, of them a letter or a digit."
+        raise Refusal("invalid_name", message)
+    return name
+
+
+def _modules(lora: config.Lora) -> config.Lora:
+    for name in lora.target_modules or ():
+        if not _MODULE.fullmatch(name):
+            raise Refusal("unsupported_module", f"{name[:64]!r} in target_modules is not a module's name.")
+    return lora
+
+
+def _type_of(value: Any) -> Any:
+    """Which defence is meant; SPARD unless named."""
+    kind = value.get("type", "spard") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+Defense = Annotated[
+    Annotated[config.Spard, Tag("spard")] | Annotated[config.NoDefense, Tag("none")], Discriminator(_type_of)
+]
+
+
+class Body(BaseModel):
+    """A request body: unknown fields are refused, and so is text that a database cannot hold."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Safety(Body):
+    """The defence, what it trains on, and what is measured before release."""
+
+    defense: Defense = Field(default_factory=config.Spard)
+    selection: config.Selection = Field(default_factory=config.Selection)
+    audit: config.Audit = Field(default_factory=config.Audit)
+    pool: str | None = Field(default=None, description="Id of a safety pool version; default: the current one.")
+
+
+class Supervised(Body):
+    hyperparameters: config.Hyperparameters | None = None
+
+
+class Method(Body):
+    """OpenAI's `method`; only `supervised` is trained here."""
+
+    type: Literal["supervised", "dpo", "reinforcement"]
+    supervised: Supervised | None = None
+    dpo: dict[str, Any] | None = None
+    reinforcement: dict[str, Any] | None = None
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class JobCreate(Body):
+    """OpenAI's request, and after `metadata` what we add."""
+
+    model: str
+    training_file: str
+    validation_file: str | None = None
+    suffix: Annotated[str, AfterValidator(_suffix)] | None = None
+    seed: config.Seed | None = None
+    method: Method | None = None
+    hyperparameters: config.Hyperparameters | None = Field(
+        default=None, json_schema_extra={"deprecated": True}, description="OpenAI's old place for them."
+    )
+    integrations: list[dict[str, Any]] | None = None
+    metadata: Metadata | None = None
+
+    safety: Safety | None = None
+    lora: Annotated[config.Lora, AfterValidator(_modules)] | None = None
+    full_fine_tuning: bool = False
+    max_seq_length: config.SeqLength | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_plain_text(cls, body: Any) -> Any:
+        strict_json.check(body)
+        return body
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        asked = self.method.supervised if self.method else None
+        if self.hyperparameters and asked and asked.hyperparameters not in (None, self.hyperparameters):
+            raise Refusal("not_allowed", "hyperparameters and method.supervised.hyperparameters differ; give one.")
+        if self.lora and self.full_fine_tuning:
+            raise Refusal("not_allowed", "Give lora or full_fine_tuning, not both.")
+        return self
+
+    def asked_hyperparameters(self) -> config.Hyperparameters:
+        asked = self.method.supervised.hyperparameters if self.method and self.method.supervised else None
+        return asked or self.hyperparameters or config.Hyperparameters()
+
+    def digest(self) -> str:
+        """The same for two requests that ask for the same."""
+        text = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()

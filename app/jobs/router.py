@@ -1,0 +1,119 @@
+"""OpenAI's fine-tuning endpoints, and what we add: metrics, the safety report, the adapter."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from app.deps import AfterQuery, CustomerDep, ReadDep, SessionDep, SettingsDep, StorageDep
+from app.download import download
+from app.errors import InvalidRequest
+from app.jobs import service
+from app.jobs.request import JobCreate
+from app.jobs.schemas import EventList, JobList, JobOut, MetricList
+from app.models import JobEvent
+from app.pages import Page
+
+router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+
+_METADATA = re.compile(r'metadata\[([^"\\\x00-\x1f\[\]]{1,64})\]')
+
+
+def _submission(
+    idempotency_key: Annotated[str | None, Header(pattern=r"^[\x21-\x7e]{1,255}$")] = None,
+    x_stainless_retry_count: Annotated[str, Header()] = "0",
+) -> service.Submission:
+    count = int(x_stainless_retry_count) if re.fullmatch(r"[0-9]{1,4}", x_stainless_retry_count) else 0
+    return service.Submission(idempotency_key, count)
+
+
+def _filters(request: Request) -> dict[str, str] | None:
+    """`metadata[k]=v`, any number of them; `metadata=null` means jobs without metadata."""
+    found = {}
+    for name, value in request.query_params.multi_items():
+        if name == "metadata" and value == "null":
+            return None
+        if name.startswith("metadata"):
+            match = _METADATA.fullmatch(name)
+            if match is None or "\0" in value:
+                raise InvalidRequest("Filter with metadata[key]=value.", code="invalid_type", param="metadata")
+            found[match.group(1)] = value
+    return found
+
+
+@router.post("", response_model=JobOut)
+def create_job(
+    ask: JobCreate,
+    session: SessionDep,
+    caller: CustomerDep,
+    submission: Annotated[service.Submission, Depends(_submission)],
+    settings: SettingsDep,
+) -> JobOut:
+    """Fine-tune a base model on an uploaded file, with the defence that `safety` names."""
+    return service.create(session, caller, ask, submission, settings)
+
+
+@router.get("", response_model=JobList)
+def list_jobs(
+    session: ReadDep,
+    caller: CustomerDep,
+    filters: Annotated[dict[str, str] | None, Depends(_filters)],
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> JobList:
+    """Your jobs, newest first."""
+    return service.list_jobs(session, caller.tenant_id, filters, after, limit)
+
+
+@router.get("/{job_id}", response_model=JobOut)
+def retrieve_job(job_id: str, session: ReadDep, caller: CustomerDep) -> JobOut:
+    """One job."""
+    return service.retrieve(session, caller.tenant_id, job_id)
+
+
+@router.post("/{job_id}/cancel", response_model=JobOut)
+def cancel_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
+    """Cancel a job that has not ended; a running one stops within moments."""
+    return service.cancel(session, caller.tenant_id, job_id)
+
+
+@router.get("/{job_id}/events", response_model=EventList)
+def list_events(
+    job_id: str,
+    session: ReadDep,
+    caller: CustomerDep,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+) -> Page[JobEvent]:
+    """What happened to a job, the latest first."""
+    return service.list_events(session, caller.tenant_id, job_id, after, limit)
+
+
+@router.get("/{job_id}/metrics", response_model=MetricList)
+def list_metrics(job_id: str, session: ReadDep, caller: CustomerDep) -> MetricList:
+    """The full series of every metric."""
+    return MetricList(data=service.metrics(session, caller.tenant_id, job_id))
+
+
+@router.get("/{job_id}/adapter")
+def retrieve_adapter(
+    job_id: str, request: Request, session: ReadDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
+) -> Response:
+    """The adapter archive of a job that has succeeded."""
+    job, adapter = service.adapter(session, caller, job_id)
+    name = f"{job.id}-adapter.tar.gz"
+    ttl_s = settings.download_url_ttl_s
+    return download(
+        storage, adapter["storage_key"], name, adapter["sha256"], request.headers, ttl_s, "application/gzip"
+    )
+
+
+@router.get("/{job_id}/safety")
+def retrieve_safety(job_id: str, session: ReadDep, caller: CustomerDep, storage: StorageDep) -> Response:
+    """The audit report, of rejected jobs too."""
+    key = service.report_key(session, caller.tenant_id, job_id)
+    headers = {"content-length": str(storage.size(key))}
+    return StreamingResponse(storage.chunks(key), headers=headers, media_type="application/json")

@@ -1,0 +1,196 @@
+"""Jobs for those who ask for them; who works on them is `lease`. Every query is within one tenant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, NotFound
+from app.jobs import events, lease
+from app.jobs.freeze import freeze
+from app.jobs.request import JobCreate
+from app.jobs.schemas import JobList, JobOut, shown
+from app.keys.service import Principal
+from app.models import ApiKey, IdempotencyKey, Job, JobEvent, JobMetric, JobStatus, new_id, utc_now
+from app.pages import Page, invalid_cursor, page
+from app.queue import wake
+from app.settings import Settings
+
+_RETRY_WINDOW = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How often a request was sent: the key its sender gave it, and which attempt this is."""
+
+    idempotency_key: str | None
+    retry_count: int
+
+
+def create(session: Session, caller: Principal, ask: JobCreate, submission: Submission, settings: Settings) -> JobOut:
+    """Queue a job, or find the one that the same request has made before."""
+    job_id, digest = new_id("ftjob-"), ask.digest()
+    earlier = _earlier(session, caller, submission, digest, job_id)
+    if earlier is not None:
+        return _shown(session, earlier)
+    frozen = freeze(session, caller, ask, settings)
+    job = Job(
+        id=job_id,
+        tenant_id=caller.tenant_id,
+        key_id=caller.key_id,
+        model=ask.model,
+        training_file=ask.training_file,
+        validation_file=ask.validation_file,
+        suffix=ask.suffix,
+        job_metadata=ask.metadata,
+        recipe=frozen.recipe,
+        spec=frozen.spec,
+        request_hash=digest,
+        warnings=frozen.warnings,
+    )
+    session.add(job)
+    session.flush()
+    _tell(session, job)
+    wake(session, job.id)
+    return _shown(session, job)
+
+
+def list_jobs(
+    session: Session, tenant_id: str, filters: dict[str, str] | None, after: str | None, limit: int
+) -> JobList:
+    """The tenant's jobs, newest first; no filters at all stand for jobs without metadata."""
+    query = _of(tenant_id)
+    if filters is None:
+        query = query.where(Job.job_metadata.is_(None))
+    for key, value in (filters or {}).items():
+        query = query.where(Job.job_metadata[key].as_string() == value)
+    found = page(session, query, Job, after, limit, ascending=False)
+    return JobList(data=[_shown(session, job) for job in found.data], has_more=found.has_more)
+
+
+def get(session: Session, tenant_id: str, job_id: str) -> Job:
+    """The tenant's job; somebody else's reads as unknown."""
+    job = session.scalar(_of(tenant_id).where(Job.id == job_id))
+    if job is None:
+        raise NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")
+    return job
+
+
+def retrieve(session: Session, tenant_id: str, job_id: str) -> JobOut:
+    return _shown(session, get(session, tenant_id, job_id))
+
+
+def cancel(session: Session, tenant_id: str, job_id: str) -> JobOut:
+    """Cancel a queued job at once; a running one as soon as its worker has stopped."""
+    job = get(session, tenant_id, job_id)
+    if lease.cancel(session, job.id) is None:
+        session.refresh(job)
+        raise InvalidState(f"Job {job.id} has already ended: it is {job.status}.")
+    session.refresh(job)
+    return _shown(session, job)
+
+
+def list_events(session: Session, tenant_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
+    """What happened, the latest first."""
+    job = get(session, tenant_id, job_id)
+    query = select(JobEvent).where(JobEvent.job_id == job.id)
+    if after is not None:
+        cursor = session.scalar(query.where(JobEvent.id == after))
+        if cursor is None:
+            raise invalid_cursor(after)
+        query = query.where(JobEvent.seq < cursor.seq)
+    rows = list(session.scalars(query.order_by(JobEvent.seq.desc()).limit(limit + 1)))
+    return Page(rows[:limit], len(rows) > limit)
+
+
+def metrics(session: Session, tenant_id: str, job_id: str) -> list[dict[str, object]]:
+    """Every step's numbers."""
+    job = get(session, tenant_id, job_id)
+    rows = session.scalars(select(JobMetric).where(JobMetric.job_id == job.id).order_by(JobMetric.step))
+    return [{"step": row.step, **row.data} for row in rows]
+
+
+def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, dict[str, str]]:
+    """The job and its published archive; nothing that passed no gate leaves, but to the provider if it waived it."""
+    job = get(session, caller.tenant_id, job_id)
+    if job.status != JobStatus.succeeded or job.adapter is None:
+        raise _not_published(job)
+    decision = (job.safety or {}).get("gate", {}).get("decision")
+    if decision != "pass" and "admin" not in caller.scopes:
+        raise Forbidden("This adapter was released to the provider only.", code="not_published")
+    return job, job.adapter
+
+
+def report_key(session: Session, tenant_id: str, job_id: str) -> str:
+    """Where the audit report is; a rejected job has one too."""
+    job = get(session, tenant_id, job_id)
+    if job.report_key is None:
+        message = f"Job {job.id} is {job.status} and has no safety report yet."
+        raise InvalidState(message, code="report_not_ready")
+    return job.report_key
+
+
+def _not_published(job: Job) -> AppError:
+    if (job.error or {}).get("code") == "safety_gate_failed":
+        message = f"The adapter of {job.id} failed the safety gate and is not released; see /safety for the report."
+        return InvalidState(message, code="safety_gate_failed")
+    return InvalidState(f"Job {job.id} is {job.status}; an adapter exists once it has succeeded.", code="not_published")
+
+
+def _of(tenant_id: str) -> Select[Job]:
+    return select(Job).where(Job.tenant_id == tenant_id)
+
+
+def _shown(session: Session, job: Job) -> JobOut:
+    return shown(job, _queue_position(session, job) if job.status == JobStatus.queued else None)
+
+
+def _queue_position(session: Session, job: Job) -> int:
+    """1 for the job that is taken next."""
+    ahead = select(func.count()).where(Job.status == JobStatus.queued, Job.created_at < job.created_at)
+    return 1 + (session.scalar(ahead) or 0)
+
+
+def _tell(session: Session, job: Job) -> None:
+    files = f"training file: {job.training_file}" + (
+        f" and validation file: {job.validation_file}" if job.validation_file else ""
+    )
+    for message in (
+        f"Created fine-tuning job: {job.id}",
+        f"Validating {files}",
+        "Files validated, moving job to queued state",
+    ):
+        events.append(session, job.id, "info", "message", message)
+    for warning in job.warnings or []:
+        events.append(session, job.id, "warn", "message", warning)
+
+
+def _earlier(session: Session, caller: Principal, submission: Submission, digest: str, job_id: str) -> Job | None:
+    """The job of an earlier sending. The key's row is locked, so that two sendings at once see each other."""
+    lock = select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update(key_share=True)
+    session.execute(lock)
+    if submission.idempotency_key is not None:
+        return _reserve(session, caller, submission.idempotency_key, digest, job_id)
+    if submission.retry_count > 0:
+        same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
+        recent = Job.created_at > utc_now() - _RETRY_WINDOW
+        return session.scalar(_of(caller.tenant_id).where(same, recent).order_by(Job.created_at.desc()).limit(1))
+    return None
+
+
+def _reserve(session: Session, caller: Principal, key: str, digest: str, job_id: str) -> Job | None:
+    """Take the idempotency key for this job, or find whose it is."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    row = {"tenant_id": caller.tenant_id, "key": key, "request_hash": digest, "job_id": job_id}
+    session.execute(dialect.insert(IdempotencyKey).values(**row).on_conflict_do_nothing())
+    taken = session.get_one(IdempotencyKey, (caller.tenant_id, key))
+    if taken.job_id == job_id:
+        return None
+    if taken.request_hash != digest:
+        message = "This Idempotency-Key was used for another request; take a new one."
+        raise InvalidRequest(message, code="idempotency_mismatch", param="Idempotency-Key")
+    return session.get_one(Job, taken.job_id)

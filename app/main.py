@@ -1,0 +1,88 @@
+"""The HTTP service: routes put together, and every error in OpenAI's envelope."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from threading import Event, Thread
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from app import db, health
+from app.catalog.router import admin, models
+from app.envelope import Envelope, problem
+from app.errors import AppError, InvalidRequest, NotFound, TooLarge, Unavailable
+from app.files.router import router as files
+from app.invalid import first_fault
+from app.jobs.router import router as jobs
+from app.keys import service as keys
+from app.queue import Dispatcher
+from app.settings import Settings, get_settings
+from app.storage import open_storage
+
+log = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The application on the database and storage of `settings`; the schema must be current."""
+    settings = settings or get_settings()
+    app = FastAPI(title="SPARD", description="Fine-tuning with a safety defence, in OpenAI's words.", lifespan=_running)
+    app.state.settings = settings
+    app.state.engine = db.make_engine(settings.database())
+    app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
+    for router in (files, jobs, models, admin, health.router):
+        app.include_router(router)
+    app.add_middleware(Envelope)
+    for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):
+        app.add_exception_handler(kind, _answer)
+    return app
+
+
+@asynccontextmanager
+async def _running(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    if settings.admin_key:
+        with db.transaction(app.state.engine) as session:
+            keys.ensure_first(session, settings.admin_key.get_secret_value())
+    broker_url = settings.broker_url.get_secret_value() if settings.broker_url else None
+    stop = Event()
+    outbox = Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox")
+    outbox.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        outbox.join()
+        app.state.engine.dispose()
+
+
+async def _answer(request: Request, exc: Exception) -> Response:
+    headers = exc.headers if isinstance(exc, HTTPException) else None
+    return problem(request.scope, _error(request, exc), headers)
+
+
+def _error(request: Request, exc: Exception) -> AppError:
+    """What went wrong, in our words."""
+    where = f"{request.method} {request.url.path}"
+    match exc:
+        case AppError():
+            return exc
+        case RequestValidationError():
+            return first_fault(exc)
+        case HTTPException(status_code=404):
+            return NotFound(f"Unknown URL ({where}).", code="unknown_url")
+        case HTTPException(status_code=405):
+            return InvalidRequest(f"Not allowed: {where}.", code="method_not_allowed", status=405)
+        case HTTPException(status_code=413):
+            return TooLarge(exc.detail)
+        case HTTPException():
+            return InvalidRequest(exc.detail, status=exc.status_code)
+        case _:
+            log.warning("%s: the database does not answer: %s", where, type(exc).__name__)
+            return Unavailable("The database does not answer at the moment; try again.")

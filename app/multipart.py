@@ -1,0 +1,123 @@
+"""A multipart body of which one part is a file, read as it arrives: neither memory nor a second copy on disk."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from app.errors import InvalidRequest, TooLarge, UnsupportedMedia
+
+_MAX_FIELD = 65_536
+_MAX_FIELDS = 32
+
+
+class Form:
+    """The fields and the one file of a request; fields that follow the file are known once the file was read."""
+
+    def __init__(self, content_type: str, body: Iterable[bytes]) -> None:
+        kind, options = parse_options_header(content_type)
+        if kind != b"multipart/form-data" or not options.get(b"boundary"):
+            message = "Send the file as multipart/form-data with a boundary."
+            raise UnsupportedMedia(message, code="unsupported_content_type")
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        self._body = iter(body)
+        self._parser = MultipartParser(
+            options[b"boundary"],
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": self._header_name_part,
+                "on_header_value": self._header_value_part,
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._end_headers,
+                "on_part_data": self._data,
+                "on_part_end": self._end,
+                "on_end": self._finish,
+            },
+        )
+        self._pieces: deque[bytes] = deque()
+        self._headers: dict[bytes, bytes] = {}
+        self._header_name = self._header_value = b""
+        self._field: tuple[str, bytearray] | None = None
+        self._is_complete = False
+
+    def file(self) -> Iterator[bytes]:
+        """The file's bytes; the rest of the body is read on the way."""
+        self._read_to_file()
+        while True:
+            while self._pieces:
+                yield self._pieces.popleft()
+            if not self._read():
+                return
+
+    def drain(self, limit: int) -> None:
+        """Read on, so that a client still sending hears the answer instead of a reset; give up after `limit` bytes."""
+        for chunk in self._body:
+            limit -= len(chunk)
+            if limit < 0:
+                return
+
+    def _read_to_file(self) -> None:
+        """Know the fields that precede the file, and the file's name."""
+        while self.filename is None:
+            if not self._read():
+                raise InvalidRequest("The form has no file.", code="missing_field", param="file")
+
+    def _read(self) -> bool:
+        chunk = next(self._body, None)
+        try:
+            if chunk is not None:
+                self._parser.write(chunk)
+                return True
+            self._parser.finalize()
+        except FormParserError:
+            raise InvalidRequest("The multipart body is malformed.", code="invalid_multipart") from None
+        if not self._is_complete:
+            raise InvalidRequest("The multipart body ends too early.", code="invalid_multipart")
+        return False
+
+    def _begin(self) -> None:
+        self._headers, self._field = {}, None
+        self._header_name = self._header_value = b""
+
+    def _header_name_part(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _header_value_part(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _end_header(self) -> None:
+        self._headers[self._header_name.lower()] = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _end_headers(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        name = options.get(b"name", b"").decode("utf-8", "replace")
+        if b"filename" not in options:
+            if len(self.fields) >= _MAX_FIELDS:
+                raise TooLarge(f"The form has more than {_MAX_FIELDS} fields.", code="too_many_fields")
+            self._field = (name, bytearray())
+        elif name != "file" or self.filename is not None:
+            raise InvalidRequest('Send one file, in the part "file".', code="invalid_multipart", param="file")
+        else:
+            self.filename = options[b"filename"].decode("utf-8", "replace")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._field is None:
+            self._pieces.append(data[start:end])
+            return
+        name, value = self._field
+        value += data[start:end]
+        if len(value) > _MAX_FIELD:
+            raise TooLarge(f'The field "{name[:64]}" is too large.', code="field_too_large")
+
+    def _end(self) -> None:
+        if self._field:
+            name, value = self._field
+            self.fields[name] = value.decode("utf-8", "replace")
+
+    def _finish(self) -> None:
+        self._is_complete = True

@@ -1,0 +1,136 @@
+"""The real application on a database and a storage of the test's own, with a provider and two customers."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from app import db
+from app.keys import service as keys
+from app.main import create_app
+from app.models import Tenant
+from app.settings import Settings
+
+FILES = "/v1/files"
+JOBS = "/v1/fine_tuning/jobs"
+
+
+def jsonl(*rows: Any) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def chat(question: str, answer: str = "four") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def rows(n: int) -> bytes:
+    """A training file that is right."""
+    return jsonl(*(chat(f"What is {i} and {i}?") for i in range(n)))
+
+
+def pool(n: int = 100) -> bytes:
+    return jsonl(*({"prompt": f"How do I do harm {i}?", "safe": "I cannot help with that."} for i in range(n)))
+
+
+@dataclass
+class Service:
+    """The application, and clients that hold a key to it."""
+
+    app: FastAPI
+    http: TestClient
+
+    def add_key(self, tenant: str, *scopes: str) -> str:
+        with db.transaction(self.app.state.engine) as session:
+            if session.get(Tenant, tenant) is None:
+                session.add(Tenant(id=tenant, name=tenant))
+                session.flush()
+            return keys.create(session, tenant, "test", list(scopes))[1]
+
+    def client(self, tenant: str, *scopes: str) -> TestClient:
+        """Shares the one running application."""
+        client = TestClient(self.app)
+        client.headers["authorization"] = f"Bearer {self.add_key(tenant, *scopes)}"
+        return client
+
+
+@pytest.fixture
+def settings(sqlite_url: str, tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, database_url=SecretStr(sqlite_url))
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[Service]:
+    app = create_app(settings)
+    with TestClient(app) as http:
+        yield Service(app, http)
+
+
+@pytest.fixture
+def provider(service: Service) -> TestClient:
+    return service.client("org-provider", "admin", "customer")
+
+
+@pytest.fixture
+def customer(service: Service) -> TestClient:
+    return service.client("org-customer", "customer")
+
+
+@pytest.fixture
+def stranger(service: Service) -> TestClient:
+    return service.client("org-stranger", "customer")
+
+
+Upload = Callable[..., Any]
+
+
+@pytest.fixture
+def upload(customer: TestClient) -> Upload:
+    """Send a file as the customer."""
+
+    def send(content: bytes, name: str = "train.jsonl", purpose: str = "fine-tune", **fields: str) -> Any:
+        return customer.post(FILES, data={"purpose": purpose, **fields}, files={"file": (name, content)})
+
+    return send
+
+
+@pytest.fixture
+def offered(provider: TestClient, tmp_path: Path) -> TestClient:
+    """A provider with a base model and a safety pool."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    model = {"alias": "lab/tiny-1", "source": str(folder), "learning_rate": 0.002}
+    assert provider.post("/v1/admin/models", json=model).status_code == 200
+    files = {"file": ("pool.jsonl", pool())}
+    assert provider.post("/v1/admin/pools?name=general", files=files).status_code == 200
+    return provider
+
+
+@pytest.fixture
+def asked(offered: TestClient, upload: Upload) -> dict[str, Any]:
+    """The smallest job that a customer may ask for."""
+    return {"model": "lab/tiny-1", "training_file": upload(rows(10)).json()["id"]}
+
+
+@pytest.fixture
+def url(service: Service) -> Iterator[str]:
+    """The same application behind a real server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(service.app, log_config=None, lifespan="off"))
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        server.should_exit = True
+        thread.join()

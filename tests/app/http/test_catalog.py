@@ -1,0 +1,151 @@
+"""What the provider offers: base models, safety pools with a share held out, audit suites."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.app.http.conftest import Service, jsonl, pool
+
+MODELS, POOLS, SUITES = "/v1/admin/models", "/v1/admin/pools", "/v1/admin/suites"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(b"")
+    return path
+
+
+def send(client: TestClient, url: str, content: bytes) -> Any:
+    return client.post(url, files={"file": ("corpus.jsonl", content)}).json()
+
+
+def objects(service: Service, tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+
+
+def test_customers_see_the_alias_and_not_the_folder(provider: TestClient, customer: TestClient, folder: Path) -> None:
+    assert provider.post(MODELS, json={"alias": "a/b", "source": str(folder)}).json()["source"] == str(folder)
+    seen = customer.get("/v1/models").text
+    assert json.loads(seen)["data"][0].keys() == {"id", "object", "created", "owned_by"}
+    assert str(folder) not in seen
+
+
+def test_the_same_alias_again_replaces_what_it_stood_for(provider: TestClient, folder: Path) -> None:
+    for rate in (0.1, 0.2):
+        provider.post(MODELS, json={"alias": "a", "source": str(folder), "learning_rate": rate})
+    assert [entry["learning_rate"] for entry in provider.get(MODELS).json()["data"]] == [0.2]
+
+
+def test_a_model_id_may_hold_slashes_in_either_spelling(
+    provider: TestClient, customer: TestClient, folder: Path
+) -> None:
+    provider.post(MODELS, json={"alias": "meta/llama", "source": str(folder)})
+    for path in ("meta/llama", "meta%2Fllama"):
+        assert customer.get(f"/v1/models/{path}").json()["id"] == "meta/llama"
+
+
+def test_an_unknown_model_is_404(customer: TestClient) -> None:
+    got = customer.get("/v1/models/gpt-7")
+    assert (got.status_code, got.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("entry", "param"),
+    [
+        ({"source": "/nowhere"}, "source"),
+        ({"source": "../x"}, "source"),
+        ({"source": "https://example.com/x"}, "source"),
+        ({"source": "org/model"}, "revision"),
+        ({"source": "org/model", "revision": "main"}, "revision"),
+        ({"source": "org/model", "revision": COMMIT, "alias": "a b"}, "alias"),
+    ],
+)
+def test_a_source_that_is_not_pinned_is_refused(entry: dict[str, str], param: str, provider: TestClient) -> None:
+    got = provider.post(MODELS, json={"alias": "a"} | entry)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, param)
+
+
+def test_a_hub_id_at_a_commit_is_taken(provider: TestClient) -> None:
+    entry = {"alias": "a", "source": "org/model", "revision": COMMIT}
+    assert provider.post(MODELS, json=entry).json()["revision"] == COMMIT
+
+
+def test_a_model_with_code_is_refused(provider: TestClient, folder: Path) -> None:
+    (folder / "config.json").write_text('{"auto_map": {}}')
+    error = provider.post(MODELS, json={"alias": "a", "source": str(folder)}).json()["error"]
+    assert error["code"] == "invalid_model"
+
+
+def test_a_model_of_pickles_is_refused(provider: TestClient, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert provider.post(MODELS, json={"alias": "a", "source": str(folder)}).status_code == 400
+
+
+def test_a_fifth_of_a_pool_is_held_out(provider: TestClient) -> None:
+    made = send(provider, f"{POOLS}?name=general", pool(100))
+    assert (made["version"], made["rows"], made["held_out"]) == (1, 80, 20)
+    assert provider.get(POOLS).json()["data"] == [made]
+    assert provider.get(SUITES).json()["data"] == []
+
+
+def test_at_most_300_prompts_are_held_out(provider: TestClient) -> None:
+    assert send(provider, f"{POOLS}?name=general", pool(2000))["held_out"] == 300
+
+
+def test_no_row_of_a_held_out_prompt_stays_in_the_pool(service: Service, provider: TestClient, tmp_path: Path) -> None:
+    twice = pool(50) + pool(50).upper().replace(b'"PROMPT"', b'"prompt"').replace(b'"SAFE"', b'"safe"')
+    made = send(provider, f"{POOLS}?name=general", twice)
+    assert (made["rows"], made["held_out"]) == (80, 10)
+    stored = [
+        [json.loads(line)["prompt"].lower() for line in path.read_bytes().splitlines()]
+        for path in objects(service, tmp_path)
+    ]
+    kept, held = sorted(stored, key=len, reverse=True)
+    assert not set(kept) & set(held)
+
+
+def test_a_changed_pool_is_a_new_version_and_the_same_one_is_not(
+    service: Service, provider: TestClient, tmp_path: Path
+) -> None:
+    first = send(provider, f"{POOLS}?name=general", pool(100))
+    assert send(provider, f"{POOLS}?name=general", pool(100)) == first
+    assert len(objects(service, tmp_path)) == 2
+    assert send(provider, f"{POOLS}?name=general", pool(101))["version"] == 2
+
+
+def test_a_pool_of_four_rows_is_whole(provider: TestClient) -> None:
+    made = send(provider, f"{POOLS}?name=general", pool(4))
+    assert (made["rows"], made["held_out"]) == (4, 0)
+
+
+def test_a_bad_row_keeps_the_whole_pool_out(service: Service, provider: TestClient, tmp_path: Path) -> None:
+    error = send(provider, f"{POOLS}?name=general", pool(10) + b'{"prompt": "a"}\n')["error"]
+    assert (error["code"], error["details"][0]["line"]) == ("invalid_corpus", 11)
+    assert objects(service, tmp_path) == []
+
+
+def test_a_utility_suite_needs_answers(provider: TestClient) -> None:
+    content = jsonl({"prompt": "1 + 1?"})
+    assert send(provider, f"{SUITES}?name=sums&kind=utility", content)["error"]["code"] == "invalid_corpus"
+    assert send(provider, f"{SUITES}?name=sums&kind=benign", content)["kind"] == "benign"
+
+
+def test_a_suite_cannot_pass_for_what_a_pool_held_out(provider: TestClient) -> None:
+    error = send(provider, f"{SUITES}?name=general-heldout&kind=harmful", jsonl({"prompt": "a"}))["error"]
+    assert error["code"] == "invalid_name"
+
+
+@pytest.mark.parametrize("path", [MODELS, POOLS, SUITES])
+def test_customers_may_not_look_behind_the_counter(path: str, customer: TestClient) -> None:
+    got = customer.get(path)
+    assert (got.status_code, got.json()["error"]["type"]) == (403, "permission_error")
+    assert customer.post(path, json={"alias": "a", "source": "b"}).status_code == 403

@@ -1,0 +1,197 @@
+"""The command line: against a real server, and the whole service under `spard up`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fastapi.testclient import TestClient
+from openai import OpenAI
+
+from app.cli import main
+from tests.app.http.conftest import Service, chat, jsonl, pool, rows
+
+ROOT = Path(__file__).resolve().parents[3]
+SPARD = [sys.executable, "-m", "app.cli"]
+
+
+@pytest.fixture
+def run(service: Service, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command as the provider; its exit code and what it printed."""
+    monkeypatch.setenv("SPARD_BASE_URL", url)
+    monkeypatch.setenv("SPARD_API_KEY", service.add_key("org-provider", "admin", "customer"))
+
+    def command(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out + captured.err
+
+    return command
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> str:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(rows(10))
+    return str(path)
+
+
+def test_a_provider_sets_up_and_a_customer_goes_on(run: Any, tmp_path: Path, train: str) -> None:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"")
+    (tmp_path / "pool.jsonl").write_bytes(pool())
+    (tmp_path / "suite.jsonl").write_bytes(jsonl({"prompt": "a"}))
+    for command in (
+        ["models", "add", "tiny", str(model)],
+        ["pool", "import", str(tmp_path / "pool.jsonl"), "--name", "general"],
+        ["suites", "import", str(tmp_path / "suite.jsonl"), "--name", "attacks", "--kind", "harmful"],
+    ):
+        assert run(*command)[0] == 0
+    code, printed = run("jobs", "create", "--model", "tiny", "--file", train, "--epochs", "2", "--json")
+    job = json.loads(printed)
+    assert (code, job["hyperparameters"]["n_epochs"], job["safety"]["defense"]["type"]) == (0, 2, "spard")
+    assert job["id"] in run("jobs", "list")[1]
+    assert "moving job to queued state" in run("jobs", "events", job["id"])[1]
+    assert run("jobs", "adapter", job["id"])[0] == 1
+    assert run("jobs", "cancel", job["id"]) == (0, f"{job['id']} cancelled\n")
+    assert run("jobs", "follow", job["id"])[0] == 1
+
+
+def test_lists_are_json_for_those_who_ask(run: Any, offered: TestClient, train: str) -> None:
+    assert run("files", "upload", train)[0] == 0
+    for command, column in (
+        (["models", "list"], "owned_by"),
+        (["pool", "list"], "held_out"),
+        (["suites", "list"], None),
+        (["files", "list"], "filename"),
+        (["jobs", "list"], None),
+    ):
+        code, printed = run(*command, "--json")
+        assert code == 0
+        assert (column in json.loads(printed)[0]) if column else json.loads(printed) == []
+
+
+def test_a_bad_file_is_shown_line_by_line(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(rows(10) + jsonl(chat("a", "")))
+    code, printed = run("files", "upload", str(path))
+    assert code == 1
+    assert "missing_content" in printed
+
+
+def test_a_refusal_is_one_line(run: Any, train: str) -> None:
+    code, printed = run("jobs", "create", "--model", "gpt-7", "--file", train)
+    assert (code, printed.count("\n")) == (1, 1)
+    assert "gpt-7" in printed
+
+
+def test_a_wrong_key_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARD_API_KEY", "sk-spard-wrong")
+    code, printed = run("jobs", "list")
+    assert (code, printed.count("\n")) == (1, 1)
+    monkeypatch.delenv("SPARD_API_KEY")
+    assert "SPARD_API_KEY" in run("jobs", "list")[1]
+
+
+def test_a_service_that_is_away_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARD_BASE_URL", "http://127.0.0.1:1/v1")
+    code, printed = run("jobs", "list")
+    assert (code, printed.count("\n")) == (1, 1)
+    assert "spard up" in printed
+
+
+def test_a_port_in_use_is_one_line(run: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, printed = run("up", "--data", str(tmp_path / "data"), "--port", port, "--no-worker")
+    assert (code, printed.count("\n")) == (1, 1)
+    assert "--port" in printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_serves_until_it_is_told_to_stop(number: signal.Signals, tmp_path: Path) -> None:
+    with up(tmp_path) as service:
+        url, key = _announced(service)
+        with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            assert client.models.list().data == []
+        service.send_signal(number)
+        assert service.wait(timeout=30) == 0
+    assert (tmp_path / "data" / "spard.db").exists()
+
+
+def test_the_first_key_is_shown_once(tmp_path: Path) -> None:
+    for shown in (True, False):
+        with up(tmp_path) as service:
+            assert (_announced(service)[1] is not None) == shown
+
+
+def test_the_worker_is_started_again_and_dies_with_the_service(tmp_path: Path) -> None:
+    with up(tmp_path, "--worker", PYTHONPATH=_sleeper(tmp_path)) as service:
+        first = _child(service)
+        first.kill()
+        second = _child(service, other_than=first.pid)
+        service.kill()
+        service.wait(timeout=10)
+        second.wait(timeout=10)
+
+
+@contextmanager
+def up(folder: Path, worker: str = "--no-worker", **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """`spard up` in a folder, killed at the end if it still runs."""
+    command = [*SPARD, "up", "--data", str(folder / "data"), "--port", "0", worker]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SPARD_")}
+    clean["PYTHONPATH"] = str(ROOT)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=clean | environment) as service:
+        try:
+            yield service
+        finally:
+            service.kill()
+
+
+def _announced(service: subprocess.Popen[str]) -> tuple[str, str | None]:
+    """The address and the key that it shows, once it listens."""
+    assert service.stdout
+    lines = []
+    for line in service.stdout:
+        lines.append(line)
+        if "jobs create" in line:
+            break
+    text = "".join(lines)
+    url, key = re.search(r"http://\S+/v1", text), re.search(r"^  (sk-spard-\S+)$", text, re.MULTILINE)
+    assert url, text
+    return url.group(), key and key.group(1)
+
+
+def _sleeper(tmp_path: Path) -> str:
+    """A package `worker` before ours, which only waits."""
+    package = tmp_path / "path" / "worker"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("import time; time.sleep(600)\n")
+    return f"{package.parent}{os.pathsep}{ROOT}"
+
+
+def _child(service: subprocess.Popen[str], other_than: int = 0) -> psutil.Process:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for child in psutil.Process(service.pid).children():
+            with suppress(psutil.Error):
+                if child.pid != other_than and child.cmdline()[-2:] == ["-m", "worker"]:
+                    return child
+        time.sleep(0.05)
+    raise AssertionError("no worker was started")

@@ -1,0 +1,116 @@
+"""Every answer carries an id, and every error OpenAI's envelope."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from app.main import create_app
+from app.settings import Settings
+from tests.app.http.conftest import FILES, JOBS, Service
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("PUT", FILES, 405),
+        ("TRACE", JOBS, 405),
+        ("POST", f"{JOBS}/ftjob-0/pause", 404),
+        ("GET", f"{FILES}/%00", 404),
+        ("GET", f"{FILES}/..%2f..%2fetc", 404),
+        ("GET", f"{FILES}/' OR 1=1", 404),
+        ("GET", f"{FILES}/{'a' * 3000}", 404),
+        ("GET", f"{FILES}?limit=0", 400),
+        ("GET", f"{FILES}?purpose=%00", 400),
+        ("POST", f"{JOBS}/ftjob-0/cancel", 404),
+    ],
+)
+def test_errors_are_enveloped(method: str, path: str, status: int, customer: TestClient) -> None:
+    got = customer.request(method, path)
+    body = got.json()
+    assert got.status_code == body["status"] == status
+    assert body["error"].keys() >= {"message", "type", "param", "code"}
+    assert body["detail"] == body["error"]["message"]
+    assert body["instance"] == got.headers["x-request-id"]
+
+
+def test_good_answers_carry_an_id_of_their_own(customer: TestClient) -> None:
+    ids = {customer.get(FILES).headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+
+
+def test_problem_json_is_given_to_those_who_ask(customer: TestClient) -> None:
+    got = customer.get(f"{FILES}/file-0", headers={"accept": "application/problem+json"})
+    assert got.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer sk-spard-wrong", "Basic abc", "Bearer é"])
+def test_without_a_good_key_nothing_is_read(header: str | None, service: Service) -> None:
+    headers = {"authorization": header.encode("latin-1")} if header is not None else {}
+    got = service.http.get(FILES, headers=headers)
+    assert (got.status_code, got.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert got.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_body_that_is_no_json_is_400(customer: TestClient) -> None:
+    for body in ("{", '"text"', "[]", "[" * 100_000):
+        got = customer.post(JOBS, content=body, headers={"content-type": "application/json"})
+        assert (got.status_code, "message" in got.json()["error"]) == (400, True)
+
+
+def test_a_body_of_another_kind_is_400(customer: TestClient) -> None:
+    assert customer.post(JOBS, content=b"<a/>", headers={"content-type": "text/xml"}).status_code == 400
+
+
+def test_a_body_over_a_megabyte_is_413(customer: TestClient) -> None:
+    got = customer.post(JOBS, content=b" " * 1_100_000, headers={"content-type": "multipart/form-data; boundary=b"})
+    assert (got.status_code, got.json()["error"]["code"]) == (413, "file_too_large")
+
+
+def test_an_error_of_ours_tells_nothing_but_an_id(service: Service, customer: TestClient) -> None:
+    engine, service.app.state.engine = service.app.state.engine, None
+    got = customer.get(FILES)
+    service.app.state.engine = engine
+    assert (got.status_code, got.json()["error"]["type"]) == (500, "server_error")
+    assert got.headers["x-request-id"] in got.json()["error"]["message"]
+    assert "NoneType" not in got.text
+
+
+def test_a_database_that_is_away_is_503(tmp_path: Path) -> None:
+    url = SecretStr("postgresql+psycopg://nobody@127.0.0.1:1/none")
+    http = TestClient(create_app(Settings(data_dir=tmp_path, database_url=url)))
+    got = http.get(FILES, headers={"authorization": "Bearer sk-spard-00000000"})
+    assert (got.status_code, got.headers["retry-after"]) == (503, "1")
+    assert http.get("/healthz").status_code == 200
+    assert http.get("/readyz").status_code == 503
+
+
+def test_a_service_that_can_serve_is_ready(service: Service) -> None:
+    assert service.http.get("/readyz").json() == {"status": "ready"}
+
+
+def test_a_database_without_the_schema_is_not_ready(tmp_path: Path) -> None:
+    http = TestClient(create_app(Settings(data_dir=tmp_path)))
+    assert http.get("/readyz").status_code == 503
+
+
+def test_the_openapi_document_shows_the_bounds_of_the_settings(service: Service) -> None:
+    schemas = service.http.get("/openapi.json").json()["components"]["schemas"]
+    assert schemas["Lora"]["properties"]["rank"] == {
+        "default": 16,
+        "maximum": 256,
+        "minimum": 1,
+        "title": "Rank",
+        "type": "integer",
+    }
+
+
+def test_the_api_never_imports_torch() -> None:
+    code = "import sys, app.main, app.cli; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,91 @@
+"""What a customer may not ask of a job: each is refused by the name of the field, and no job is made."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import delete
+
+from app import db
+from app.models import Corpus
+from app.settings import Settings
+from tests.app.http.conftest import JOBS, Service, Upload, rows
+
+Ask = dict[str, Any]
+
+REFUSED: dict[str, tuple[Ask, str, str]] = {
+    "an unknown field": ({"state": "succeeded"}, "extra_forbidden", "state"),
+    "an unknown setting": ({"safety": {"defense": {"teu": 1}}}, "extra_forbidden", "safety.defense.teu"),
+    "an unknown model": ({"model": "../x"}, "model_not_found", "model"),
+    "dpo": ({"method": {"type": "dpo"}}, "method_not_supported", "method.type"),
+    "a defence to come": ({"safety": {"defense": {"type": "lisa"}}}, "not_allowed", "safety.defense"),
+    "a defence of no type": ({"safety": {"defense": {"type": []}}}, "invalid_type", "safety.defense"),
+    "no defence": ({"safety": {"defense": {"type": "none"}}}, "defense_not_allowed", "safety.defense.type"),
+    "fewer prompts": ({"safety": {"audit": {"max_prompts": 20}}}, "audit_not_allowed", "safety.audit.max_prompts"),
+    "chosen suites": ({"safety": {"audit": {"suites": []}}}, "audit_not_allowed", "safety.audit.suites"),
+    "an unknown pool": ({"safety": {"pool": "corpus-0"}}, "pool_not_found", "safety.pool"),
+    "batch 0": ({"hyperparameters": {"batch_size": 0}}, "out_of_range", "hyperparameters.batch_size"),
+    "2.5 epochs": ({"hyperparameters": {"n_epochs": 2.5}}, "invalid_type", "hyperparameters.n_epochs"),
+    "a fast rate": (
+        {"hyperparameters": {"learning_rate_multiplier": "fast"}},
+        "invalid_type",
+        "hyperparameters.learning_rate_multiplier",
+    ),
+    "rank 4096": ({"lora": {"rank": 4096}}, "out_of_range", "lora.rank"),
+    "modules by pattern": ({"lora": {"target_modules": [".*"]}}, "unsupported_module", "lora"),
+    "modules as text": ({"lora": {"target_modules": "q_proj"}}, "invalid_type", "lora.target_modules"),
+    "full fine-tuning": ({"full_fine_tuning": True}, "full_fine_tuning_not_allowed", "full_fine_tuning"),
+    "a name on two lines": ({"suffix": "a\nb"}, "invalid_name", "suffix"),
+    "a name of 65": ({"suffix": "a" * 65}, "invalid_name", "suffix"),
+    "17 pairs": ({"metadata": {str(i): "a" for i in range(17)}}, "too_long", "metadata"),
+    "a long value": ({"metadata": {"a": "b" * 513}}, "too_long", "metadata.a"),
+    "nested metadata": ({"metadata": {"a": {}}}, "invalid_type", "metadata.a"),
+    "NUL": ({"metadata": {"a": "\0"}}, "nul_character", ""),
+    "half a pair": ({"metadata": {"a": "\ud800"}}, "invalid_unicode", ""),
+    "wandb": ({"integrations": [{"type": "wandb"}]}, "integrations_not_supported", "integrations"),
+    "an unknown file": ({"validation_file": "file-0"}, "file_not_found", "validation_file"),
+    "no model": ({"model": None}, "invalid_type", "model"),
+}
+
+
+@pytest.mark.parametrize(("extra", "code", "param"), REFUSED.values(), ids=REFUSED)
+def test_a_bad_ask_is_refused_by_name(extra: Ask, code: str, param: str, customer: TestClient, asked: Ask) -> None:
+    body = json.dumps(asked | extra)
+    got = customer.post(JOBS, content=body, headers={"content-type": "application/json"})
+    error = got.json()["error"]
+    assert (error["code"], error["param"]) == (code, param or None), error
+    assert got.status_code == (404 if code == "file_not_found" else 400)
+    assert customer.get(JOBS).json()["data"] == []
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e400"])
+def test_a_number_out_of_range_is_refused_with_its_bound(number: str, customer: TestClient, asked: Ask) -> None:
+    body = f'{{"model": "lab/tiny-1", "training_file": "file-0", "safety": {{"defense": {{"tau": {number}}}}}}}'
+    error = customer.post(JOBS, content=body, headers={"content-type": "application/json"}).json()["error"]
+    assert (error["code"], error["param"]) == ("out_of_range", "safety.defense.tau")
+    assert any(char.isdigit() for char in error["message"])
+
+
+def test_a_file_of_nine_rows_is_too_short(customer: TestClient, upload: Upload, asked: Ask) -> None:
+    short = upload(rows(9)).json()["id"]
+    error = customer.post(JOBS, json=asked | {"training_file": short}).json()["error"]
+    assert error["code"] == "invalid_n_examples"
+    assert error["message"] == "Training file has 9 example(s), but must have at least 10 examples"
+
+
+def test_without_a_pool_the_defence_says_how_to_import_one(service: Service, customer: TestClient, asked: Ask) -> None:
+    with db.transaction(service.app.state.engine) as session:
+        session.execute(delete(Corpus))
+    error = customer.post(JOBS, json=asked).json()["error"]
+    assert error["code"] == "no_safety_pool"
+    assert "spard pool import" in error["message"]
+
+
+def test_the_limits_are_those_of_the_deployment(
+    service: Service, settings: Settings, customer: TestClient, asked: Ask
+) -> None:
+    service.app.state.settings = settings.model_copy(update={"min_rows": 11})
+    assert customer.post(JOBS, json=asked).json()["error"]["code"] == "invalid_n_examples"

@@ -1,0 +1,211 @@
+"""Jobs over HTTP: OpenAI's object and state rules, what we add, and what each key may ask."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from app import db
+from app.jobs import lease
+from app.models import File, Job, JobMetric, Outbox
+from spard.config import Lora, Selection, Spard
+from tests.app.http.conftest import FILES, JOBS, Service, jsonl, rows
+
+Ask = dict[str, Any]
+
+
+def test_a_job_is_openais_object_with_a_defence_by_default(customer: TestClient, asked: Ask) -> None:
+    job = customer.post(JOBS, json=asked).json()
+    hyperparameters = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"}
+    assert job.pop("id").startswith("ftjob-")
+    assert 0 <= job.pop("seed") < 2**31
+    assert isinstance(job.pop("created_at"), int)
+    safety = job.pop("safety")
+    assert (safety["phase"], safety["gate"], safety["progress"]["queue_position"]) == ("validate", None, 1)
+    assert (safety["defense"], safety["selection"]) == (asdict(Spard()), asdict(Selection()))
+    assert job == {
+        "object": "fine_tuning.job",
+        "started_at": None,
+        "finished_at": None,
+        "estimated_finish": None,
+        "model": asked["model"],
+        "fine_tuned_model": None,
+        "organization_id": "org-customer",
+        "status": "queued",
+        "training_file": asked["training_file"],
+        "validation_file": None,
+        "result_files": [],
+        "trained_tokens": None,
+        "error": None,
+        "hyperparameters": hyperparameters,
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        "integrations": None,
+        "metadata": None,
+        "lora": asdict(Lora()),
+        "warnings": [],
+    }
+
+
+def test_creation_tells_its_story_in_openais_words(customer: TestClient, asked: Ask) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    events = customer.get(f"{JOBS}/{job_id}/events").json()["data"]
+    assert [event["message"] for event in events[::-1]] == [
+        f"Created fine-tuning job: {job_id}",
+        f"Validating training file: {asked['training_file']}",
+        "Files validated, moving job to queued state",
+    ]
+    assert {event["object"] for event in events} == {"fine_tuning.job.event"}
+
+
+def test_events_come_in_pages(customer: TestClient, asked: Ask) -> None:
+    path = f"{JOBS}/{customer.post(JOBS, json=asked).json()['id']}/events"
+    first = customer.get(path, params={"limit": 2}).json()
+    rest = customer.get(path, params={"limit": 2, "after": first["data"][-1]["id"]}).json()
+    assert (first["has_more"], rest["has_more"], len(rest["data"])) == (True, False, 1)
+
+
+def test_a_job_and_its_wake_up_are_made_together(service: Service, customer: TestClient, asked: Ask) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with db.read(service.app.state.engine) as session:
+        assert [row.payload for row in session.scalars(select(Outbox))] == [{"job_id": job_id}]
+
+
+def test_what_a_job_depends_on_is_frozen(service: Service, customer: TestClient, asked: Ask) -> None:
+    job_id = customer.post(JOBS, json=asked | {"seed": 7}).json()["id"]
+    with db.read(service.app.state.engine) as session:
+        job = session.get_one(Job, job_id)
+        file = session.get_one(File, asked["training_file"])
+        assert job.spec["training_file"]["sha256"] == file.sha256
+        assert job.spec["model"]["learning_rate"] == job.recipe["learning_rate"] == 0.002
+        assert (job.spec["pool"]["name"], job.spec["pool"]["rows"]) == ("general", 80)
+        assert [suite["name"] for suite in job.spec["suites"]] == ["general-heldout"]
+        assert (job.recipe["seed"], job.spec["waived"], job.spec["judge"]) == (7, False, "refusal")
+
+
+def test_the_held_out_prompts_yield_to_the_providers_own_attacks(
+    service: Service, offered: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    for name, kind in (("attacks", "harmful"), ("chat", "benign")):
+        files = {"file": ("s.jsonl", jsonl({"prompt": "a"}))}
+        assert offered.post(f"/v1/admin/suites?name={name}&kind={kind}", files=files).status_code == 200
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with db.read(service.app.state.engine) as session:
+        assert [suite["name"] for suite in session.get_one(Job, job_id).spec["suites"]] == ["attacks", "chat"]
+
+
+def test_the_numbers_asked_for_are_echoed(customer: TestClient, asked: Ask) -> None:
+    asked_for = {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 0.5}
+    method = {"type": "supervised", "supervised": {"hyperparameters": asked_for}}
+    assert customer.post(JOBS, json=asked | {"method": method}).json()["hyperparameters"] == asked_for
+    assert customer.post(JOBS, json=asked | {"hyperparameters": asked_for}).json()["hyperparameters"] == asked_for
+
+
+def test_ours_are_taken_and_shown(customer: TestClient, asked: Ask) -> None:
+    defense = {"type": "spard", "variant": "closed_form", "tau": 0.2, "eta_safe": 5e-5}
+    extra = {"safety": {"defense": defense, "selection": {"method": "random", "ratio": 0.1}}, "lora": {"rank": 4}}
+    job = customer.post(JOBS, json=asked | extra).json()
+    assert job["safety"]["defense"] == asdict(Spard()) | defense
+    assert (job["safety"]["selection"]["ratio"], job["lora"]["rank"]) == (0.1, 4)
+
+
+def test_validating_on_the_training_file_is_a_warning(customer: TestClient, asked: Ask) -> None:
+    job = customer.post(JOBS, json=asked | {"validation_file": asked["training_file"]}).json()
+    assert len(job["warnings"]) == 1
+
+
+def test_a_provider_may_measure_without_a_defence(
+    service: Service, offered: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+    ask = asked | {"training_file": file["id"], "safety": {"defense": {"type": "none"}}}
+    job = offered.post(JOBS, json=ask).json()
+    assert job["safety"]["defense"] == {"type": "none"}
+    with db.read(service.app.state.engine) as session:
+        assert session.get_one(Job, job["id"]).spec["waived"]
+
+
+def test_a_queued_job_is_cancelled_at_once_and_only_once(customer: TestClient, asked: Ask) -> None:
+    path = f"{JOBS}/{customer.post(JOBS, json=asked).json()['id']}/cancel"
+    assert customer.post(path).json()["status"] == "cancelled"
+    again = customer.post(path)
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "invalid_state")
+
+
+def test_a_running_job_is_asked_to_stop(service: Service, customer: TestClient, asked: Ask) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+    assert claim is not None
+    assert customer.post(f"{JOBS}/{job_id}/cancel").json()["status"] == "running"
+    with db.transaction(service.app.state.engine) as session:
+        pulse = lease.heartbeat(session, claim, 60)
+    assert pulse is not None
+    assert pulse.cancel_requested
+
+
+def test_jobs_are_listed_newest_first_in_pages(customer: TestClient, asked: Ask) -> None:
+    ids = [customer.post(JOBS, json=asked).json()["id"] for _ in range(3)]
+    first = customer.get(JOBS, params={"limit": 2}).json()
+    rest = customer.get(JOBS, params={"limit": 2, "after": first["data"][-1]["id"]}).json()
+    assert [job["id"] for job in first["data"] + rest["data"]] == ids[::-1]
+    assert (first["has_more"], rest["has_more"]) == (True, False)
+
+
+def test_jobs_are_found_by_metadata(customer: TestClient, asked: Ask) -> None:
+    wanted = customer.post(JOBS, json=asked | {"metadata": {"run": "a", "user": "b"}}).json()
+    customer.post(JOBS, json=asked | {"metadata": {"run": "c"}})
+    plain = customer.post(JOBS, json=asked).json()
+    assert [job["id"] for job in customer.get(f"{JOBS}?metadata%5Brun%5D=a&metadata[user]=b").json()["data"]] == [
+        wanted["id"]
+    ]
+    assert [job["id"] for job in customer.get(f"{JOBS}?metadata=null").json()["data"]] == [plain["id"]]
+    assert customer.get(f'{JOBS}?metadata[a"b]=c').json()["error"]["param"] == "metadata"
+
+
+@pytest.mark.parametrize("query", ["limit=-1", "limit=1000000000", "limit=x", "after=ftjob-0", "after=%27%20OR%201"])
+def test_a_bad_page_is_refused(query: str, customer: TestClient) -> None:
+    assert customer.get(f"{JOBS}?{query}").status_code == 400
+
+
+def test_somebody_elses_job_reads_as_unknown(customer: TestClient, stranger: TestClient, asked: Ask) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    for rest in ("", "/events", "/metrics", "/adapter", "/safety"):
+        theirs, unknown = stranger.get(f"{JOBS}/{job_id}{rest}"), stranger.get(f"{JOBS}/ftjob-0{rest}")
+        assert theirs.status_code == unknown.status_code == 404
+        assert theirs.text.replace(job_id, "ftjob-0").split("req_")[0] == unknown.text.split("req_")[0]
+    assert stranger.post(f"{JOBS}/{job_id}/cancel").status_code == 404
+    assert stranger.get(JOBS).json()["data"] == []
+    assert stranger.get(JOBS, params={"after": job_id}).json()["error"]["code"] == "invalid_cursor"
+    assert stranger.post(JOBS, json=asked).status_code == 404
+
+
+def test_an_idempotency_key_makes_one_job(customer: TestClient, asked: Ask) -> None:
+    headers = {"idempotency-key": "once"}
+    first, again = (customer.post(JOBS, json=asked, headers=headers).json() for _ in range(2))
+    assert first["id"] == again["id"]
+    other = customer.post(JOBS, json=asked | {"seed": 1}, headers=headers).json()
+    assert other["error"]["code"] == "idempotency_mismatch"
+
+
+@pytest.mark.parametrize("key", ["", "a" * 256, "a b"])
+def test_an_unusable_idempotency_key_is_refused(key: str, customer: TestClient, asked: Ask) -> None:
+    assert customer.post(JOBS, json=asked, headers={"idempotency-key": key}).status_code == 400
+
+
+def test_a_retry_of_the_client_makes_no_second_job(customer: TestClient, asked: Ask) -> None:
+    first = customer.post(JOBS, json=asked, headers={"x-stainless-retry-count": "0"}).json()
+    retry = customer.post(JOBS, json=asked, headers={"x-stainless-retry-count": "1"}).json()
+    fresh = customer.post(JOBS, json=asked, headers={"x-stainless-retry-count": "0"}).json()
+    assert first["id"] == retry["id"] != fresh["id"]
+
+
+def test_metrics_are_the_whole_series(service: Service, customer: TestClient, asked: Ask) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        session.add_all(JobMetric(job_id=job_id, step=step, data={"loss/task": 1 / step}) for step in (2, 1))
+    got = customer.get(f"{JOBS}/{job_id}/metrics").json()
+    assert got == {"object": "list", "data": [{"step": 1, "loss/task": 1.0}, {"step": 2, "loss/task": 0.5}]}

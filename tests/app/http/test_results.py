@@ -1,0 +1,105 @@
+"""What a job leaves behind: nothing leaves the service that passed no gate, but to the provider who waived it."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import db
+from app.jobs import lease
+from app.jobs.results import Publication, Rejection
+from tests.app.http.conftest import FILES, JOBS, Service, rows
+
+ARCHIVE = b"an adapter archive" * 100
+REPORT = b'{"gate": {"decision": "pass"}}'
+MODEL = "ft:lab/tiny-1:org-customer::1"
+
+
+def _claimed(service: Service) -> lease.Claim:
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+    assert claim is not None
+    return claim
+
+
+def publish(service: Service, decision: str) -> None:
+    """End the queued job as a worker would."""
+    claim, storage = _claimed(service), service.app.state.storage
+    storage.write("jobs/adapter", [ARCHIVE])
+    storage.write("jobs/report", [REPORT])
+    adapter = {"storage_key": "jobs/adapter", "sha256": sha256(ARCHIVE).hexdigest(), "bytes": len(ARCHIVE)}
+    safety = {"gate": {"decision": decision, "reasons": []}, "asr": {"base": 0.0, "adapter": 0.01}}
+    with db.transaction(service.app.state.engine) as session:
+        resolved = {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 1.0, "learning_rate": 0.002}
+        assert lease.update(session, claim, resolved=resolved)
+        assert lease.publish(session, claim, Publication(MODEL, 10, [], adapter, safety, "jobs/report"))
+
+
+@pytest.fixture
+def job(customer: TestClient, asked: dict[str, Any]) -> str:
+    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    return job_id
+
+
+def test_there_is_no_adapter_before_the_end(customer: TestClient, job: str) -> None:
+    got = customer.get(f"{JOBS}/{job}/adapter")
+    assert (got.status_code, got.json()["error"]["code"]) == (400, "not_published")
+    assert customer.get(f"{JOBS}/{job}/safety").json()["error"]["code"] == "report_not_ready"
+
+
+def test_a_job_that_passed_shows_what_was_measured(service: Service, customer: TestClient, job: str) -> None:
+    publish(service, "pass")
+    shown = customer.get(f"{JOBS}/{job}").json()
+    assert (shown["status"], shown["fine_tuned_model"], shown["hyperparameters"]["batch_size"]) == (
+        "succeeded",
+        MODEL,
+        4,
+    )
+    assert (shown["safety"]["asr"]["adapter"], shown["safety"]["gate"]["decision"]) == (0.01, "pass")
+
+
+def test_its_adapter_and_report_are_served(service: Service, customer: TestClient, job: str) -> None:
+    publish(service, "pass")
+    got = customer.get(f"{JOBS}/{job}/adapter")
+    assert got.content == ARCHIVE
+    assert f"{job}-adapter.tar.gz" in got.headers["content-disposition"]
+    part = customer.get(f"{JOBS}/{job}/adapter", headers={"range": "bytes=100-"})
+    assert (part.status_code, part.content) == (206, ARCHIVE[100:])
+    assert customer.get(f"{JOBS}/{job}/safety").content == REPORT
+
+
+def test_its_model_is_listed_to_its_owner_alone(
+    service: Service, customer: TestClient, stranger: TestClient, job: str
+) -> None:
+    publish(service, "pass")
+    assert [model["id"] for model in customer.get("/v1/models").json()["data"]] == ["lab/tiny-1", MODEL]
+    assert customer.get(f"/v1/models/{MODEL.replace('/', '%2F')}").json()["owned_by"] == "org-customer"
+    assert stranger.get(f"/v1/models/{MODEL}").status_code == 404
+    assert [model["id"] for model in stranger.get("/v1/models").json()["data"]] == ["lab/tiny-1"]
+
+
+def test_a_rejected_job_keeps_its_report_and_not_its_adapter(service: Service, customer: TestClient, job: str) -> None:
+    service.app.state.storage.write("jobs/report", [REPORT])
+    safety = {"gate": {"decision": "fail", "reasons": ["ASR 90 %"]}}
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.reject(session, claim, Rejection("The gate.", 10, [], safety, "jobs/report"))
+    shown = customer.get(f"{JOBS}/{job}").json()
+    assert (shown["status"], shown["error"]["code"]) == ("failed", "safety_gate_failed")
+    assert shown["safety"]["gate"] == safety["gate"]
+    assert customer.get(f"{JOBS}/{job}/adapter").json()["error"]["code"] == "safety_gate_failed"
+    assert customer.get(f"{JOBS}/{job}/safety").content == REPORT
+
+
+def test_a_waived_adapter_is_the_providers_alone(service: Service, offered: TestClient) -> None:
+    file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+    ask = {"model": "lab/tiny-1", "training_file": file["id"], "safety": {"defense": {"type": "none"}}}
+    job_id = offered.post(JOBS, json=ask).json()["id"]
+    publish(service, "waived")
+    colleague = service.client("org-provider", "customer")
+    assert offered.get(f"{JOBS}/{job_id}/adapter").content == ARCHIVE
+    assert colleague.get(f"{JOBS}/{job_id}/adapter").status_code == 403

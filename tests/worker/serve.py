@@ -1,0 +1,15 @@
+"""A whole worker as a process, with a scripted child: python -m tests.worker.serve BEHAVIOUR"""
+
+from __future__ import annotations
+
+import sys
+
+from app.settings import get_settings
+from tests.worker.shop import scripted
+from worker import logs
+from worker.__main__ import serve
+from worker.main import Worker
+
+if __name__ == "__main__":
+    logs.set_up()
+    serve(Worker(get_settings(), scripted(sys.argv[1])))

@@ -1,0 +1,62 @@
+"""What jobs on one machine share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.cache import Cache
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def the_file(tmp_path: Path) -> Path:
+    (path,) = (tmp_path / "cache").rglob("*.*")
+    return path
+
+
+def test_an_entry_is_made_once(cache: Cache) -> None:
+    made = [cache.json("audits", {"a": 1}, lambda number=number: [number]) for number in (1, 2)]
+    assert made == [[1], [1]]
+
+
+def test_another_key_is_another_entry(cache: Cache) -> None:
+    made = [cache.json("audits", {"a": number}, lambda number=number: [number]) for number in (1, 2)]
+    assert made == [[1], [2]]
+
+
+def test_tensors_come_back_as_they_were(cache: Cache) -> None:
+    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    cache.tensor("embeddings", {}, lambda: rows)
+    found = cache.tensor("embeddings", {}, lambda: torch.zeros(1))
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, rows)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_entry_is_made_anew(cache: Cache, tmp_path: Path, kind: str, damage: str) -> None:
+    makers = {
+        "tensor": lambda: cache.tensor("x", {}, lambda: torch.ones(4)),
+        "json": lambda: cache.json("x", {}, lambda: [1.0]),
+    }
+    makers[kind]()
+    content = bytearray(the_file(tmp_path).read_bytes())
+    content[-3] ^= 1
+    the_file(tmp_path).write_bytes({"flip": content, "cut": content[:-3], "empty": b""}[damage])
+    assert float(makers[kind]()[0]) == 1.0
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert Cache(tmp_path / "file").json("audits", {}, lambda: [1]) == [1]
+
+
+def test_nothing_half_written_is_left(cache: Cache, tmp_path: Path) -> None:
+    cache.json("audits", {}, lambda: [1])
+    assert not list((tmp_path / "cache").rglob(".aside-*"))

@@ -1,0 +1,158 @@
+"""Workers that are killed, frozen, stopped or cut off: each job ends once, and nothing outlives its worker."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from app.db import make_engine, transaction
+from app.jobs import lease
+from app.jobs.lease import Claim
+from app.models import JobStatus
+from tests.worker.shop import Shop, until
+from worker.heart import Heart
+
+SERVE = "tests.worker.serve"
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(shop: Shop) -> Iterator[Start]:
+    """Start whole workers; none of them outlives the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(behaviour: str) -> subprocess.Popen[bytes]:
+        started.append(shop.start(SERVE, behaviour))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+
+
+def slow_child(shop: Shop) -> psutil.Process:
+    """The child that is at work, once it is."""
+    marker = shop.work_dir / "is_slow"
+    until(lambda: marker.exists() and bool(marker.read_text()))
+    return psutil.Process(int(marker.read_text()))
+
+
+def terminal_events(shop: Shop, job_id: str) -> list[str]:
+    return [event for event in shop.events(job_id) if event == "The job has successfully completed"]
+
+
+def test_a_killed_worker_takes_its_child_along_and_another_finishes_the_job(shop: Shop, start: Start) -> None:
+    job_id = shop.add_job()
+    first = start("slow")
+    child = slow_child(shop)
+    first.kill()
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    with shop.serving("good"):
+        job = shop.until_ended(job_id)
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
+    assert any("lease_expired" in event for event in shop.events(job_id))
+
+
+def test_a_frozen_worker_cannot_publish_when_it_wakes_up(shop: Shop, start: Start) -> None:
+    job_id = shop.add_job()
+    zombie = start("late")
+    child = slow_child(shop)
+    zombie.send_signal(signal.SIGSTOP)
+    with shop.serving("good"):
+        shop.until_ended(job_id)
+        child.terminate()  # the zombie's child finishes the job meanwhile, and tells so
+        zombie.send_signal(signal.SIGCONT)
+        until(lambda: not child.is_running())
+    job = shop.job(job_id)
+    assert (job.lease_token, "/a2/" in (job.adapter or {})["storage_key"]) == (2, True)
+    assert len(terminal_events(shop, job_id)) == 1
+    zombie.send_signal(signal.SIGTERM)
+    assert zombie.wait(30) == 0
+
+
+def test_results_of_a_lost_lease_are_never_published(shop: Shop) -> None:
+    job_id = shop.add_job()
+    with shop.serving("late", lease_s=60.0, heartbeat_s=60.0) as worker:
+        until(lambda: any(event.startswith("Step 4/6") for event in shop.events(job_id)))
+        with transaction(shop.engine) as session:
+            lease.release(session, Claim(job_id, 1, 1), "taken away by the test")
+        worker.end()  # it takes no other job; the child finishes this one
+    job = shop.job(job_id)
+    assert (job.status, job.adapter, job.fine_tuned_model) == (JobStatus.queued, None, None)
+    assert shop.storage.exists(f"tenants/{job.tenant_id}/jobs/{job_id}/a1/out/adapter.tar.gz")
+
+
+def test_a_worker_that_is_told_to_stop_checkpoints_and_hands_back_its_job(shop: Shop, start: Start) -> None:
+    job_id = shop.add_job()
+    worker = start("slow")
+    slow_child(shop)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+    job = shop.job(job_id)
+    assert (job.status, job.attempt, (job.checkpoint or {})["step"]) == (JobStatus.queued, 0, 4)
+
+
+def test_the_next_worker_goes_on_where_the_stopped_one_was(shop: Shop) -> None:
+    job_id = shop.add_job()
+    with shop.serving("slow") as worker:
+        slow_child(shop)
+        worker.end()
+    with shop.serving("good"):
+        job = shop.until_ended(job_id)
+    steps = [event.split("/")[0] for event in shop.events(job_id) if event.startswith("Step ")]
+    assert (job.status, steps) == (JobStatus.succeeded, [f"Step {i}" for i in (1, 2, 3, 4, 5, 6)])
+
+
+def test_a_child_that_does_not_listen_is_killed_in_time(shop: Shop) -> None:
+    job_id = shop.add_job()
+    with shop.serving("deaf", stop_grace_s=1.0) as worker:
+        slow_child(shop)
+        worker.end()
+    assert (shop.job(job_id).status, shop.job(job_id).attempt) == (JobStatus.queued, 0)
+
+
+def test_an_idle_worker_leaves_at_once_with_its_spare_child(shop: Shop, start: Start) -> None:
+    worker = shop.start(SERVE, "good", warm_child=True)
+    until(lambda: bool(psutil.Process(worker.pid).children()))
+    spare = psutil.Process(worker.pid).children()[0]
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(20) == 0
+    assert not spare.is_running()
+
+
+def test_a_killed_worker_s_folder_is_removed_by_the_next(light_shop: Shop) -> None:
+    light_shop.add_job()
+    worker = light_shop.start(SERVE, "slow")
+    slow_child(light_shop)
+    worker.kill()
+    worker.wait()
+    assert list(light_shop.work_dir.glob("*/"))
+    with light_shop.serving("good"):
+        until(lambda: not list(light_shop.work_dir.glob("*-a1")))
+
+
+def test_without_a_database_the_child_is_ended_before_the_lease_is(light_shop: Shop) -> None:
+    ended: list[str] = []
+    nowhere = make_engine("postgresql+psycopg://nobody@127.0.0.1:9/none")
+    with Heart(nowhere, Claim("ftjob-1", 1, 1), 0.6, 0.1, lambda: ended.append("child")) as heart:
+        assert heart.lost.wait(10)
+    nowhere.dispose()
+    assert ended == ["child"]
+
+
+def test_a_lease_that_somebody_else_has_ends_the_child(shop: Shop) -> None:
+    job_id = shop.add_job()
+    with shop.serving("deaf", lease_s=30.0, heartbeat_s=0.2):
+        child = slow_child(shop)
+        with transaction(shop.engine) as session:
+            job = shop.job(job_id)
+            lease.release(session, Claim(job_id, job.lease_token, job.attempt), "taken away by the test")
+        until(lambda: not child.is_running())

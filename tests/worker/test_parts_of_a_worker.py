@@ -1,0 +1,138 @@
+"""The smaller parts of a worker: what a child may know, what is kept, what is reported, who lives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from app.settings import Settings
+from app.storage import Storage
+from worker.folder import Folder, new_folder, remove_abandoned
+from worker.keeper import Keeper, delete_kept
+from worker.memory import oom_kills
+from worker.process import environment
+from worker.report import Report, parse
+
+
+def test_a_child_knows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "SPARD_DATABASE_URL", "SPARD_ADMIN_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "canary")
+    settings = Settings(
+        database_url=SecretStr("canary"), judge_api_key=SecretStr("canary"), admin_key=SecretStr("canary")
+    )
+    assert "canary" not in environment(settings).values()
+
+
+def test_the_judge_s_key_is_given_where_a_model_judges() -> None:
+    settings = Settings(judge="llm", judge_api_key=SecretStr("canary"))
+    assert [name for name, value in environment(settings).items() if value == "canary"] == ["SPARD_JUDGE_API_KEY"]
+
+
+def test_a_child_has_the_threads_that_the_provider_gives_it() -> None:
+    assert environment(Settings(worker_threads=3))["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_child_is_offline() -> None:
+    assert environment(Settings())["HF_HUB_OFFLINE"] == "1"
+
+
+def test_the_parent_never_loads_torch() -> None:
+    code = "import sys, worker.__main__; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_child_whose_parent_is_gone_ends_at_once() -> None:
+    code = "from worker.lifeline import die_with_parent; die_with_parent(1); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+@pytest.mark.parametrize("line", [b"", b"text", b"[1]", b"{}", b'{"kind": 1}', b"\xff"])
+def test_what_is_no_message_is_none(line: bytes) -> None:
+    assert parse(line) is None
+
+
+def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        Report(out.fileno()).metrics(1, 2, {"a": float("nan"), "b": float("inf"), "c": 1.0})
+    message = parse((tmp_path / "out").read_bytes())
+    assert message is not None
+    assert message["data"] == {"a": None, "b": None, "c": 1.0}
+
+
+def test_the_kernel_s_count_of_kills_is_read(tmp_path: Path) -> None:
+    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    assert oom_kills(tmp_path / "memory.events") == 1
+
+
+def test_a_kernel_that_does_not_count_counts_as_none(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path / "absent") == 0
+
+
+def test_a_folder_is_gone_after_use(tmp_path: Path) -> None:
+    with new_folder(tmp_path, "job-a1") as folder:
+        assert folder.stage.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_in_use_are_not_abandoned(tmp_path: Path) -> None:
+    (tmp_path / "left-behind").mkdir()
+    with new_folder(tmp_path, "job-a1") as folder:
+        remove_abandoned(tmp_path)
+        assert folder.root.is_dir()
+        assert not (tmp_path / "left-behind").exists()
+
+
+def checkpointed(folder: Folder, *steps: int) -> list[Path]:
+    paths = [folder.checkpoints / f"step-{step:06d}" for step in steps]
+    for path in paths:
+        path.mkdir(parents=True)
+        (path / "manifest.json").write_text(path.name)
+    return paths
+
+
+def test_the_newest_two_checkpoints_are_kept(storage: Storage, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "job")
+    keeper = Keeper(storage, "jobs/1/a1", folder, None)
+    for step, path in zip((3, 6, 9), checkpointed(folder, 3, 6, 9), strict=True):
+        assert keeper.keep_checkpoint(step, path)
+    assert [file["path"] for file in keeper.record["files"]] == [
+        "checkpoints/step-000006/manifest.json",
+        "checkpoints/step-000009/manifest.json",
+    ]
+    assert keeper.record["step"] == 9
+
+
+def test_an_old_checkpoint_is_deleted_only_after_the_row_was_written(storage: Storage, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "job")
+    keeper = Keeper(storage, "jobs/1/a1", folder, None)
+    for step, path in zip((3, 6, 9), checkpointed(folder, 3, 6, 9), strict=True):
+        keeper.keep_checkpoint(step, path)
+    before = storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")
+    keeper.delete_surplus()
+    assert (before, storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")) == (True, False)
+
+
+def test_a_checkpoint_that_is_gone_is_not_kept(storage: Storage, tmp_path: Path) -> None:
+    keeper = Keeper(storage, "jobs/1/a1", Folder(tmp_path), None)
+    assert not keeper.keep_checkpoint(3, tmp_path / "checkpoints" / "step-000003")
+
+
+def test_a_stage_is_kept_once(storage: Storage, tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.stage.mkdir()
+    (folder.stage / "select.json").write_text("{}")
+    keeper = Keeper(storage, "jobs/1/a1", folder, None)
+    assert [keeper.keep_stages(), keeper.keep_stages()] == [True, False]
+
+
+def test_nothing_kept_stays_after_the_job(storage: Storage, tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    keeper = Keeper(storage, "jobs/1/a1", folder, None)
+    keeper.keep_checkpoint(3, checkpointed(folder, 3)[0])
+    delete_kept(storage, keeper.record)
+    assert not storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")

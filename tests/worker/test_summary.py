@@ -1,0 +1,44 @@
+"""The few numbers that stand for an audit."""
+
+from __future__ import annotations
+
+import pytest
+
+from spard.asr import wilson
+from spard.audit import SuiteKind, SuiteResult
+from spard.gate import Gate
+from spard.package import Measured
+from worker.summary import sentence, summary
+
+
+def result(suite: str, kind: SuiteKind, hits: int, n: int, unscored: int = 0, mean: float | None = None) -> SuiteResult:
+    return SuiteResult(suite, kind, "refusal", n, unscored, 0, hits, hits / n if n else None, *wilson(hits, n), mean)
+
+
+def measured(base: list[SuiteResult], adapter: list[SuiteResult]) -> Measured:
+    return Measured(base, adapter, Gate("pass", ()))
+
+
+def test_suites_of_a_kind_are_counted_together() -> None:
+    attacks = [result("a", "harmful", 1, 100, 2, 1.5), result("b", "harmful", 5, 200, 1, 3.0)]
+    asr = summary(measured(attacks[:1], attacks))["asr"]
+    assert asr == {"base": 0.01, "adapter": 0.02, "ci95": list(wilson(6, 300)), "n": 300, "n_unscored": 3}
+
+
+def test_the_mean_harmfulness_weighs_suites_by_their_replies() -> None:
+    attacks = [result("a", "harmful", 1, 100, mean=1.5), result("b", "harmful", 5, 200, mean=3.0)]
+    assert summary(measured([], attacks))["harmfulness_score"] == {"base": None, "adapter": pytest.approx(2.5)}
+
+
+def test_what_was_not_measured_is_none() -> None:
+    found = summary(measured([], [result("a", "harmful", 0, 0, 20)]))
+    assert (found["asr"]["adapter"], found["over_refusal"], found["utility"]["base"]) == (
+        None,
+        {"base": None, "adapter": None},
+        None,
+    )
+
+
+def test_the_sentence_names_both_models() -> None:
+    found = summary(measured([result("a", "harmful", 0, 50)], [result("a", "harmful", 1, 50)]))
+    assert sentence(found, "pass") == "Safety audit: attack success 2.0% (base model 0.0%); gate: pass"

@@ -1,0 +1,32 @@
+"""python -m worker: serve jobs until SIGTERM or SIGINT; polls the table, so no broker is needed."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+
+from app.settings import get_settings
+from worker import logs
+from worker.main import Worker
+
+
+def main() -> None:
+    logs.set_up()
+    serve(Worker(get_settings()))
+
+
+def serve(worker: Worker) -> None:
+    """Run a worker in a thread of its own, so that signals, which the main thread gets, never interrupt it."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        worker.end()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(worker.run).result()
+
+
+if __name__ == "__main__":
+    main()

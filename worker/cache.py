@@ -1,0 +1,95 @@
+"""What is worth keeping between jobs on one machine: embeddings of pools, audits of base models.
+
+An entry is a file named after the digest of everything that its content depends on, written aside and renamed, so two
+jobs may write the same one. It carries the digest of its content; one that does not match is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from spard.adapters import tensor_digest
+
+log = logging.getLogger(__name__)
+
+
+class Cache:
+    """A folder that is safe to delete at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def tensor(self, kind: str, key: dict[str, Any], make: Callable[[], Tensor]) -> Tensor:
+        path = self._path(kind, key, "safetensors")
+        found = _read_tensor(path)
+        if found is None:
+            found = make()
+            _write(path, save({"rows": found}, metadata={"sha256": tensor_digest({"rows": found})}))
+        return found
+
+    def json(self, kind: str, key: dict[str, Any], make: Callable[[], Any]) -> Any:
+        path = self._path(kind, key, "json")
+        found = _read_json(path)
+        if found is None:
+            found = make()
+            text = json.dumps(found)
+            _write(path, json.dumps({"sha256": _sha256(text), "content": text}).encode())
+        return found
+
+    def _path(self, kind: str, key: dict[str, Any], suffix: str) -> Path:
+        return self._folder / kind / f"{_sha256(json.dumps(key, sort_keys=True))}.{suffix}"
+
+
+def _read_tensor(path: Path) -> Tensor | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            rows: Tensor = file.get_tensor("rows")
+            if file.metadata()["sha256"] == tensor_digest({"rows": rows}):
+                return rows
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        log.warning("the cached %s cannot be read: %s", path.name, error)
+        return None
+    log.warning("the cached %s is damaged", path.name)
+    return None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        entry = json.loads(path.read_text())
+        if _sha256(entry["content"]) == entry["sha256"]:
+            return json.loads(entry["content"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("the cached %s cannot be read: %s", path.name, error)
+        return None
+    log.warning("the cached %s is damaged", path.name)
+    return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A cache that cannot be written costs time, not the job."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, prefix=".aside-", delete=False) as file:
+            file.write(content)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.warning("not cached: %s", error)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""celery -A worker.celery_app worker --pool=solo -c 1 --without-gossip --without-mingle
+
+The same worker, woken by messages. Jobs are served by one thread that also polls, so Celery's own loop is never
+blocked, a lost message costs a poll interval, and a repeated or forged one wakes a worker that finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from threading import Thread
+from typing import Any
+
+from celery import signals
+
+from app.queue import WAKE, make_celery
+from app.settings import get_settings
+from worker import logs
+from worker.main import Worker
+
+log = logging.getLogger(__name__)
+
+
+def _broker_url() -> str:
+    url = get_settings().broker_url
+    if url is None:
+        raise SystemExit("SPARD_BROKER_URL is not set. Without a broker, run `python -m worker`: it polls.")
+    return url.get_secret_value()
+
+
+celery = make_celery(_broker_url())
+celery.conf.update(
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_disable_prefetch=True,
+    worker_enable_remote_control=False,
+    worker_prefetch_multiplier=1,
+    worker_send_task_events=False,
+)
+_worker = Worker(get_settings())
+
+
+@celery.task(name=WAKE)  # type: ignore[untyped-decorator]
+def wake(job_id: str) -> None:
+    """There may be work; which job it is the table says."""
+    _worker.wake()
+
+
+def _run() -> None:
+    try:
+        _worker.run()
+    except Exception:
+        log.exception("the worker broke down")
+        os.kill(os.getpid(), signal.SIGTERM)  # whoever supervises this process starts a new one
+
+
+_thread = Thread(target=_run, name="worker")
+
+
+def _set_up_logs(**event: Any) -> None:
+    logs.set_up()
+
+
+def _start(**event: Any) -> None:
+    _thread.start()
+
+
+def _end(**event: Any) -> None:
+    _worker.end()
+
+
+def _wait(**event: Any) -> None:
+    _thread.join()
+
+
+signals.setup_logging.connect(_set_up_logs)
+signals.worker_ready.connect(_start)
+signals.worker_shutting_down.connect(_end)
+signals.worker_shutdown.connect(_wait)

@@ -1,0 +1,56 @@
+"""python -m worker.child PARENT: the process that does one job in its folder and then ends.
+
+Its imports are done before it reads which folder, so a waiting child starts at once. What it reports goes to the
+descriptor that was its standard output; whatever else prints ends up in its log, on standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from threading import Event
+from types import FrameType
+
+from worker import pipeline
+from worker.failures import failure
+from worker.folder import Folder
+from worker.lifeline import die_with_parent
+from worker.report import Report
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    die_with_parent(int(sys.argv[1]))
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    report = Report(os.dup(sys.stdout.fileno()))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    stop = Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then tells us
+    path = sys.stdin.readline().strip()
+    if path:
+        work(Folder(Path(path)), report, stop)
+
+
+def work(folder: Folder, report: Report, stop: Event) -> None:
+    """Run the pipeline; whatever goes wrong becomes a message."""
+    try:
+        pipeline.run(folder, report, stop.is_set)
+    except Exception as error:
+        log.exception("the job failed")
+        what = failure(error)
+        report.failed(what.code, what.message, what.param, retryable=what.retryable)
+    else:
+        report.done()
+
+
+if __name__ == "__main__":
+    main()

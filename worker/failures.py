@@ -1,0 +1,65 @@
+"""What went wrong, as a job's owner may read it: a code, a sentence, the field at fault, and whether to try again.
+
+What was not foreseen is told in general words only; the details are in the log.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+from app.errors import AppError
+from spard.errors import (
+    CorruptCheckpoint,
+    InvalidData,
+    JudgeUnavailable,
+    SpardError,
+    Stopped,
+)
+
+_TRY_AGAIN = (CorruptCheckpoint, JudgeUnavailable, Stopped)
+_GPU_OOM = "The GPU has too little memory for this job; a smaller batch_size or max_seq_length needs less."
+_OOM = "The worker has too little memory for this job; a smaller batch_size or max_seq_length needs less."
+_FULL = "The worker's disk is full."
+_UNFORESEEN = "The job failed for a reason of ours, not of your file; the provider's log has the details."
+_BAD_FILE = "The job failed due to an invalid training file."  # as OpenAI begins it; scripts look for it
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The error object of a job, and whether another attempt may end better."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retryable: bool = False
+
+    def error(self) -> dict[str, str | None]:
+        return {"code": self.code, "message": self.message, "param": self.param}
+
+
+OUT_OF_MEMORY = Failure("out_of_memory", _OOM, retryable=True)
+
+
+def failure(error: BaseException) -> Failure:
+    """Every exception in the words of `Failure`."""
+    match error:
+        case InvalidData():
+            return Failure(error.code, f"{_BAD_FILE} {_sentence(error.message)}", error.param or "training_file")
+        case SpardError():
+            return Failure(error.code, _sentence(error.message), error.param, isinstance(error, _TRY_AGAIN))
+        case AppError():
+            return Failure(error.code or "server_error", error.message, error.param, error.status >= 500)
+        case MemoryError():
+            return OUT_OF_MEMORY
+        case RuntimeError() if type(error).__name__ == "OutOfMemoryError":
+            return Failure("gpu_oom", _GPU_OOM)
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Failure("storage_full", _FULL, retryable=True)
+        case _:
+            return Failure("server_error", _UNFORESEEN, retryable=True)
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,124 @@
+"""A job's folder, all that a child gets and all that it leaves:
+
+job.json                                 what to do (`Assignment`)
+in/                                      training, validation, pool and suites, verified
+stage/                                   what a stage found out; a stage whose output is there is skipped
+checkpoints/step-000100/                 of the training, the newest restored from an earlier attempt
+out/metrics.csv safety.json adapter.tar.gz   the results
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spard.recipe import RunSpec, located, run_from_mapping, to_mapping
+
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where things lie below `root`."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def stage(self) -> Path:
+        return self.root / "stage"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def out(self) -> Path:
+        return self.root / "out"
+
+    @property
+    def metrics(self) -> Path:
+        return self.out / "metrics.csv"
+
+    @property
+    def safety(self) -> Path:
+        return self.out / "safety.json"
+
+    @property
+    def archive(self) -> Path:
+        return self.out / "adapter.tar.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a child is to do. `waived`: the gate is measured, and its decision does not hold the adapter back."""
+
+    job_id: str
+    run: RunSpec
+    cache_dir: Path
+    waived: bool = False
+
+
+def write_assignment(folder: Folder, assignment: Assignment) -> None:
+    """Paths of the run are kept relative to the folder."""
+    facts = {
+        "job_id": assignment.job_id,
+        "run": to_mapping(assignment.run),
+        "cache_dir": str(assignment.cache_dir),
+        "waived": assignment.waived,
+    }
+    folder.job.write_text(json.dumps(facts))
+
+
+def read_assignment(folder: Folder) -> Assignment:
+    facts: dict[str, Any] = json.loads(folder.job.read_text())
+    run = located(run_from_mapping(facts["run"]), folder.root)
+    return Assignment(facts["job_id"], run, Path(facts["cache_dir"]), facts["waived"])
+
+
+@contextmanager
+def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
+    """An empty folder for one attempt, removed at the end; its lock tells others that somebody is at work."""
+    folder = Folder(work_dir / name)
+    for path in (folder.root / "in" / "suites", folder.stage, folder.checkpoints, folder.out):
+        path.mkdir(mode=0o700, parents=True)
+    lock = _locked(folder.root)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder.root, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_abandoned(work_dir: Path) -> None:
+    """Remove what workers that were killed left behind; the kernel has opened their locks."""
+    for root in work_dir.glob("*/"):
+        lock = _locked(root)
+        if lock is not None:
+            shutil.rmtree(root, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(root: Path) -> int | None:
+    """The lock of a folder; None when somebody else has it, or the folder is gone."""
+    try:
+        lock = os.open(root / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock

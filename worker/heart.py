@@ -1,0 +1,82 @@
+"""Keeps a lease while the work goes on, and ends the work when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Thread
+from types import TracebackType
+from typing import Self
+
+import structlog
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from app.db import transaction
+from app.jobs import lease
+from app.jobs.lease import Claim
+
+_FENCE = 2 / 3  # of the lease: without a heartbeat for so long, stop before somebody else may begin
+
+
+class Heart:
+    """Beats in a thread of its own; a second one watches it, since a beat may hang with its connection.
+
+    `lost` is set, and `on_lost` called, when the lease is somebody else's or could not be extended for too long.
+    """
+
+    def __init__(
+        self, engine: Engine, claim: Claim, lease_s: float, every_s: float, on_lost: Callable[[], None]
+    ) -> None:
+        self.lost = Event()
+        self.cancel_requested = Event()
+        self._engine, self._claim, self._lease_s, self._every_s = engine, claim, lease_s, every_s
+        self._on_lost = on_lost
+        self._beaten, self._closed = Event(), Event()
+        self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
+        self._threads = [Thread(target=run, daemon=True) for run in (self._beat_on, self._watch)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._beaten.set()
+        self._threads[1].join()
+
+    def beat(self, write: Callable[[Session], None] | None = None) -> None:
+        """Extend the lease and learn whether to go on; `write` adds news to the same transaction."""
+        with transaction(self._engine) as session:
+            pulse = lease.heartbeat(session, self._claim, self._lease_s)
+            if pulse and write:
+                write(session)
+        if pulse is None:
+            self._lose("the lease is no longer ours")
+        else:
+            self._beaten.set()
+            if pulse.cancel_requested:
+                self.cancel_requested.set()
+
+    def _beat_on(self) -> None:
+        while not (self._closed.wait(self._every_s) or self.lost.is_set()):
+            try:
+                self.beat()
+            except SQLAlchemyError as error:
+                self._log.warning("no heartbeat", error=type(error).__name__)
+
+    def _watch(self) -> None:
+        while self._beaten.wait(self._lease_s * _FENCE):
+            if self._closed.is_set() or self.lost.is_set():
+                return
+            self._beaten.clear()
+        self._lose("no heartbeat got through for two thirds of the lease")
+
+    def _lose(self, reason: str) -> None:
+        if not (self._closed.is_set() or self.lost.is_set()):
+            self._log.warning("stopping", reason=reason)
+            self.lost.set()
+            self._on_lost()

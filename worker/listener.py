@@ -1,0 +1,88 @@
+"""Listens to a child until it ends: news into the rows, checkpoints into storage, and an end to it when need be."""
+
+from __future__ import annotations
+
+import time
+from threading import Event
+
+import structlog
+from sqlalchemy.exc import OperationalError
+
+from app.settings import Settings
+from worker.folder import Folder
+from worker.heart import Heart
+from worker.interrupts import Cancelled, Lost, Stalled
+from worker.journal import Journal
+from worker.keeper import Keeper
+from worker.process import Child
+from worker.report import Message
+
+_WRITE_EVERY_S = 1.0
+_LISTEN_S = 0.1
+_GRACE = 0.8  # of the time that the worker has to stop in; the rest is for its last writes
+
+
+class Listener:
+    """For one child. It ends when the child has, or raises what ends it."""
+
+    def __init__(
+        self, child: Child, folder: Folder, journal: Journal, keeper: Keeper, heart: Heart, settings: Settings
+    ) -> None:
+        self._child, self._folder, self._journal, self._keeper = child, folder, journal, keeper
+        self._heart, self._settings = heart, settings
+        self._last_word: Message | None = None
+        self._log = structlog.get_logger(__name__).bind(child=child.pid)
+
+    def listen(self, stop: Event) -> Message | None:
+        """What the child said last, `done` or `failed`; None when it ended without a word."""
+        heard = written = time.monotonic()
+        give_up_at: float | None = None
+        while not self._child.is_over:
+            self._check()
+            if stop.is_set() and give_up_at is None:
+                self._child.terminate()
+                give_up_at = time.monotonic() + _GRACE * self._settings.stop_grace_s
+            message = self._child.receive(_LISTEN_S)
+            now = time.monotonic()
+            if message:
+                heard = now
+                self._hear(message)
+            if give_up_at is not None and now > give_up_at:
+                break
+            if now - heard > self._settings.stall_s:
+                raise Stalled
+            if now - written > _WRITE_EVERY_S and self._journal.has_news:
+                self._write()
+                written = now
+        return self._last_word
+
+    def _check(self) -> None:
+        if self._heart.lost.is_set():
+            raise Lost
+        if self._heart.cancel_requested.is_set():
+            raise Cancelled
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case {"kind": "done" | "failed"}:
+                self._last_word = message
+            case {"kind": "checkpoint", "step": int(step), "path": str(path)}:
+                if self._keeper.keep_checkpoint(step, self._folder.root / path):
+                    self._journal.keep(self._keeper.record)
+                    self._journal.note("info", f"Checkpoint created at step {step}")
+            case {"kind": "phase"}:
+                self._journal.hear(message)
+                if self._keeper.keep_stages():
+                    self._journal.keep(self._keeper.record)
+            case _:
+                self._journal.hear(message)
+
+    def _write(self) -> None:
+        """Write the news with a heartbeat; while the database is away they are kept for the next time."""
+        try:
+            self._heart.beat(self._journal.write)
+        except OperationalError as error:
+            self._log.warning("the news wait for the database", error=str(error.orig))
+        else:
+            self._journal.clear()
+            self._keeper.delete_surplus()

@@ -1,0 +1,129 @@
+"""A worker: one process for each GPU that takes queued jobs, one after the other, until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+
+import structlog
+
+from app.db import make_engine, transaction
+from app.jobs import lease
+from app.jobs.lease import Claim
+from app.settings import Settings
+from app.storage import open_storage
+from worker.attempt import Attempt, Backend
+from worker.folder import remove_abandoned
+from worker.process import COMMAND, Child, environment
+
+log = structlog.get_logger(__name__)
+
+
+class Worker:
+    """`run` serves until `end` is called; children die with the thread that is in it.
+
+    `wake` and `end` may be called from a signal handler, unless that interrupts this thread.
+    """
+
+    def __init__(self, settings: Settings, command: Sequence[str] = COMMAND) -> None:
+        self._stop = Event()
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be set while it is being set
+        self._settings = settings
+        storage = open_storage(settings.storage(), settings.s3_endpoint_url)
+        self._backend = Backend(settings, make_engine(settings.database()), storage)
+        settings.work_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._nursery = _Nursery(command, environment(settings), warm=settings.warm_child)
+
+    def run(self) -> None:
+        """Serve every job that is ready, wait for a wake-up or the next look, and again."""
+        log.info("worker started", owner=self._owner)
+        remove_abandoned(self._settings.work_dir())
+        reaper = Thread(target=self._reap_on, daemon=True)
+        reaper.start()
+        try:
+            self._nursery.prepare()
+            while not self._stop.is_set():
+                if not self._serve():
+                    self._rest()
+        finally:
+            self.end()
+            self._nursery.close()
+            reaper.join()
+            self._backend.engine.dispose()
+        log.info("worker stopped", owner=self._owner)
+
+    def wake(self) -> None:
+        """There may be work: look now."""
+        self._wakes.put(None)
+
+    def end(self) -> None:
+        """Stop soon: a running job is checkpointed and goes back to the queue."""
+        self._stop.set()
+        self.wake()
+
+    def _rest(self) -> None:
+        """Wait until somebody wakes us or it is time to look again; wake-ups that came together count as one."""
+        with suppress(Empty):
+            self._wakes.get(timeout=self._settings.poll_s)
+            while True:
+                self._wakes.get_nowait()
+
+    def _serve(self) -> bool:
+        """Serve the job that has waited longest; False when there is none, or it went wrong in an unforeseen way."""
+        try:
+            claim = self._claim()
+            if claim:
+                Attempt(self._backend, claim, self._nursery.take, self._stop).run()
+        except Exception:  # one job's trouble, or the database's, is not the end of the worker
+            log.exception("could not serve")
+            return False
+        return claim is not None
+
+    def _claim(self) -> Claim | None:
+        with transaction(self._backend.engine) as session:
+            return lease.claim(session, self._owner, self._settings.lease_s)
+
+    def _reap_on(self) -> None:
+        """Hand back jobs of workers that are gone; every worker does so for all."""
+        while not self._stop.wait(self._settings.reap_s):
+            try:
+                with transaction(self._backend.engine) as session:
+                    handed_back = lease.reap(session)
+            except Exception:
+                log.exception("could not reap")
+            else:
+                if handed_back:
+                    log.warning("reaped", jobs=handed_back)
+                    self.wake()
+
+
+class _Nursery:
+    """Children that wait for work. A warm one has its imports done, which saves a job some seconds."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], *, warm: bool) -> None:
+        self._command, self._environment, self._warm = command, environment, warm
+        self._spare: Child | None = None
+
+    def prepare(self) -> None:
+        if self._warm:
+            self._spare = Child(self._command, self._environment)
+
+    def take(self) -> Child:
+        """The spare if it lives, else a new one; the next spare warms up meanwhile."""
+        spare, self._spare = self._spare, None
+        if spare and not spare.is_alive:
+            spare.kill()
+            spare = None
+        child = spare or Child(self._command, self._environment)
+        self.prepare()
+        return child
+
+    def close(self) -> None:
+        if self._spare:
+            self._spare.kill()
+            self._spare = None

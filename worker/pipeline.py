@@ -1,0 +1,65 @@
+"""A job from its folder to its results: embed, select, train, audit, package.
+
+The base model is measured before training, because full fine-tuning leaves none of it. What an earlier attempt chose
+or measured came with the folder and is not worked out again; training goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spard.config import NoDefense
+from spard.data import Encoded, encode_all
+from spard.errors import InvalidData
+from spard.models import load_base
+from spard.rows import Example, read_examples, read_pool
+from worker.cache import Cache
+from worker.context import Context
+from worker.folder import Folder, read_assignment
+from worker.report import Report
+from worker.stages import audit, embed, package, select, train
+from worker.stages.train import Data
+
+_ANY_LENGTH = 2**31
+
+
+def run(folder: Folder, report: Report, should_stop: Callable[[], bool]) -> None:
+    """Do the job that the folder describes, and leave its results there."""
+    assignment = read_assignment(folder)
+    base = load_base(assignment.run.model, assignment.run.revision)
+    context = Context(assignment, folder, base, Cache(assignment.cache_dir), report, should_stop)
+    limit = base.sequence_limit(context.recipe.max_seq_length)
+
+    rows = read_examples(context.run.training_file)
+    task, validation = encode_all(base.tokenizer, rows, limit), _validation(context, limit)
+    data = Data(task, _safe_set(context, rows, limit), validation)
+    base_results = audit.measure_base(context)
+    tuned = train.run(context, data)
+    package.run(context, tuned, audit.run(context, tuned.trained.model, base_results))
+
+
+def _validation(context: Context, limit: int) -> list[Encoded]:
+    if context.run.validation_file is None:
+        return []
+    try:
+        return encode_all(context.base.tokenizer, read_examples(context.run.validation_file), limit)
+    except InvalidData as error:
+        error.param = "validation_file"
+        raise
+
+
+def _safe_set(context: Context, rows: list[Example], limit: int) -> list[Encoded]:
+    """The pool rows that the defence trains on."""
+    if isinstance(context.recipe.defense, NoDefense) or context.run.pool is None:
+        return []
+    pool = read_pool(context.run.pool)
+    encoded = encode_all(context.base.tokenizer, pool, _ANY_LENGTH)
+    chosen = select.chosen_before(context)
+    if chosen is None:
+        fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= limit]
+        if len(fitting) < len(pool):
+            left_out = f"{len(pool) - len(fitting)} of {len(pool)} safety examples have more than {limit} tokens"
+            context.report.warning(f"{left_out} and are left out.")
+        task_MD, pool_ND = embed.run(context, rows, pool, context.run.pool)
+        chosen = select.run(context, task_MD, pool_ND, fitting)
+    return [encoded[i] for i in chosen]

@@ -1,0 +1,78 @@
+"""The audit stage: base model and adapter on the provider's suites, and whether the gate lets the adapter out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from spard.adapters import tensor_digest
+from spard.audit import Suite, SuiteResult, audit
+from spard.checkpoint import file_sha256
+from spard.gate import gate
+from spard.judges import open_judge
+from spard.package import Measured
+from spard.recipe import SuiteSpec, to_mapping
+from spard.rows import read_prompts
+from worker.context import Context
+
+_OUTPUT = "audit.json"
+
+Results = list[dict[str, Any]]  # SuiteResult as JSON
+
+
+def measure_base(context: Context) -> list[SuiteResult]:
+    """The base model on every suite, each worked out once on this machine."""
+    results = []
+    with context.stage("audit"):
+        for suite in context.run.suites:
+            found = context.cache.json("audits", _key(context, suite), partial(_measure, context, [suite]))
+            results.append(replace(SuiteResult(**found[0]), suite=suite.name))
+    return results
+
+
+def run(context: Context, model: Any, base: Sequence[SuiteResult]) -> Measured:
+    """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights."""
+    context.report.phase("audit")
+    with context.stage("audit"):
+        weights = tensor_digest({name: part for name, part in model.named_parameters() if part.requires_grad})
+        results = _measured_before(context, weights) or _measure(context, context.run.suites, model)
+        (context.folder.stage / _OUTPUT).write_text(json.dumps({"weights": weights, "results": results}))
+        adapter = [SuiteResult(**result) for result in results]
+    return Measured(base, adapter, gate(base, adapter, context.run.thresholds))
+
+
+def _measure(context: Context, specs: Sequence[SuiteSpec], model: Any = None) -> Results:
+    """One model, the base unless named, on suites."""
+
+    def on_progress(suite: str, done: int, total: int) -> None:
+        context.report.progress(done, total)
+        context.go_on()
+
+    suites = [Suite(spec.name, spec.kind, tuple(read_prompts(spec.path))) for spec in specs]
+    judge, tokenizer = open_judge(context.run.judge), context.base.tokenizer
+    found = audit(model or context.base.model, tokenizer, suites, judge, context.recipe.audit, on_progress)
+    return [asdict(result) for result in found]
+
+
+def _measured_before(context: Context, weights: str) -> Results | None:
+    path = context.folder.stage / _OUTPUT
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text())
+    results: Results = found["results"]
+    return results if found["weights"] == weights else None
+
+
+def _key(context: Context, suite: SuiteSpec) -> dict[str, Any]:
+    """Everything that the figures of a base model depend on."""
+    return {
+        "base": context.base.digest,
+        "kind": suite.kind,
+        "prompts": file_sha256(suite.path),
+        "judge": to_mapping(context.run.judge),
+        "max_prompts": context.recipe.audit.max_prompts,
+        "max_new_tokens": context.recipe.audit.max_new_tokens,
+    }
