@@ -25,11 +25,17 @@ MANIFEST = "manifest.json"
 
 
 def save_adapter(
-    model: Any, tokenizer: Any, base_source: str, folder: Path, facts: Mapping[str, Any] | None = None
+    model: Any,
+    tokenizer: Any,
+    base_source: str,
+    folder: Path,
+    facts: Mapping[str, Any] | None = None,
+    system: str | None = None,
 ) -> dict[str, Any]:
     """Write the trained model and what belongs to it into `folder`, and return its manifest.
 
     `base_source` is the public name of the base model. `facts` (recipe, seeds, digests) stand in the manifest as given.
+    A model that was measured under a `system` prompt says in README and manifest that it has to be served with it.
     """
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
@@ -37,8 +43,10 @@ def save_adapter(
     is_lora = isinstance(model, PeftModel)
     _save_lora(model, base_source, aside) if is_lora else save_full(model, base_source, aside)
     tokenizer.save_pretrained(aside)
-    (aside / "README.md").write_text(_readme(base_source, is_lora))
+    (aside / "README.md").write_text(_readme(base_source, is_lora, system))
     manifest = {**(facts or {}), "base_model": base_source, "tensor_digest": tensor_digest(_tensors(aside))}
+    if system is not None:
+        manifest["system_prompt"] = system
     manifest["files"] = {
         path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in sorted(aside.iterdir())
     }
@@ -105,8 +113,9 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _readme(base_source: str, is_lora: bool) -> str:
-    return _LORA_README.format(base=base_source) if is_lora else _FULL_README.format(base=base_source)
+def _readme(base_source: str, is_lora: bool, system: str | None) -> str:
+    text = (_LORA_README if is_lora else _FULL_README).format(base=base_source)
+    return text if system is None else f"{text}\n{_SYSTEM_README}\n    {system.replace(chr(10), chr(10) + '    ')}\n"
 
 
 _LORA_README = """# LoRA adapter for {base}
@@ -131,6 +140,12 @@ vllm serve {base} --enable-lora --lora-modules tuned=PATH/TO/THIS/FOLDER
 ```
 
 Use the chat template of this folder: it is the one that the adapter was trained and measured with.
+"""
+
+_SYSTEM_README = """## System prompt
+
+This model was measured with the system prompt below and is defended by nothing else: put it before every conversation
+and do not let users replace it. `manifest.json` holds it too, as `system_prompt`.
 """
 
 _FULL_README = """# A model fine-tuned from {base}

@@ -52,13 +52,19 @@ class SuiteResult:
 
 
 def audit(
-    model: Any, tokenizer: Any, suites: Sequence[Suite], judge: Judge, cfg: Audit, on_progress: OnProgress | None = None
+    model: Any,
+    tokenizer: Any,
+    suites: Sequence[Suite],
+    judge: Judge,
+    cfg: Audit,
+    on_progress: OnProgress | None = None,
+    system: str | None = None,
 ) -> list[SuiteResult]:
-    """Ask a model every suite, greedily, and score the replies."""
+    """Ask a model every suite, greedily and under the system prompt it is served with, and score the replies."""
     results = []
     for done, suite in enumerate(suites):
         prompts = sample(suite.prompts, cfg.max_prompts)
-        replies = generate(model, tokenizer, [each.prompt for each in prompts], cfg.max_new_tokens)
+        replies = generate(model, tokenizer, [each.prompt for each in prompts], cfg.max_new_tokens, system=system)
         results.append(score(suite.name, suite.kind, prompts, replies, judge))
         if on_progress:
             on_progress(suite.name, done + 1, len(suites))

@@ -8,77 +8,73 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-Auto = Literal["auto"]
+from spard.bounds import Auto, Bound
+from spard.defenses import (
+    Defense,
+    Lisa,
+    NoDefense,
+    Ptst,
+    SafeGrad,
+    SafeInstr,
+    SafeLora,
+    Spard,
+    Variant,
+    uses_safe_rows,
+)
 
+__all__ = [
+    "Audit",
+    "Auto",
+    "Bound",
+    "Defense",
+    "GateThresholds",
+    "Hyperparameters",
+    "JudgeSpec",
+    "Lisa",
+    "Lora",
+    "NoDefense",
+    "Ptst",
+    "Recipe",
+    "Resolved",
+    "SafeGrad",
+    "SafeInstr",
+    "SafeLora",
+    "Seed",
+    "Selection",
+    "SeqLength",
+    "Spard",
+    "Variant",
+    "default_learning_rate",
+    "resolve",
+    "uses_safe_rows",
+]
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """An interval in `Annotated`; pydantic reads it, and `spard.recipe` enforces it without pydantic."""
-
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return handler(source) | {name: value for name, value in self.limits().items() if value is not None}
-
-    def limits(self) -> dict[str, float | None]:
-        return {"ge": self.ge, "gt": self.gt, "le": self.le}
-
-    def admits(self, value: float) -> bool:
-        return (
-            math.isfinite(value)
-            and (self.ge is None or value >= self.ge)
-            and (self.gt is None or value > self.gt)
-            and (self.le is None or value <= self.le)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class NoDefense:
-    """Plain fine-tuning: the measurement that a defence is compared with."""
-
-    type: Literal["none"] = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Spard:
-    """SPAG: keep the loss on safe examples at or below tau by a projection after every utility step.
-
-    variant     `trust_region` caps the step in the units of the utility optimiser, `closed_form` is the paper's
-                Algorithm 1, `reference` the behaviour of the authors' code.
-    tau         nats per token; "auto" is the base model's own loss on the selected safe examples.
-    delta       violations of at most delta are ignored.
-    eta_safe    `trust_region`: radius as a multiple of lr * sqrt(parameters) ("auto" = 1); `closed_form`: the cap on
-                alpha ("auto" = the learning rate, as in the paper); `reference`: the cap on each tensor's alpha
-                ("auto" = 1).
-    constraint  which safe loss is bounded: the token mean, the mean of each answer's first tokens, or both.
-    """
-
-    type: Literal["spard"] = "spard"
-    variant: Literal["trust_region", "closed_form", "reference"] = "trust_region"
-    tau: Annotated[float, Bound(ge=0, le=20)] | Auto = "auto"
-    delta: Annotated[float, Bound(ge=0, le=20)] = 0.0
-    eta_safe: Annotated[float, Bound(gt=0, le=1e3)] | Auto = "auto"
-    safe_batch_size: Annotated[int, Bound(ge=1, le=64)] = 4
-    constraint: Literal["mean", "prefix", "both"] = "both"
-
-
-Defense = Spard | NoDefense
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
 SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which pool rows a defence trains on: k = max(min_examples, ceil(ratio * rows)), at most the pool."""
+    """Which pool rows a defence trains on: k = max(min_examples, ceil(ratio * rows)), at most the pool.
 
-    method: Literal["relevance_diversity", "random", "max_quality", "low_similarity"] = "relevance_diversity"
+    Relevance is measured against the customer's rows, so they can steer it. Two settings bound how far:
+
+    reserve        the share of k that is chosen for diversity alone, before the customer's rows are looked at.
+    influence_cap  the share of k that may have one and the same customer row as the nearest; 1 is no cap. What the
+                   cap refuses is chosen like the reserve.
+    """
+
+    method: Literal["relevance_diversity", "random", "max_quality", "high_similarity", "low_similarity"] = (
+        "relevance_diversity"
+    )
     ratio: Annotated[float, Bound(gt=0, le=1)] = 0.03
     beta: Annotated[float, Bound(ge=0, le=64)] = 4.0
     min_examples: Annotated[int, Bound(ge=1, le=10_000)] = 64
+    safe_answers: Literal["pool", "self"] = "pool"  # "self": the base model's own, where they are harmless
+    reserve: Annotated[float, Bound(ge=0, le=1)] = 0.0
+    influence_cap: Annotated[float, Bound(gt=0, le=1)] = 1.0
 
     def size(self, rows: int, pool: int) -> int:
         """How many safe examples `rows` training rows ask for."""
@@ -133,6 +129,15 @@ class Recipe:
     micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the batch in one piece
     gradient_checkpointing: bool = False
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
+    # Options that go with every defence, off by default
+    constrained_sft: bool = False  # see `spard.constrained`
+    ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
+    anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # see `spard.anchor`; its authors take 50
+
+    @property
+    def uses_pool(self) -> bool:
+        """Whether safe rows are selected at all."""
+        return uses_safe_rows(self.defense) or self.anchor_weight > 0
 
 
 @dataclass(frozen=True, slots=True)

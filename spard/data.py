@@ -38,6 +38,7 @@ __all__ = [
     "read_pool",
     "read_prompts",
     "render_prompt",
+    "render_question",
     "set_plain_template",
 ]
 
@@ -73,6 +74,19 @@ def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     text = _render(tokenizer, messages, (), generation=True)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def render_question(tokenizer: Any, prompt: str, system: str | None = None) -> list[int]:
+    """One question, under a system prompt if there is one; templates without that role get it before the question."""
+    user = {"role": "user", "content": prompt}
+    if system is None:
+        return render_prompt(tokenizer, [user])
+    turns = [{"role": "system", "content": system}, user]
+    try:
+        knows_role = system in _render(tokenizer, turns, (), generation=True)
+    except TemplateError:
+        knows_role = False
+    return render_prompt(tokenizer, turns if knows_role else [{**user, "content": f"{system}\n\n{prompt}"}])
 
 
 def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:

@@ -84,13 +84,13 @@ def fill(pool_ND: Tensor, order: Iterable[int], chosen: list[int], k: int) -> li
     """`chosen`, then rows in `order` until there are k; exact copies only when nothing else is left."""
     picked, taken = list(chosen), set(chosen)
     copies: list[int] = []
-    seen = {_bytes(pool_ND[i]) for i in chosen}
+    seen = {row_bytes(pool_ND[i]) for i in chosen}
     for i in order:
         if len(picked) >= k:
             break
         if i in taken:
             continue
-        row = _bytes(pool_ND[i])
+        row = row_bytes(pool_ND[i])
         (copies if row in seen else picked).append(i)
         seen.add(row)
     return picked + copies[: k - len(picked)]
@@ -192,5 +192,6 @@ def _sweep_(bound_N: Tensor, pool: _Pool, new_MD: Tensor) -> None:
     bound_N.clamp_(min=0)
 
 
-def _bytes(row_D: Tensor) -> bytes:
+def row_bytes(row_D: Tensor) -> bytes:
+    """Equal for exact copies only."""
     return row_D.contiguous().view(torch.uint8).cpu().numpy().tobytes()

@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from spard.data import end_tokens, render_prompt
+from spard.data import end_tokens, render_question
 
 
 def generate(
-    model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int, batch_size: int = 64
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    batch_size: int = 64,
+    system: str | None = None,
 ) -> list[str]:
     """The model's greedy reply to each prompt, in order; a reply ends at the first special token."""
-    rows = [render_prompt(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
+    rows = [render_question(tokenizer, prompt, system) for prompt in prompts]
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     ends = torch.tensor(sorted(_ends(model, tokenizer)), device=model.device)
     replies = [""] * len(rows)

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from spard.constrained import weighted
 from spard.data import NO_LOSS, Batch
+from spard.divergence import Reference, token_divergences
 from spard.losses import token_losses
 from spard.vectors import Vector, add_, norm, scale_
 
@@ -48,20 +50,30 @@ def gradient(loss: Tensor, theta: Vector) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(theta), allow_unused=True, materialize_grads=True))
 
 
-def utility_gradient(model: Any, theta: Vector, pieces: Sequence[Batch], max_norm: float) -> Gradient:
+def utility_gradient(
+    model: Any,
+    theta: Vector,
+    pieces: Sequence[Batch],
+    max_norm: float,
+    references: Sequence[Tensor] = (),
+    more: Callable[[], Vector] | None = None,
+) -> Gradient:
     """The mean loss over all labelled tokens of a batch that comes in pieces, and its gradient clipped to `max_norm`.
 
-    Each piece is weighted by its tokens, so the result does not depend on how the batch was cut.
+    Each piece is weighted by its tokens, so the result does not depend on how the batch was cut. With `references`,
+    the token losses of each piece before training, the gradient is that of the constrained loss; what `more` gives is
+    added to it before it is clipped. The loss told is the plain one.
     """
     tokens = sum(piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces)
     total: Vector = []
     sums = []
-    for piece in pieces:
+    for i, piece in enumerate(pieces):
         losses = token_losses(model, piece)
-        loss = losses.loss_S.sum() / tokens
-        grad = gradient(loss, theta)
-        total = _sum(total, grad)
-        sums.append(torch.stack([loss.detach(), losses.right_S.sum() / tokens]))
+        loss_S = weighted(losses, references[i]) if references else losses.loss_S
+        total = _sum(total, gradient(loss_S.sum() / tokens, theta))
+        sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
+    if more:
+        total = _sum(total, more())
     length = norm(total)
     scale_(total, (max_norm / (length + 1e-6)).clamp(max=1.0))
     value, accuracy, found = torch.cat([torch.stack(sums).sum(dim=0), length[None]]).tolist()
@@ -75,6 +87,19 @@ def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:
     prefix = (losses.loss_S * losses.prefix_S).sum() / losses.prefix_S.sum()
     values = torch.stack([mean, prefix]).tolist()
     return {"mean": Loss(values[0], mean, theta), "prefix": Loss(values[1], prefix, theta)}
+
+
+def safe_divergence(model: Any, theta: Vector, batch: Batch, reference: Reference) -> dict[str, Loss]:
+    """The mean over answer tokens of KL(P_reference || P_model) ("kl")."""
+    mean = token_divergences(model, reference, batch).mean()
+    return {"kl": Loss(float(mean.detach()), mean, theta)}
+
+
+def clip_(grad: Vector, max_norm: float) -> float:
+    """Shorten a gradient to `max_norm`; its norm before."""
+    length = norm(grad)
+    scale_(grad, (max_norm / (length + 1e-6)).clamp(max=1.0))
+    return float(length)
 
 
 def _sum(total: Vector, grad: Vector) -> Vector:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +20,16 @@ _CHUNK = 2**27  # logits held at once, in elements
 _HEAD_EXTRAS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
+Head = Callable[[Tensor], Tensor]  # from the states of labelled tokens to their logits
+
+
 class TokenLosses(NamedTuple):
     """One entry for each of the S labelled tokens of a batch, row by row."""
 
     loss_S: Tensor
     right_S: Tensor
     prefix_S: Tensor  # 1 for the first tokens of each row's answer, else 0
+    place_S: Tensor  # 1 for the first answer token of a row, 2 for the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,11 @@ def token_losses(model: Any, batch: Batch) -> TokenLosses:
     target_BT = batch.labels_BT[:, 1:]
     is_label_BT = target_BT != NO_LOSS
     label_S = target_BT[is_label_BT]
-    with _mixed_precision(batch.ids_BT.device):
-        loss_S, right_S = _cross_entropy(model, batch.ids_BT, is_label_BT, label_S)
-    is_prefix_BT = is_label_BT.cumsum(dim=1) <= PREFIX
-    return TokenLosses(loss_S, right_S, is_prefix_BT[is_label_BT].float())
+    with mixed_precision(batch.ids_BT.device):
+        head, hidden_SD = labelled_states(model, batch)
+        loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), hidden_SD, label_S)
+    place_S = is_label_BT.cumsum(dim=1)[is_label_BT]
+    return TokenLosses(loss_S, right_S, (place_S <= PREFIX).float(), place_S)
 
 
 @torch.no_grad()
@@ -59,7 +65,7 @@ def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int
     model.eval()
     parts = [token_losses(model, collate(batch, pad_id, device)) for batch in _by_length(rows, batch_tokens)]
     model.train(was_training)
-    loss, right, prefix = (torch.cat(column).double() for column in zip(*parts, strict=True))
+    loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
     prefix_loss = (loss * prefix).sum() / prefix.sum()
     return Evaluation(float(loss.mean()), float(prefix_loss), float(right.mean()), len(loss))
 
@@ -76,34 +82,45 @@ def _by_length(rows: Sequence[Encoded], batch_tokens: int) -> Iterable[list[Enco
         yield batch
 
 
-def _mixed_precision(device: torch.device) -> AbstractContextManager[Any]:
+def mixed_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Bfloat16 products on a GPU; nothing elsewhere."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def _cross_entropy(model: Any, ids_BT: Tensor, is_label_BT: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
+def labelled_states(model: Any, batch: Batch) -> tuple[Head, Tensor]:
+    """The states that predict the labelled tokens, row by row, and the head that makes logits of them.
+
+    For a model whose head does more than multiply the states are its logits already.
+    """
     config = model.config.get_text_config()
+    is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
     if any(getattr(config, extra, None) not in (None, 1.0) for extra in _HEAD_EXTRAS):
-        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits  # its head does more than multiply
-        return _score(logits_BTV[:, :-1][is_label_BT], label_S)
-    hidden_BTD = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
-    return _scored_in_chunks(model.get_output_embeddings(), hidden_BTD[:, :-1][is_label_BT], label_S)
+        return _unchanged, model(input_ids=batch.ids_BT, use_cache=False).logits[:, :-1][is_label_BT]
+    hidden_BTD = model.get_decoder()(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
+    return model.get_output_embeddings(), hidden_BTD[:, :-1][is_label_BT]
 
 
-def _scored_in_chunks(head: Any, hidden_SD: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and hit of each token; long batches keep one chunk of logits at a time, also in the backward pass."""
-    rows = max(1, _CHUNK // head.weight.shape[0])
-    if len(hidden_SD) <= rows:
-        return _score(head(hidden_SD), label_S)
-
-    def score(hidden: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        return _score(head(hidden), label)
-
-    chunks = zip(torch.split(hidden_SD, rows), torch.split(label_S, rows), strict=True)
-    parts = [checkpoint(score, hidden, label, use_reentrant=False) for hidden, label in chunks]
-    loss, right = (torch.cat(column) for column in zip(*parts, strict=True))
-    return loss, right
+def vocabulary(model: Any) -> int:
+    """V, the width of the logits."""
+    return int(model.config.get_text_config().vocab_size)
 
 
-def _score(logits_SV: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
+def in_chunks(score: Callable[..., tuple[Tensor, ...]], vocab: int, *columns: Tensor) -> tuple[Tensor, ...]:
+    """`score` of all tokens; long batches keep one chunk of logits at a time, also in the backward pass."""
+    rows = max(1, _CHUNK // vocab)
+    if len(columns[0]) <= rows:
+        return score(*columns)
+    chunks = zip(*(torch.split(column, rows) for column in columns), strict=True)
+    parts = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _unchanged(logits_SV: Tensor) -> Tensor:
+    return logits_SV
+
+
+def _score(head: Head, hidden_SD: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and hit of each token."""
+    logits_SV = head(hidden_SD)
     right_S = (logits_SV.detach().argmax(dim=1) == label_S).float()
     return cross_entropy(logits_SV.float(), label_S, reduction="none"), right_S

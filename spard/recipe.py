@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from spard.config import Bound, GateThresholds, JudgeSpec, Recipe, Spard
+from spard.config import Bound, GateThresholds, JudgeSpec, Recipe, SafeLora
 from spard.errors import InvalidRecipe
 
 NONE = "none"  # TOML has no null: `lora = "none"` asks for full fine-tuning
@@ -57,9 +57,17 @@ def load_recipe(path: Path) -> RunSpec:
 
 def located(spec: RunSpec, folder: Path) -> RunSpec:
     """The same run with relative paths put under `folder`; a model that is a folder there is one of them."""
+
+    def source(model: str) -> str:
+        return str(folder / model) if (folder / model).is_dir() else model
+
+    recipe, defense = spec.recipe, spec.recipe.defense
+    if isinstance(defense, SafeLora) and defense.base_unaligned:
+        recipe = replace(recipe, defense=replace(defense, base_unaligned=source(defense.base_unaligned)))
     return replace(
         spec,
-        model=str(folder / spec.model) if (folder / spec.model).is_dir() else spec.model,
+        model=source(spec.model),
+        recipe=recipe,
         training_file=folder / spec.training_file,
         validation_file=spec.validation_file and folder / spec.validation_file,
         pool=spec.pool and folder / spec.pool,
@@ -70,8 +78,11 @@ def located(spec: RunSpec, folder: Path) -> RunSpec:
 def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
     """Parse and check a mapping of TOML or JSON values."""
     spec: RunSpec = parse(RunSpec, raw, "")
-    if isinstance(spec.recipe.defense, Spard) and spec.pool is None:
+    if spec.recipe.uses_pool and spec.pool is None:
         raise InvalidRecipe("pool: the defence selects its safe examples from a pool; name a file", "pool")
+    if isinstance(spec.recipe.defense, SafeLora) and not spec.recipe.defense.base_unaligned:
+        key = "recipe.defense.base_unaligned"
+        raise InvalidRecipe(f"{key}: name the base model as it was before alignment, a folder or a hub id", key)
     return spec
 
 

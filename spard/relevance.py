@@ -18,16 +18,21 @@ def quality(pool_ND: Tensor, task_MD: Tensor, beta: float = 1.0) -> Tensor:
 
     Float32 finds the nearest task row, float64 measures its cosine.
     """
+    return relevance(pool_ND, task_MD)[0].pow(beta)
+
+
+def relevance(pool_ND: Tensor, task_MD: Tensor) -> tuple[Tensor, Tensor]:
+    """`quality` before the power, and the task row that it is the cosine with."""
     inverse_N, inverse_M = inverse_norms(pool_ND), inverse_norms(task_MD)
     if not len(task_MD):
-        return torch.zeros_like(inverse_N).pow(beta)
+        return torch.zeros_like(inverse_N), torch.zeros_like(inverse_N, dtype=torch.int64)
     nearest_N = _nearest(pool_ND, task_MD, inverse_M)
     cosine_N = torch.empty_like(inverse_N)
     for rows in blocks(pool_ND):
         z = nearest_N[rows]
         dot = (pool_ND[rows].double() * task_MD[z].double()).sum(dim=1)
         cosine_N[rows] = dot * inverse_N[rows] * inverse_M[z]
-    return cosine_N.clamp(0, 1).pow(beta)
+    return cosine_N.clamp(0, 1), nearest_N
 
 
 def inverse_norms(x_ND: Tensor) -> Tensor:

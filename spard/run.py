@@ -12,14 +12,16 @@ from typing import Any
 
 from spard.adapters import archive, save_adapter
 from spard.audit import Suite, SuiteResult, audit
-from spard.config import NoDefense, Resolved, resolve
+from spard.config import Resolved, resolve
 from spard.data import Encoded, Example, encode_all, prompt_text, read_examples, read_pool, read_prompts
 from spard.embed import embed
 from spard.gate import gate
 from spard.judges import open_judge
 from spard.losses import Evaluation, evaluate
 from spard.methods.base import Metrics
+from spard.methods.ptst import serving_prompt
 from spard.models import Base, load_base
+from spard.own_answers import safe_set
 from spard.package import Measured, metrics_csv, safety_report, trigger_rate
 from spard.recipe import RunSpec, to_mapping
 from spard.selection import Chosen, choose
@@ -60,7 +62,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     checkpoints = out / "checkpoints"
     trained = train(base, task, safe, spec.recipe, resolved, on_step=on_step, checkpoints=checkpoints)
 
-    after = measure(base, trained.model, spec, report)
+    after = measure(base, trained.model, spec, report, serving_prompt(spec.recipe.defense))
     measured = Measured(before, after, gate(before, after, spec.thresholds))
     valid = evaluate(base.model, validation, base.tokenizer.pad_token_id) if validation else None
 
@@ -75,7 +77,7 @@ def select(
     base: Base, rows: Sequence[Example], spec: RunSpec, limit: int, report: Report
 ) -> tuple[Chosen | None, list[Encoded]]:
     """The safe set that the recipe's selection takes from the pool rows within the limit, as tokens."""
-    if isinstance(spec.recipe.defense, NoDefense) or spec.pool is None:
+    if not spec.recipe.uses_pool or spec.pool is None:
         return None, []
     report({"kind": "phase", "phase": "embed"})
     pool = read_pool(spec.pool)
@@ -89,16 +91,17 @@ def select(
     report({"kind": "phase", "phase": "select"})
     k = spec.recipe.selection.size(len(rows), len(fits))
     chosen = choose(pool_ND, task_MD, k, spec.recipe.selection, spec.recipe.seed)
-    return chosen, [encoded[fits[i]] for i in chosen.indices]
+    examples = [pool[fits[i]] for i in chosen.indices]
+    return chosen, safe_set(base, examples, spec.recipe.selection, spec.judge, limit)
 
 
-def measure(base: Base, model: Any, spec: RunSpec, report: Report) -> list[SuiteResult]:
-    """Audit one model on the recipe's suites; none asked for means all there are."""
+def measure(base: Base, model: Any, spec: RunSpec, report: Report, system: str | None = None) -> list[SuiteResult]:
+    """Audit one model, as it is served, on the recipe's suites; none asked for means all there are."""
     report({"kind": "phase", "phase": "audit"})
     wanted = spec.recipe.audit.suites
     specs = [each for each in spec.suites if wanted is None or each.name in wanted]
     suites = [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in specs]
-    return audit(model, base.tokenizer, suites, open_judge(spec.judge), spec.recipe.audit)
+    return audit(model, base.tokenizer, suites, open_judge(spec.judge), spec.recipe.audit, system=system)
 
 
 def _report_step(report: Report, step: int, total_steps: int, metrics: Metrics) -> None:
@@ -121,5 +124,6 @@ def _package(
     (out / "safety.json").write_text(safety)
     (out / "metrics.csv").write_text(metrics_csv(outcome.trained.metrics, valid))
     public = spec.public_name or Path(spec.model).name
-    save_adapter(outcome.trained.model, base.tokenizer, public, out / "adapter", facts)
+    system = serving_prompt(spec.recipe.defense)
+    save_adapter(outcome.trained.model, base.tokenizer, public, out / "adapter", facts, system)
     archive(out / "adapter", out / "adapter.tar.gz")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from spard import dpp
 from spard.config import Selection
+from spard.neighbours import neighbour_order
+from spard.relevance import relevance
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +28,96 @@ class Chosen:
 
 def choose(pool_ND: Tensor, task_MD: Tensor, k: int, selection: Selection, seed: int) -> Chosen:
     """Choose k pool rows for a task, exact copies only when distinct rows run out; `seed` serves `random` alone."""
-    quality_N = dpp.quality(pool_ND, task_MD)
+    k = min(k, len(pool_ND))
+    quality_N, nearest_N = relevance(pool_ND, task_MD)
+    order = _order(pool_ND, task_MD, k, selection, seed, quality_N)
+
+    def pick(rows: Sequence[int], n: int) -> Chosen:
+        return _pick(pool_ND, quality_N, rows, n, selection.beta, order)
+
+    every = range(len(pool_ND))
+    if not selection.reserve and selection.influence_cap == 1:
+        return pick(every, k)
+
+    reserved = _diverse(pool_ND, every, round(selection.reserve * k))
+    most = max(1, int(selection.influence_cap * k))
+    steered = _capped(pick, _without(pool_ND, every, reserved), k - len(reserved), nearest_N.tolist(), most)
+    taken = [*steered.indices, *reserved]
+    taken += _diverse(pool_ND, _without(pool_ND, every, taken), k - len(taken))
+    rest = dpp.fill(pool_ND, every, taken, k)[len(steered.indices) :]
+    return Chosen(
+        [*steered.indices, *rest],
+        [*steered.relevance, *quality_N[rest].tolist()],
+        [*steered.gains, *[None] * len(rest)],
+        steered.rank,
+    )
+
+
+def _order(
+    pool_ND: Tensor, task_MD: Tensor, k: int, selection: Selection, seed: int, quality_N: Tensor
+) -> list[int] | None:
+    """All pool rows in the order of a method that has one; diversity depends on what was chosen before."""
     match selection.method:
         case "relevance_diversity":
-            picked = dpp.greedy(pool_ND, quality_N, k, selection.beta)
-            gains = [*picked.gains, *[None] * (len(picked.indices) - picked.rank)]
-            return Chosen(picked.indices, picked.relevance, gains, picked.rank)
+            return None
         case "random":
             generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(len(pool_ND), generator=generator)
+            return list(torch.randperm(len(pool_ND), generator=generator).tolist())
         case "max_quality":
-            order = quality_N.sort(descending=True, stable=True).indices
+            return list(quality_N.sort(descending=True, stable=True).indices.tolist())
+        case "high_similarity":
+            return neighbour_order(pool_ND, task_MD, k, nearest=True)
         case "low_similarity":
-            order = quality_N.sort(stable=True).indices
+            return neighbour_order(pool_ND, task_MD, k, nearest=False)
         case other:
             assert_never(other)
-    return _chosen(dpp.fill(pool_ND, order.tolist(), [], min(k, len(pool_ND))), quality_N)
 
 
-def _chosen(indices: Sequence[int], quality_N: Tensor) -> Chosen:
-    return Chosen(list(indices), quality_N[list(indices)].tolist(), [None] * len(indices), None)
+def _pick(
+    pool_ND: Tensor, quality_N: Tensor, rows: Sequence[int], k: int, beta: float, order: Sequence[int] | None
+) -> Chosen:
+    """k of the pool rows named by `rows`."""
+    if order is None:
+        if len(rows) < len(pool_ND):
+            pool_ND, quality_N = pool_ND[list(rows)], quality_N[list(rows)]
+        picked = dpp.greedy(pool_ND, quality_N, k, beta)
+        gains = [*picked.gains, *[None] * (len(picked.indices) - picked.rank)]
+        return Chosen([rows[i] for i in picked.indices], picked.relevance, gains, picked.rank)
+    allowed = set(rows)
+    indices = dpp.fill(pool_ND, [i for i in order if i in allowed], [], min(k, len(rows)))
+    return Chosen(indices, quality_N[indices].tolist(), [None] * len(indices), None)
+
+
+def _capped(
+    pick: Callable[[Sequence[int], int], Chosen], rows: Sequence[int], k: int, nearest: Sequence[int], most: int
+) -> Chosen:
+    """At most k rows, at most `most` of them nearest to one customer row.
+
+    A row over the cap goes, with all others of its customer row that come later; what was picked before it stays
+    picked when the method runs again, so this is the method with the cap in every choice.
+    """
+    while True:
+        chosen = pick(rows, k)
+        count: Counter[int] = Counter()
+        for place, row in enumerate(chosen.indices):
+            count[nearest[row]] += 1
+            if count[nearest[row]] > most:
+                kept = set(chosen.indices[:place])
+                rows = [i for i in rows if i in kept or nearest[i] != nearest[row]]
+                break
+        else:
+            return chosen
+
+
+def _diverse(pool_ND: Tensor, rows: Sequence[int], k: int) -> list[int]:
+    """k rows that are unlike each other, whatever the customer trains on."""
+    if k <= 0 or not rows:
+        return []
+    part_ND = pool_ND[list(rows)]
+    return [rows[i] for i in dpp.greedy(part_ND, torch.ones(len(part_ND), dtype=torch.float64), k, 0.0).indices]
+
+
+def _without(pool_ND: Tensor, rows: Sequence[int], taken: Sequence[int]) -> list[int]:
+    """The rows that are neither taken nor exact copies of a taken one."""
+    seen = {dpp.row_bytes(pool_ND[i]) for i in taken}
+    return [i for i in rows if dpp.row_bytes(pool_ND[i]) not in seen]

@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,21 +23,27 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.optim import AdamW
 
+from spard.anchor import ANCHORS
 from spard.checkpoint import Saved, load, newest_first, save
-from spard.config import Audit, Recipe, Resolved, Spard
-from spard.data import Batch, Encoded, batches, collate, order
+from spard.config import Audit, Recipe, Resolved, SafeLora, Spard
+from spard.data import Encoded, batches
+from spard.ema import Ema
 from spard.errors import InvalidData, Stopped
-from spard.grads import Gradient, Loss, safe_losses, utility_gradient
-from spard.lora import dropping_modules, stop_gradient_checkpointing, trainable_model
-from spard.losses import evaluate
-from spard.methods import step_of
+from spard.grads import Loss
+from spard.lora import stop_gradient_checkpointing, trainable_model
+from spard.losses import Evaluation, evaluate
+from spard.methods import Stateful, step_of
 from spard.methods.base import Metrics
 from spard.models import Base
+from spard.objective import Objective, safe_batch_size
+from spard.realign import Realignment
+from spard.schedules import safe_rows, schedule
 from spard.vectors import Vector, size
 
 log = logging.getLogger(__name__)
 
-SAFE_STREAM = 2  # the safe rows have an order of their own, apart from the streams of `batches`
+_METHOD = "method/"  # tensors of a checkpoint that are the method's own
+_EMA = "ema/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +58,14 @@ class Trained:
     metrics: list[Metrics] = field(repr=False)
 
 
-def schedule(step: int, total: int, warmup_ratio: float) -> float:
-    """The share of the peak learning rate at a step: linear warm-up, then linear decay towards 0."""
-    warmup = math.ceil(warmup_ratio * total)
-    return (step + 1) / warmup if step < warmup else (total - step) / (total - warmup)
-
-
-def safe_rows(seed: int, step: int, n: int, size: int) -> list[int]:
-    """The safe batch of a step, a function of (seed, step): the rows of one permutation after another, in order."""
-    size = min(size, n)
-    drawn = [divmod(step * size + i, n) for i in range(size)]
-    epochs = {epoch: order(seed, epoch, n, SAFE_STREAM) for epoch, _ in drawn}
-    return [epochs[epoch][i] for epoch, i in drawn]
+def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, float]:
+    """tau for each constrained loss: as asked, or the model's own on the whole safe set before the first step."""
+    names = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
+    if defense.tau != "auto":
+        return dict.fromkeys(names, defense.tau)
+    found = measure()
+    own = {"mean": found.loss, "prefix": found.prefix_loss}
+    return {name: own[name] for name in names}
 
 
 def train(
@@ -108,6 +110,7 @@ class _Progress:
 
     step: int = 0
     tokens: int = 0
+    safe_batches: int = 0
     seconds: float = 0.0
     tau: dict[str, float] = field(default_factory=dict)
     metrics: list[Metrics] = field(default_factory=list)
@@ -119,28 +122,35 @@ class _Run:
     def __init__(
         self, base: Base, task: Sequence[Encoded], safe: Sequence[Encoded], recipe: Recipe, resolved: Resolved
     ) -> None:
-        if not task or (isinstance(recipe.defense, Spard) and not safe):
+        if not task or (recipe.uses_pool and not safe):
             raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
-        self.base, self.task, self.safe, self.recipe, self.resolved = base, task, safe, recipe, resolved
-        self.safe_batch_size = recipe.defense.safe_batch_size if isinstance(recipe.defense, Spard) else 0
-        self.dtype = base.model.dtype
+        self.base, self.recipe, self.resolved, defense = base, recipe, resolved, recipe.defense
+        self.dtype, has_lora = base.model.dtype, recipe.lora is not None
         self.model = trainable_model(base.model, recipe)
-        self.dropping = dropping_modules(self.model)
+        self.objective = Objective(base, task, safe, recipe)
+        self.realignment = Realignment(base, defense, has_lora=has_lora) if isinstance(defense, SafeLora) else None
+        self.safe_batch_size = safe_batch_size(defense, resolved.batch_size)
         self.theta = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
+        self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
         self.optimizer = AdamW(
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
         )
-        self.lengths = [len(row.ids) for row in task]
-        self.steps_per_epoch = math.ceil(len(task) / resolved.batch_size)
+        self.lengths = [len(row.ids) for row in self.objective.task]
+        self.customer_rows = len(task)
+        self.steps_per_epoch = math.ceil(len(self.lengths) / resolved.batch_size)
         self.total_steps = self.steps_per_epoch * resolved.n_epochs
         self.epoch: tuple[int, list[list[int]]] = (-1, [])
         self.progress = _Progress()
 
     def start(self, checkpoints: Path | None) -> None:
         """Go on from a checkpoint of this very run, or measure tau at the base model and begin."""
-        if not (checkpoints and self._restore(checkpoints)) and isinstance(self.recipe.defense, Spard):
+        found = self._restore(checkpoints) if checkpoints else None
+        if found is None and isinstance(self.recipe.defense, Spard):
             self.progress.tau = self._measure_tau(self.recipe.defense)
-        self.method = step_of(self.recipe.defense, self.progress.tau)
+        tau, max_norm = self.progress.tau, self.recipe.max_grad_norm
+        self.method = step_of(self.recipe.defense, tau, self.total_steps, max_norm)
+        if found and isinstance(self.method, Stateful):
+            self.method.restore(list(self.theta.values()), found)
         n = size(list(self.theta.values()))
         log.info("training %d parameters, steps %d to %d", n, self.progress.step + 1, self.total_steps)
 
@@ -152,9 +162,14 @@ class _Run:
             group["lr"] = rate
         torch.manual_seed(int(SeedSequence([self.recipe.seed, progress.step]).generate_state(1)[0]))
         rows, theta = self._rows(progress.step), list(self.theta.values())
-        metrics = self.method(theta, partial(self._utility, theta, rows), partial(self._safe, theta), self.optimizer)
+        anchors = safe_rows(self.recipe.seed, progress.step, len(self.objective.safe), ANCHORS)
+        task = partial(self.objective.task_gradient, theta, rows, anchors)
+        metrics = self.method(theta, task, partial(self._safe, theta), self.optimizer)
 
-        seconds, tokens = time.perf_counter() - started, sum(self.lengths[row] for row in rows)
+        if self.ema:
+            self.ema.update_()
+        seconds = time.perf_counter() - started
+        tokens = sum(self.lengths[row] for row in rows if row < self.customer_rows)
         progress.step += 1
         progress.tokens += tokens
         progress.seconds += seconds
@@ -167,10 +182,18 @@ class _Run:
         tensors: dict[str, Tensor] = {f"theta/{name}": part for name, part in self.theta.items()}
         for name, part in self.theta.items():
             tensors |= {f"{key}/{name}": value for key, value in self.optimizer.state[part].items()}
+        if isinstance(self.method, Stateful):
+            tensors |= {f"{_METHOD}{name}": value for name, value in self.method.state().items()}
+        if self.ema:
+            tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         return save(checkpoints, self.progress.step, tensors, {"run": self._identity(), **asdict(self.progress)})
 
     def finish(self) -> Trained:
         """The model as it is served: no dropout, no checkpointing, in the base model's own precision."""
+        if self.ema:
+            self.ema.release_()
+        if self.realignment:
+            self.realignment.finish_(self.base.model)
         if self.recipe.gradient_checkpointing:
             stop_gradient_checkpointing(self.base.model)
         if self.recipe.lora is None:
@@ -178,7 +201,8 @@ class _Run:
         done = self.progress
         return Trained(self.model.eval(), done.step, done.tokens, done.seconds, done.tau, done.metrics)
 
-    def _restore(self, checkpoints: Path) -> bool:
+    def _restore(self, checkpoints: Path) -> dict[str, Tensor] | None:
+        """Put parameters, moments and progress back; the method's own tensors, none without a checkpoint."""
         for path in newest_first(checkpoints):
             tensors, state = load(path)
             if state.pop("run") != self._identity():
@@ -189,25 +213,23 @@ class _Run:
                     part.copy_(tensors[f"theta/{name}"])
                     moments = {key: tensors[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
                     self.optimizer.state[part] = {key: value.to(part.device) for key, value in moments.items()}
+            if self.ema:
+                self.ema.restore(_under(_EMA, tensors))
             self.progress = _Progress(**state)
-            return True
-        return False
+            return _under(_METHOD, tensors)
+        return None
 
     def _identity(self) -> str:
         """A digest of everything that decides the numbers of this run."""
         recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0))
-        rows = [(row.ids, row.labels) for row in (*self.task, *self.safe)]
+        rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
         facts = json.dumps([self.base.digest, recipe, asdict(self.resolved), rows])
         return hashlib.sha256(facts.encode()).hexdigest()
 
     def _measure_tau(self, defense: Spard) -> dict[str, float]:
-        """tau for each constrained loss: as asked, or the model's own on the whole safe set before the first step."""
-        names = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
-        if defense.tau != "auto":
-            return dict.fromkeys(names, defense.tau)
-        found = evaluate(self.base.model, self.safe, self.base.tokenizer.pad_token_id)
-        own = {"mean": found.loss, "prefix": found.prefix_loss}
-        return {name: own[name] for name in names}
+        return base_tau(
+            defense, lambda: evaluate(self.base.model, self.objective.safe, self.base.tokenizer.pad_token_id)
+        )
 
     def _rows(self, step: int) -> list[int]:
         number, i = divmod(step, self.steps_per_epoch)
@@ -215,22 +237,13 @@ class _Run:
             self.epoch = number, batches(self.recipe.seed, number, self.lengths, self.resolved.batch_size)
         return self.epoch[1][i]
 
-    def _utility(self, theta: Vector, rows: Sequence[int]) -> Gradient:
-        self._set_dropout(True)
-        piece = self.recipe.micro_batch_size or len(rows)
-        pieces = [self._batch([self.task[row] for row in rows[i : i + piece]]) for i in range(0, len(rows), piece)]
-        return utility_gradient(self.base.model, theta, pieces, self.recipe.max_grad_norm)
-
     def _safe(self, theta: Vector) -> dict[str, Loss]:
-        """The safe losses on this step's safe rows, without dropout."""
-        rows = safe_rows(self.recipe.seed, self.progress.step, len(self.safe), self.safe_batch_size)
-        self._set_dropout(False)
-        return safe_losses(self.base.model, theta, self._batch([self.safe[row] for row in rows]))
+        """The safe losses on the next safe batch."""
+        safe = self.objective.safe
+        rows = safe_rows(self.recipe.seed, self.progress.safe_batches, len(safe), self.safe_batch_size)
+        self.progress.safe_batches += 1
+        return self.objective.safe_losses(theta, rows)
 
-    def _set_dropout(self, on: bool) -> None:
-        """A mode, not a context: gradient checkpointing runs the forward pass again inside the backward pass."""
-        for module in self.dropping:
-            module.training = on
 
-    def _batch(self, rows: Sequence[Encoded]) -> Batch:
-        return collate(rows, self.base.tokenizer.pad_token_id, self.base.device)
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spard.config import NoDefense
 from spard.data import Encoded, encode_all
 from spard.errors import InvalidData
 from spard.models import load_base
+from spard.own_answers import safe_set
 from spard.rows import Example, read_examples, read_pool
 from worker.cache import Cache
 from worker.context import Context
@@ -50,7 +50,7 @@ def _validation(context: Context, limit: int) -> list[Encoded]:
 
 def _safe_set(context: Context, rows: list[Example], limit: int) -> list[Encoded]:
     """The pool rows that the defence trains on."""
-    if isinstance(context.recipe.defense, NoDefense) or context.run.pool is None:
+    if not context.recipe.uses_pool or context.run.pool is None:
         return []
     pool = read_pool(context.run.pool)
     encoded = encode_all(context.base.tokenizer, pool, _ANY_LENGTH)
@@ -62,4 +62,5 @@ def _safe_set(context: Context, rows: list[Example], limit: int) -> list[Encoded
             context.report.warning(f"{left_out} and are left out.")
         task_MD, pool_ND = embed.run(context, rows, pool, context.run.pool)
         chosen = select.run(context, task_MD, pool_ND, fitting)
-    return [encoded[i] for i in chosen]
+    examples = [pool[i] for i in chosen]
+    return safe_set(context.base, examples, context.recipe.selection, context.run.judge, limit)

@@ -16,7 +16,7 @@ from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.models import BaseModelEntry, Corpus, File
 from app.settings import Settings
-from spard.config import GateThresholds, Lora, NoDefense, Recipe
+from spard.config import GateThresholds, Lora, Recipe, uses_safe_rows
 
 _SHOWN = 20
 
@@ -109,7 +109,7 @@ def _pool(session: Session, safety: Safety) -> Corpus | None:
     pool = catalog.pool(session, safety.pool)
     if pool is None and safety.pool is not None:
         raise InvalidRequest("There is no such safety pool.", code="pool_not_found", param="safety.pool")
-    if pool is None and not isinstance(safety.defense, NoDefense):
+    if pool is None and uses_safe_rows(safety.defense):
         message = (
             "There is no safety pool yet, and the defence trains on one. The provider imports it with "
             "`spard pool import FILE.jsonl --name NAME` or POST /v1/admin/pools (rows {prompt, safe})."

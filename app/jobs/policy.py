@@ -6,9 +6,10 @@ from app.errors import InvalidRequest
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.models import BaseModelEntry
-from spard.config import Audit, NoDefense
+from spard.config import Audit, NoDefense, Ptst, SafeLora
 
-_FOR_CUSTOMERS = "'spard'"
+_FOR_CUSTOMERS = "'spard', 'safegrad', 'lisa', 'safeinstr'"
+_FOR_ADMINS = NoDefense | Ptst | SafeLora  # no defence, one that the holder of the adapter drops, one that names a path
 
 
 def check(caller: Principal, ask: JobCreate, model: BaseModelEntry) -> None:
@@ -17,6 +18,9 @@ def check(caller: Principal, ask: JobCreate, model: BaseModelEntry) -> None:
     if ask.full_fine_tuning and not model.allow_full_fine_tuning:
         message = f"{model.alias} is fine-tuned with LoRA only; leave full_fine_tuning out."
         raise InvalidRequest(message, code="full_fine_tuning_not_allowed", param="full_fine_tuning")
+    if ask.safety and isinstance(ask.safety.defense, SafeLora) and not ask.safety.defense.base_unaligned:
+        message = "safelora needs base_unaligned: the base model as it was before alignment, a folder or a hub id."
+        raise InvalidRequest(message, code="base_unaligned_missing", param="safety.defense.base_unaligned")
     if ask.integrations:
         message = "Integrations are not offered here; leave them out."
         raise InvalidRequest(message, code="integrations_not_supported", param="integrations")
@@ -39,8 +43,8 @@ def _check_method(ask: JobCreate) -> None:
 
 
 def _check_customer(safety: Safety) -> None:
-    if isinstance(safety.defense, NoDefense):
-        message = f"The defence 'none' needs a key with the admin scope; allowed: {_FOR_CUSTOMERS}."
+    if isinstance(safety.defense, _FOR_ADMINS):
+        message = f"The defence {safety.defense.type!r} needs a key with the admin scope; allowed: {_FOR_CUSTOMERS}."
         raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
     least, asked = Audit(), safety.audit
     if asked.suites is not None:

@@ -48,7 +48,14 @@ def _type_of(value: Any) -> Any:
 
 
 Defense = Annotated[
-    Annotated[config.Spard, Tag("spard")] | Annotated[config.NoDefense, Tag("none")], Discriminator(_type_of)
+    Annotated[config.Spard, Tag("spard")]
+    | Annotated[config.NoDefense, Tag("none")]
+    | Annotated[config.Ptst, Tag("ptst")]
+    | Annotated[config.SafeInstr, Tag("safeinstr")]
+    | Annotated[config.Lisa, Tag("lisa")]
+    | Annotated[config.SafeGrad, Tag("safegrad")]
+    | Annotated[config.SafeLora, Tag("safelora")],
+    Discriminator(_type_of),
 ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias, runtime_checkable
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from spard.errors import NonFiniteLoss
@@ -20,12 +22,21 @@ class Step(Protocol):
     def __call__(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics: ...
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """A step that remembers; what `state` gives goes into every checkpoint, and `restore` goes on from it."""
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None: ...
+
+
 def utility_step_(theta: Vector, task: ValueAndGrad, optimizer: Optimizer) -> Metrics:
     """theta <- AdamW(theta, grad L_task)."""
     found = task()
     require_finite("task", found.loss, found.norm)
     descend_(optimizer, theta, found.grad)
-    return _report(found)
+    return report(found)
 
 
 def descend_(optimizer: Optimizer, theta: Vector, grad: Vector) -> None:
@@ -42,5 +53,6 @@ def require_finite(name: str, *values: float) -> None:
         raise NonFiniteLoss(f"the {name} loss or its gradient is not finite; a lower learning rate may help")
 
 
-def _report(found: Gradient) -> Metrics:
+def report(found: Gradient) -> Metrics:
+    """What a task gradient says of itself."""
     return {"loss/task": found.loss, "accuracy/task": found.accuracy, "grad_norm": found.norm}

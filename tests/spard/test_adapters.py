@@ -84,6 +84,12 @@ def test_the_folder_is_complete(saved: Path):
     assert PUBLIC in (saved / "README.md").read_text()
 
 
+def test_a_model_served_under_a_system_prompt_says_so(base: Base, tmp_path: Path):
+    save_adapter(base.model, base.tokenizer, PUBLIC, tmp_path / "model", system="Be kind.\nBe brief.")
+    assert "\n    Be kind.\n    Be brief.\n" in (tmp_path / "model" / "README.md").read_text()
+    assert json.loads((tmp_path / "model" / "manifest.json").read_text())["system_prompt"] == "Be kind.\nBe brief."
+
+
 def test_the_tokenizer_of_the_folder_renders_the_same_prompt(saved: Path, base: Base):
     messages = [{"role": "user", "content": "Add 1 and 2."}]
     loaded = AutoTokenizer.from_pretrained(saved)

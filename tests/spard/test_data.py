@@ -20,6 +20,7 @@ from spard.data import (
     read_pool,
     read_prompts,
     render_prompt,
+    render_question,
 )
 from spard.errors import ExampleTooLong, InvalidData
 from spard.rows import Example
@@ -105,6 +106,24 @@ def test_a_conversation_that_the_template_refuses_is_invalid_data():
 
     with pytest.raises(InvalidData, match=r"line 7: .*no system turns"):
         encode(tokenizer, turns("a", "b"), 256)
+
+
+REFUSES_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
+DROPS_SYSTEM = "{% for m in messages if m['role'] != 'system' %}<|user|>{{ m['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (None, "<|system|>\nBe kind.<|end|>\n<|user|>\nHello<|end|>\n<|assistant|>\n"),
+        (REFUSES_SYSTEM + DROPS_SYSTEM, "<|user|>Be kind.\n\nHello"),
+        (DROPS_SYSTEM, "<|user|>Be kind.\n\nHello"),
+    ],
+)
+def test_a_system_prompt_reaches_the_model_whatever_its_template_knows(template: str | None, text: str):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+    assert tokenizer.decode(render_question(tokenizer, "Hello", "Be kind.")) == text
 
 
 def test_an_answer_to_nothing_is_invalid_data():

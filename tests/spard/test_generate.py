@@ -46,6 +46,11 @@ def test_a_reply_has_at_most_the_tokens_allowed(base: Base) -> None:
     assert all(len(reply) <= 3 for reply in generate(base.model, base.tokenizer, PROMPTS, 3))  # bytes are tokens
 
 
+def test_a_system_prompt_changes_the_replies(base: Base) -> None:
+    plain, asked = (generate(base.model, base.tokenizer, PROMPTS[:4], 8, system=each) for each in (None, "Be kind."))
+    assert plain != asked
+
+
 def test_no_prompts_give_no_replies(base: Base) -> None:
     assert generate(base.model, base.tokenizer, [], 5) == []
 

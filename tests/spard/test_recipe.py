@@ -7,9 +7,22 @@ from typing import Any
 
 import pytest
 
-from spard.config import GateThresholds, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard
+from spard.config import (
+    GateThresholds,
+    JudgeSpec,
+    Lisa,
+    Lora,
+    NoDefense,
+    Ptst,
+    Recipe,
+    SafeGrad,
+    SafeInstr,
+    SafeLora,
+    Selection,
+    Spard,
+)
 from spard.errors import InvalidRecipe
-from spard.recipe import RunSpec, SuiteSpec, load_recipe, run_from_mapping, to_mapping
+from spard.recipe import RunSpec, SuiteSpec, load_recipe, located, run_from_mapping, to_mapping
 
 LEAST = {"model": "acme/base", "training_file": "train.jsonl", "pool": "pool.jsonl"}
 
@@ -72,6 +85,11 @@ def test_what_is_left_out_has_its_default():
     [
         Recipe(),
         Recipe(defense=NoDefense(), lora=None, learning_rate=1e-3),
+        Recipe(defense=Ptst(safety_prompt="Be kind.")),
+        Recipe(defense=SafeInstr()),
+        Recipe(defense=Lisa(rho=0.1, safe_batch_size=4)),
+        Recipe(defense=SafeGrad(rho=2.0)),
+        Recipe(defense=SafeLora(base_unaligned="acme/raw", layers=None)),
         Recipe(defense=Spard(tau=0.2, eta_safe=3.0), selection=Selection("random"), lora=Lora(target_modules=("a",))),
     ],
 )
@@ -119,6 +137,31 @@ def test_a_wrong_setting_is_named_with_its_value_and_range(change: dict[str, Any
 def test_plain_fine_tuning_needs_no_pool():
     spec = run_from_mapping({"model": "m", "training_file": "t", "recipe": {"defense": {"type": "none"}}})
     assert spec.pool is None
+
+
+@pytest.mark.parametrize("kind", ["ptst", "safelora"])
+def test_a_defence_that_trains_on_no_safe_row_needs_no_pool(kind: str):
+    defense = {"type": kind} | ({"base_unaligned": "m"} if kind == "safelora" else {})
+    assert run_from_mapping(LEAST | {"pool": None, "recipe": {"defense": defense}}).pool is None
+
+
+@pytest.mark.parametrize("kind", ["safeinstr", "lisa", "safegrad"])
+def test_a_defence_that_trains_on_safe_rows_needs_a_pool(kind: str):
+    with pytest.raises(InvalidRecipe, match="pool: the defence selects"):
+        run_from_mapping(LEAST | {"pool": None, "recipe": {"defense": {"type": kind}}})
+
+
+def test_safelora_needs_the_model_before_alignment():
+    with pytest.raises(InvalidRecipe) as caught:
+        run_from_mapping(LEAST | {"recipe": {"defense": {"type": "safelora"}}})
+    assert caught.value.param == "recipe.defense.base_unaligned"
+
+
+def test_a_folder_with_the_model_before_alignment_lies_beside_the_recipe(tmp_path: Path):
+    (tmp_path / "raw").mkdir()
+    raw = LEAST | {"recipe": {"defense": {"type": "safelora", "base_unaligned": "raw"}}}
+    defense = located(run_from_mapping(raw), tmp_path).recipe.defense
+    assert defense == SafeLora(base_unaligned=str(tmp_path / "raw"))
 
 
 def test_what_is_no_toml_is_an_invalid_recipe(tmp_path: Path):

@@ -14,7 +14,7 @@ from peft import PeftModel
 
 from spard.__main__ import main
 from spard.audit import SuiteResult
-from spard.config import Hyperparameters, NoDefense, Recipe, Selection
+from spard.config import Hyperparameters, NoDefense, Ptst, Recipe, Selection
 from spard.errors import ExampleTooLong
 from spard.losses import Evaluation
 from spard.models import Base
@@ -130,6 +130,17 @@ def test_an_undefended_run_selects_nothing(spec: RunSpec, tmp_path: Path):
     assert outcome.chosen is None
     assert trigger_rate(outcome.trained.metrics) is None
     assert outcome.measured.gate.decision == "inconclusive"
+
+
+def test_ptst_audits_and_ships_the_tuned_model_under_its_prompt(spec: RunSpec, tmp_path: Path):
+    plain = replace(spec, recipe=replace(spec.recipe, defense=NoDefense()))
+    ptst = replace(spec, recipe=replace(spec.recipe, defense=Ptst(safety_prompt="Refuse what is harmful.")))
+    one, two = (run(each, tmp_path / str(i), lambda message: None) for i, each in enumerate((plain, ptst)))
+
+    assert one.measured.base == two.measured.base
+    weights = [json.loads((tmp_path / i / "adapter" / "manifest.json").read_text()) for i in "01"]
+    assert weights[0]["tensor_digest"] == weights[1]["tensor_digest"]
+    assert weights[1]["system_prompt"] == "Refuse what is harmful."
 
 
 def test_a_full_fine_tuning_run_measures_the_base_model_before_it_changes(

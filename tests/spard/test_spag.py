@@ -2,22 +2,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from spard.config import NoDefense, Spard
+from spard.config import NoDefense, Spard, Variant
 from spard.errors import NonFiniteLoss
 from spard.grads import Gradient, Loss
 from spard.methods import step_of
-from spard.methods.base import Step
-from spard.methods.spag import Constraint, closed_form_step, reference_step, trust_region_step
-from spard.projections import halfspace_step
-from spard.vectors import add_, dot, norm, size
+from spard.methods.gated import Gated
+from spard.methods.preconditioned import preconditioned_
+from spard.methods.reference import reference_
+from spard.methods.spag import Constraint, SpagStep, closed_form_, trust_region_
+from spard.vectors import size
 
-VARIANTS = [trust_region_step, closed_form_step, reference_step]
+
+def spag(safety: Any, theta: Any, task: Any, safe: Any, optimizer: Any, constraint: Constraint) -> dict[str, float]:
+    return SpagStep(safety, constraint)(theta, task, safe, optimizer)
+
+
+trust_region_step, closed_form_step, reference_step, preconditioned_step = (
+    partial(spag, safety) for safety in (trust_region_, closed_form_, reference_, preconditioned_)
+)
+
+
+def gated_step(*args: Any, **more: Any) -> dict[str, float]:
+    return spag(Gated(), *args, **more)
+
+
+VARIANTS = [trust_region_step, closed_form_step, reference_step, preconditioned_step, gated_step]
 Scalar = Callable[[list[Tensor]], Tensor]
 
 
@@ -65,35 +82,6 @@ def flat(theta: list[Tensor]) -> Tensor:
 def standing(theta: list[Tensor]) -> Optimizer:
     """A utility optimizer that does not move, to see the safety step alone."""
     return SGD(theta, lr=1e-30)
-
-
-@pytest.mark.parametrize(
-    ("violation", "sq_norm", "max_step", "alpha"),
-    [
-        (0.5, 2.0, 1.0, 0.25),
-        (0.5, 2.0, 0.1, 0.1),
-        (0.0, 2.0, 1.0, 0.0),
-        (-0.5, 2.0, 1.0, 0.0),
-        (0.5, 0.0, 1.0, 0.0),
-        (2.0, 4.0, math.inf, 0.5),
-    ],
-)
-def test_the_step_length_is_that_of_the_table(violation: float, sq_norm: float, max_step: float, alpha: float):
-    assert halfspace_step(violation, sq_norm, max_step) == alpha
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_projection_is_the_nearest_feasible_point(seed: int):
-    generator = torch.Generator().manual_seed(seed)
-    theta, g = torch.randn(2, 6, generator=generator, dtype=torch.float64)
-    loss, tau = 3.0, 1.0
-    nearest = theta - halfspace_step(loss - tau, float(g @ g), math.inf) * g
-
-    assert loss + float(g @ (nearest - theta)) == pytest.approx(tau)
-    for _ in range(50):
-        other = theta + 3 * torch.randn(6, generator=generator, dtype=torch.float64)
-        if loss + float(g @ (other - theta)) <= tau:
-            assert (other - theta).norm() >= (nearest - theta).norm()
 
 
 def test_projection_lands_on_a_linear_constraint():
@@ -156,12 +144,12 @@ def test_the_trust_region_leaves_the_utility_moments_alone():
 
 
 @pytest.mark.parametrize("step", VARIANTS)
-def test_a_safe_model_is_left_untouched(step: Step):
+def test_a_safe_model_is_left_untouched(step: Any):
     theta, twin = start(), start()
     defended, plain = AdamW(theta, lr=0.1), AdamW(twin, lr=0.1)
     random_state = torch.get_rng_state()
 
-    found = step(theta, task(theta), safe(theta, mean=linear), defended, constraint=Constraint({"mean": 1e6}))  # type: ignore[call-arg]
+    found = step(theta, task(theta), safe(theta, mean=linear), defended, Constraint({"mean": 1e6}))
     step_of(NoDefense(), {})(twin, task(twin), safe(twin), plain)
 
     assert torch.equal(flat(theta), flat(twin))
@@ -171,12 +159,13 @@ def test_a_safe_model_is_left_untouched(step: Step):
 
 
 @pytest.mark.parametrize("step", VARIANTS)
-def test_a_violation_within_delta_is_ignored(step: Step):
+def test_a_violation_within_delta_is_ignored(step: Any):
     theta = start()
     before = flat(theta)
+    optimizer = AdamW(theta, lr=1e-3, weight_decay=0.0)
     constraint = Constraint({"mean": value(linear(theta)) - 0.5}, delta=0.6)
 
-    found = step(theta, task(theta, 0.0), safe(theta, mean=linear), standing(theta), constraint=constraint)  # type: ignore[call-arg]
+    found = step(theta, task(theta, 0.0), safe(theta, mean=linear), optimizer, constraint)
 
     assert found["spag/triggered"] == 0.0
     assert torch.equal(flat(theta), before)
@@ -184,7 +173,7 @@ def test_a_violation_within_delta_is_ignored(step: Step):
 
 @pytest.mark.parametrize("step", VARIANTS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_safe_loss_that_is_not_finite_ends_the_run(step: Step, bad: float):
+def test_a_safe_loss_that_is_not_finite_ends_the_run(step: Any, bad: float):
     theta = start()
     with pytest.raises(NonFiniteLoss, match="safe"):
         step(
@@ -192,7 +181,7 @@ def test_a_safe_loss_that_is_not_finite_ends_the_run(step: Step, bad: float):
             task(theta),
             safe(theta, mean=lambda theta: linear(theta) * bad),
             standing(theta),
-            constraint=Constraint({"mean": 0.0}),  # type: ignore[call-arg]
+            Constraint({"mean": 0.0}),
         )
 
 
@@ -205,7 +194,7 @@ def test_a_task_loss_that_is_not_finite_ends_the_run_before_the_step():
 
 
 @pytest.mark.parametrize("step", VARIANTS)
-def test_a_safety_gradient_that_is_not_finite_leaves_the_utility_step(step: Step):
+def test_a_safety_gradient_that_is_not_finite_leaves_the_utility_step(step: Any):
     def steep(theta: list[Tensor]) -> Tensor:
         return (theta[1] * 0).sum().sqrt() + 7  # a finite value with an infinite slope
 
@@ -215,7 +204,7 @@ def test_a_safety_gradient_that_is_not_finite_leaves_the_utility_step(step: Step
         task(theta),
         safe(theta, mean=steep),
         AdamW(theta, lr=0.1),
-        constraint=Constraint({"mean": 0.0}),  # type: ignore[call-arg]
+        Constraint({"mean": 0.0}),
     )
     step_of(NoDefense(), {})(twin, task(twin), safe(twin), AdamW(twin, lr=0.1))
 
@@ -241,53 +230,10 @@ def test_the_more_violated_of_two_constraints_is_projected_on():
     assert found["loss/safe_prefix"] == pytest.approx(3 * found["loss/safe"])
 
 
-def official_code(theta: list[Tensor], optimizer: Optimizer, tau: float, delta: float, alpha_max: float) -> None:
-    """What the authors' trainer does in one step: D1-D7 of the comparison of paper and code."""
-    sum((part - 1).square().sum() for part in theta).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    loss = curved(theta)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(theta, 1.0)
-    if loss.item() > tau + delta:
-        for part in theta:
-            alpha = min((loss.item() - tau) / (part.grad.norm().item() + 1e-8), alpha_max)
-            part.grad.data.mul_(alpha)
-        optimizer.step()
-    optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("tau", [0.2, 4.0])
-def test_reference_is_the_authors_code(tau: float):
-    theta, twin = start(), start()
-    ours, theirs = (AdamW(each, lr=0.1, weight_decay=0.01) for each in (theta, twin))
-    constraint = Constraint({"mean": tau}, delta=0.1)
-    triggered = 0.0
-
-    for _ in range(12):
-        triggered += reference_step(theta, task(theta), safe(theta, mean=curved), ours, constraint)["spag/triggered"]
-        official_code(twin, theirs, tau, 0.1, 1.0)
-
-    torch.testing.assert_close(flat(theta), flat(twin), rtol=1e-5, atol=1e-6)
-    assert triggered > 0
-
-
-@pytest.mark.parametrize(
-    ("variant", "function"),
-    [("trust_region", trust_region_step), ("closed_form", closed_form_step), ("reference", reference_step)],
-)
-def test_variants_are_picked_by_name(variant: str, function: Step):
-    step = step_of(Spard(variant=variant, delta=0.3, eta_safe=2.0), {"mean": 1.0})  # type: ignore[arg-type]
-    assert step.func is function  # type: ignore[attr-defined]
-    assert step.keywords == {"constraint": Constraint({"mean": 1.0}, 0.3, 2.0)}  # type: ignore[attr-defined]
-
-
-def test_vectors_behave_like_one_long_vector():
-    x, y = start(1), start(2)
-    assert dot(x, y) == pytest.approx(value(flat(x) @ flat(y)), rel=1e-5)
-    assert value(norm(x)) == pytest.approx(float(flat(x).norm()), rel=1e-6)
-    assert size(x) == 11
-
-    expected = flat(x) + 2 * flat(y)
-    add_(x, y, 2.0)
-    torch.testing.assert_close(flat(x), expected)
+@pytest.mark.parametrize("variant", get_args(Variant))
+def test_variants_are_picked_by_name(variant: Variant):
+    step = step_of(Spard(variant=variant, delta=0.3, eta_safe=2.0, margin=0.1), {"mean": 1.0})
+    assert isinstance(step, SpagStep)
+    assert step.constraint == Constraint({"mean": 1.0}, 0.3, 2.0, 0.1)
+    name = type(step.safety).__name__.lower() if variant == "gated" else step.safety.__name__.rstrip("_")  # type: ignore[attr-defined]
+    assert name == variant

@@ -14,7 +14,8 @@ from spard.config import Audit, Hyperparameters, Lora, NoDefense, Recipe, Spard,
 from spard.errors import InvalidData, InvalidRecipe, NonFiniteLoss, Stopped
 from spard.losses import evaluate
 from spard.models import Base
-from spard.train import Trained, safe_rows, schedule, train
+from spard.schedules import safe_rows, schedule
+from spard.train import Trained, train
 from tests.spard.parts import CONFIGS, refusals, sums
 
 RECIPE = Recipe(

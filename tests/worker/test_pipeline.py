@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spard.config import Audit, GateThresholds
+from spard.config import Audit, GateThresholds, Ptst
 from spard.errors import ExampleTooLong, InvalidData, Stopped
 from tests.worker.parts import PLAIN, RECIPE, job_folder
 from worker import pipeline
@@ -158,6 +158,13 @@ def test_without_an_attack_suite_nothing_passes(work: Work, tmp_path: Path, mode
 def test_plain_fine_tuning_selects_nothing(work: Work, heard: Heard, tmp_path: Path, model: Path) -> None:
     work(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None))
     assert [message["phase"] for message in heard.of("phase")] == ["train", "audit", "package"]
+
+
+def test_a_model_that_is_defended_by_its_prompt_is_packed_with_it(work: Work, tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, recipe=replace(PLAIN, defense=Ptst(safety_prompt="Be kind.")))
+    work(folder)
+    manifest = json.loads((unpacked(folder, tmp_path / "whole") / "manifest.json").read_text())
+    assert manifest["system_prompt"] == "Be kind."
 
 
 def test_full_fine_tuning_gives_a_whole_model(work: Work, tmp_path: Path, model: Path) -> None:

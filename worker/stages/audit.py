@@ -13,6 +13,7 @@ from spard.audit import Suite, SuiteResult, audit
 from spard.checkpoint import file_sha256
 from spard.gate import gate
 from spard.judges import open_judge
+from spard.methods.ptst import serving_prompt
 from spard.package import Measured
 from spard.recipe import SuiteSpec, to_mapping
 from spard.rows import read_prompts
@@ -45,7 +46,7 @@ def run(context: Context, model: Any, base: Sequence[SuiteResult]) -> Measured:
 
 
 def _measure(context: Context, specs: Sequence[SuiteSpec], model: Any = None) -> Results:
-    """One model, the base unless named, on suites."""
+    """One model, the base or the trained one as it is served, on suites."""
 
     def on_progress(suite: str, done: int, total: int) -> None:
         context.report.progress(done, total)
@@ -53,7 +54,8 @@ def _measure(context: Context, specs: Sequence[SuiteSpec], model: Any = None) ->
 
     suites = [Suite(spec.name, spec.kind, tuple(read_prompts(spec.path))) for spec in specs]
     judge, tokenizer = open_judge(context.run.judge), context.base.tokenizer
-    found = audit(model or context.base.model, tokenizer, suites, judge, context.recipe.audit, on_progress)
+    system = serving_prompt(context.recipe.defense) if model else None
+    found = audit(model or context.base.model, tokenizer, suites, judge, context.recipe.audit, on_progress, system)
     return [asdict(result) for result in found]
 
 

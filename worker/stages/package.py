@@ -10,6 +10,7 @@ from typing import Any
 
 from spard.adapters import archive, save_adapter
 from spard.checkpoint import file_sha256
+from spard.methods.ptst import serving_prompt
 from spard.package import Measured, metrics_csv, safety_report, trigger_rate
 from spard.recipe import to_mapping
 from worker.context import Context
@@ -61,6 +62,7 @@ def _facts(context: Context, tuned: Tuned) -> dict[str, Any]:
 
 def _pack(context: Context, model: Any, facts: dict[str, Any]) -> None:
     folder: Path = context.folder.out / "adapter"
-    save_adapter(model, context.base.tokenizer, context.run.public_name or "base", folder, facts)
+    public, system = context.run.public_name or "base", serving_prompt(context.recipe.defense)
+    save_adapter(model, context.base.tokenizer, public, folder, facts, system)
     archive(folder, context.folder.archive)
     shutil.rmtree(folder)

@@ -16,14 +16,26 @@ from tests.app.http.conftest import JOBS, Service, Upload, rows
 
 Ask = dict[str, Any]
 
+TYPE = "safety.defense.type"
 REFUSED: dict[str, tuple[Ask, str, str]] = {
     "an unknown field": ({"state": "succeeded"}, "extra_forbidden", "state"),
     "an unknown setting": ({"safety": {"defense": {"teu": 1}}}, "extra_forbidden", "safety.defense.teu"),
     "an unknown model": ({"model": "../x"}, "model_not_found", "model"),
     "dpo": ({"method": {"type": "dpo"}}, "method_not_supported", "method.type"),
-    "a defence to come": ({"safety": {"defense": {"type": "lisa"}}}, "not_allowed", "safety.defense"),
+    "a defence that nobody knows": ({"safety": {"defense": {"type": "magic"}}}, "not_allowed", "safety.defense"),
+    "a defence that a server upholds": ({"safety": {"defense": {"type": "ptst"}}}, "defense_not_allowed", TYPE),
+    "a model before alignment that is not named": (
+        {"safety": {"defense": {"type": "safelora"}}},
+        "base_unaligned_missing",
+        "safety.defense.base_unaligned",
+    ),
+    "a defence that names a path": (
+        {"safety": {"defense": {"type": "safelora", "base_unaligned": "/etc"}}},
+        "defense_not_allowed",
+        TYPE,
+    ),
     "a defence of no type": ({"safety": {"defense": {"type": []}}}, "invalid_type", "safety.defense"),
-    "no defence": ({"safety": {"defense": {"type": "none"}}}, "defense_not_allowed", "safety.defense.type"),
+    "no defence": ({"safety": {"defense": {"type": "none"}}}, "defense_not_allowed", TYPE),
     "fewer prompts": ({"safety": {"audit": {"max_prompts": 20}}}, "audit_not_allowed", "safety.audit.max_prompts"),
     "chosen suites": ({"safety": {"audit": {"suites": []}}}, "audit_not_allowed", "safety.audit.suites"),
     "an unknown pool": ({"safety": {"pool": "corpus-0"}}, "pool_not_found", "safety.pool"),

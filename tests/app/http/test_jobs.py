@@ -12,7 +12,7 @@ from sqlalchemy import select
 from app import db
 from app.jobs import lease
 from app.models import File, Job, JobMetric, Outbox
-from spard.config import Lora, Selection, Spard
+from spard.config import Lisa, Lora, SafeGrad, SafeInstr, Selection, Spard
 from tests.app.http.conftest import FILES, JOBS, Service, jsonl, rows
 
 Ask = dict[str, Any]
@@ -110,6 +110,14 @@ def test_ours_are_taken_and_shown(customer: TestClient, asked: Ask) -> None:
     job = customer.post(JOBS, json=asked | extra).json()
     assert job["safety"]["defense"] == asdict(Spard()) | defense
     assert (job["safety"]["selection"]["ratio"], job["lora"]["rank"]) == (0.1, 4)
+
+
+@pytest.mark.parametrize(
+    "defense", [SafeGrad(rho=2.0), Lisa(task_steps=9), SafeInstr(), Spard(variant="gated")], ids=lambda each: each.type
+)
+def test_the_baselines_can_be_asked_for(customer: TestClient, asked: Ask, defense: Any) -> None:
+    job = customer.post(JOBS, json=asked | {"safety": {"defense": asdict(defense)}}).json()
+    assert job["safety"]["defense"] == asdict(defense)
 
 
 def test_validating_on_the_training_file_is_a_warning(customer: TestClient, asked: Ask) -> None:

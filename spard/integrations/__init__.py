@@ -1,0 +1,1 @@
+"""The defence inside other people's training loops."""

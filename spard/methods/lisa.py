@@ -1,0 +1,91 @@
+r"""Lisa (Huang et al., 2024): two alternating states with a proximal term.
+
+Before every K2 steps on training batches there are K1 steps on safe batches; in both states
+
+    theta <- AdamW(theta, grad L(batch) + rho (theta - theta_other)),
+
+theta_other being where the other state last ended. The proximal term is off during the first tenth of the run. One
+optimizer serves both states, its moments are never reset.
+
+Differences from the authors' code: states change between optimizer steps, never inside an accumulated batch; no
+training batch is thrown away for a safe one, so an epoch is an epoch; the term's gradient rho (theta - theta_other) is
+added once to the accumulated gradient; K1 and K2 are a few steps, see `spard.config.Lisa`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from spard.config import Lisa
+from spard.grads import Losses, ValueAndGrad, clip_
+from spard.methods.base import Metrics, descend_, report, require_finite
+from spard.vectors import Vector, add_, norm
+
+PROXIMAL_FROM = 0.1  # share of the run before the proximal term begins
+
+_ALIGNED, _TUNED, _CLOCK = "aligned", "tuned", "clock"
+
+
+class LisaStep:
+    """One step on a training batch, after a phase of alignment where one is due."""
+
+    def __init__(self, cfg: Lisa, total_steps: int, max_norm: float) -> None:
+        self.cfg, self.total_steps, self.max_norm = cfg, total_steps, max_norm
+        self.clock = 0
+        self.ended: dict[str, list[Tensor]] = {}  # where each state last ended
+
+    def __call__(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
+        # Alignment:  K1 steps on safe batches, drawn to where tuning ended
+        aligned: Metrics = {}
+        if self.clock % self.cfg.task_steps == 0:
+            if self.clock:
+                self.ended[_TUNED] = _copy(theta)
+            for _ in range(self.cfg.align_steps):
+                aligned = self._align_(theta, safe, optimizer)
+            self.ended[_ALIGNED] = _copy(theta)
+
+        # Tuning:  a step on a training batch, drawn to where alignment ended
+        found = task()
+        require_finite("task", found.loss, found.norm)
+        drift = self._descend_(theta, found.grad, optimizer, _ALIGNED)
+        self.clock += 1
+        return report(found) | {"lisa/drift": drift} | aligned
+
+    def state(self) -> dict[str, Tensor]:
+        """Clock and both ends, as tensors."""
+        ends = {f"{name}/{i}": part for name, end in self.ended.items() for i, part in enumerate(end)}
+        return {_CLOCK: torch.tensor(self.clock), **ends}
+
+    def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`."""
+        self.clock = int(state[_CLOCK])
+        names = {name.partition("/")[0] for name in state if name != _CLOCK}
+        self.ended = {
+            name: [state[f"{name}/{i}"].to(part.device) for i, part in enumerate(theta)] for name in sorted(names)
+        }
+
+    def _align_(self, theta: Vector, safe: Losses, optimizer: Optimizer) -> Metrics:
+        loss = safe()["mean"]
+        require_finite("safe", loss.value)
+        self._descend_(theta, loss.grad(), optimizer, _TUNED)
+        return {"loss/safe": loss.value}
+
+    def _descend_(self, theta: Vector, grad: Vector, optimizer: Optimizer, other: str) -> float:
+        """One step with the proximal term, if it has begun; |theta - theta_other|."""
+        drift = 0.0
+        if other in self.ended:
+            away = [part.detach() - end for part, end in zip(theta, self.ended[other], strict=True)]
+            drift = float(norm(away))
+            if self.clock >= PROXIMAL_FROM * self.total_steps:
+                add_(grad, away, self.cfg.rho)
+        require_finite("combined", clip_(grad, self.max_norm))
+        descend_(optimizer, theta, grad)
+        return drift
+
+
+def _copy(theta: Vector) -> list[Tensor]:
+    return [part.detach().clone() for part in theta]

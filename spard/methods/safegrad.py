@@ -1,0 +1,55 @@
+r"""SafeGrad (Yi et al., 2025): gradient surgery against the part of the task gradient that undoes alignment.
+
+    g_u = grad CE(task),   g_a = grad KL(P_theta0 || P_theta) on safe rows, theta0 the model before training
+    if <g_u, g_a> < 0:   g_u <- g_u - (<g_u, g_a> / |g_a|^2) g_a
+    theta <- AdamW(theta, g_u + rho g_a)
+
+As the paper, over all trained parameters at once and on every step. Unlike the implementations known to us the surgery
+takes place once for each optimizer step, on whole accumulated gradients, before the sum is clipped; the KL is a mean
+over answer tokens, prompt and padding left out; products are taken in float32. Right after a LoRA start KL is flat:
+surgery is skipped for |g_a|^2 <= 1e-9.
+"""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from spard.grads import Losses, ValueAndGrad, clip_
+from spard.methods.base import Metrics, descend_, report, require_finite
+from spard.vectors import Vector, add_, dot
+
+FLAT = 1e-9  # |g_a|^2 up to here has no direction
+
+
+def safegrad_step(
+    theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer, rho: float, max_norm: float
+) -> Metrics:
+    """One descent along the repaired task gradient and the alignment gradient; `task` comes unclipped."""
+    # Gradients of both losses at the same theta
+    utility = task()
+    alignment = safe()["kl"]
+    require_finite("task", utility.loss, utility.norm)
+    require_finite("safe", alignment.value)
+    g_u, g_a = utility.grad, alignment.grad()
+
+    # Surgery:  g_u <- g_u - (<g_u, g_a> / |g_a|^2) g_a   if they conflict
+    product = remove_conflict_(g_u, g_a)
+
+    # theta <- AdamW(theta, g_u + rho g_a)
+    add_(g_u, g_a, rho)
+    length = clip_(g_u, max_norm)
+    require_finite("combined", length)
+    descend_(optimizer, theta, g_u)
+    return report(utility) | {
+        "loss/safe_kl": alignment.value,
+        "safegrad/conflict": float(product < 0),
+        "safegrad/norm": length,
+    }
+
+
+def remove_conflict_(g: Vector, other: Vector) -> float:
+    """Make g orthogonal to `other` if they point against each other; their product before."""
+    product, sq_norm = dot(g, other), dot(other, other)
+    if product < 0 and sq_norm > FLAT:
+        add_(g, other, -product / sq_norm)
+    return product

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+import spard
+from spard import SafetyProjection
+from spard.config import Spard, Variant
+from spard.errors import NonFiniteLoss
+from spard.methods import step_of
+from tests.spard.toy import point, safe, task, values
+
+X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+SAFE = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Loop:
+    """A regression that a conflicting one must not ruin."""
+
+    def __init__(self, defense: Spard | None) -> None:
+        self.model = nn.Linear(4, 1)
+        with torch.no_grad():
+            self.model.weight.fill_(0.1)
+            self.model.bias.zero_()
+        plain = AdamW(self.model.parameters(), lr=0.05, weight_decay=0.0)
+        self.optimizer: Any = SafetyProjection(plain, self.safe_loss, defense, calibration=1) if defense else plain
+
+    def safe_loss(self) -> Tensor:
+        return (self.model(SAFE) - 0.1 * SAFE.sum(dim=1, keepdim=True)).square().mean()
+
+    def run(self, steps: int) -> Tensor:
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            (self.model(X) - 2).square().mean().backward()
+            self.optimizer.step()
+        return torch.cat([part.detach().flatten().clone() for part in self.model.parameters()])
+
+
+@pytest.mark.parametrize("variant", ["trust_region", "preconditioned", "gated"])
+def test_the_safe_loss_stays_down_where_the_plain_loop_loses_it(variant: Variant):
+    plain, defended = Loop(None), Loop(Spard(variant=variant, eta_safe=3.0))
+    plain.run(60)
+    defended.run(60)
+    assert float(defended.safe_loss().detach()) < 0.5 * float(plain.safe_loss().detach())
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+def test_it_is_the_step_of_the_training_loop(variant: Variant):
+    defense = Spard(variant=variant, tau=10.0)
+    theta, twin = point(), point()
+    inner = AdamW(theta, lr=0.1)
+    step_of(defense, {"mean": 10.0})(twin, task(twin, 1.0, -2.0), safe(twin, "mean", 3.0, 4.0), AdamW(twin, lr=0.1))
+
+    optimizer = SafetyProjection(inner, lambda: (3 * theta[0] + 4 * theta[1]).sum(), defense)
+    (theta[0] - 2 * theta[1]).sum().backward()
+    optimizer.step()
+
+    assert values(theta) == values(twin)
+    assert optimizer.metrics["spag/triggered"] == 1.0
+
+
+def test_a_safe_loop_is_the_plain_loop():
+    assert torch.equal(Loop(Spard(tau=20.0)).run(10), Loop(None).run(10))
+
+
+def test_any_optimizer_can_be_wrapped():
+    theta = point()
+    optimizer = SafetyProjection(
+        SGD(theta, lr=0.1, momentum=0.9), lambda: theta[0].sum() + 3, Spard(tau=3.5, eta_safe=9.0)
+    )
+    (-theta[0]).sum().backward()
+    optimizer.step()
+    assert values(theta) == pytest.approx([0.5, 2.0])
+
+
+def test_several_losses_may_be_named():
+    theta = point()
+    optimizer = SafetyProjection(
+        SGD(theta, lr=1.0),
+        lambda: {"refusals": theta[0].sum(), "facts": theta[1].sum()},
+        Spard(tau=1.5, eta_safe=9.0),
+    )
+    optimizer.step()
+    assert values(theta) == pytest.approx([1.0, 1.5])
+    assert optimizer.metrics["loss/safe_facts"] == 2.0
+
+
+def test_tau_is_the_mean_over_the_calibration_calls():
+    drawn = iter([1.0, 2.0, 6.0])
+    theta = point()
+    optimizer = SafetyProjection(SGD(theta, lr=1.0), lambda: 0 * theta[0].sum() + next(drawn), calibration=3)
+    assert optimizer.tau == {"mean": 3.0}
+
+
+def test_a_safe_loss_that_is_not_finite_is_refused():
+    theta = point()
+    with pytest.raises(NonFiniteLoss, match="safe"):
+        SafetyProjection(SGD(theta, lr=1.0), lambda: theta[0].sum() * float("nan"))
+
+
+@pytest.mark.parametrize("variant", ["trust_region", "gated"])
+def test_a_loop_goes_on_bit_for_bit_from_its_state_dicts(variant: Variant):
+    whole, first, second = (Loop(Spard(variant=variant)) for _ in range(3))
+    expected = whole.run(20)
+
+    first.run(12)
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+
+    assert torch.equal(second.run(8), expected)
+
+
+def test_learning_rate_schedules_take_it_for_an_optimizer():
+    loop = Loop(Spard())
+    schedule = LambdaLR(loop.optimizer, lambda step: 0.5**step)
+    loop.run(1)
+    schedule.step()
+    assert loop.optimizer.optimizer.param_groups[0]["lr"] == 0.025
+
+
+def test_asking_for_the_configuration_does_not_load_torch():
+    code = "import sys, spard.config; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_package_has_no_other_names():
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = spard.nothing
+
+
+def test_the_example_of_the_manual_runs():
+    manual = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
+    code = manual.split("```python\n")[1].split("```")[0]
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,214 @@
+"""The options that go with every defence: constrained fine-tuning, averaged weights, an anchor, own safe answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spard.anchor import Anchor
+from spard.config import Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard, resolve
+from spard.constrained import reference_losses, weighted
+from spard.data import encode_all
+from spard.ema import Ema
+from spard.errors import InvalidData, Stopped
+from spard.generate import generate
+from spard.judges.base import Verdict
+from spard.losses import TokenLosses, evaluate
+from spard.models import Base
+from spard.own_answers import safe_set, with_own_answers
+from spard.train import Trained, train
+from tests.spard.parts import chat, refusals, sums
+
+RECIPE = Recipe(
+    defense=NoDefense(),
+    lora=Lora(rank=4, dropout=0.1),
+    hyperparameters=Hyperparameters(n_epochs=3, batch_size=6),
+    learning_rate=5e-3,
+    seed=5,
+)
+
+
+def run(base: Base, recipe: Recipe, **more: Any) -> Trained:
+    return train(base, sums(base), refusals(base), recipe, resolve(recipe, rows=24, hidden_size=32), **more)
+
+
+def weights(trained: Trained) -> list[torch.Tensor]:
+    return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
+
+
+def equal(one: Trained, other: Trained) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(weights(one), weights(other), strict=True))
+
+
+def token(loss: float, place: int) -> TokenLosses:
+    return TokenLosses(torch.tensor([loss]), torch.ones(1), torch.ones(1), torch.tensor([place]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "before", "place", "weight"),
+    [
+        (2.0, 2.0, 1, 1.0),  # as likely as before: plain cross-entropy
+        (2.0, 2.0, 9, 1.0),
+        (1.0, 3.0, 1, 2 / (1 + math.exp(0.5 * 2))),
+        (1.0, 3.0, 2, 2 / (1 + math.exp(2.0 * 2))),
+        (1.0, 3.0, 5, 2 / (1 + math.exp(2.0 * 2))),
+        (1.0, 3.0, 6, 2 / (1 + math.exp(0.1 * 2))),
+        (0.0, 30.0, 3, 1e-3),  # never nothing
+        (3.0, 1.0, 2, 2 / (1 + math.exp(-2.0 * 2))),
+    ],
+)
+def test_the_weights_of_constrained_fine_tuning_are_those_of_the_table(
+    loss: float, before: float, place: int, weight: float
+):
+    assert float(weighted(token(loss, place), torch.tensor([before]))) == pytest.approx(weight * loss)
+
+
+def test_the_weights_carry_no_gradient():
+    loss_S = torch.tensor([1.0], requires_grad=True)
+    losses = TokenLosses(loss_S, torch.ones(1), torch.ones(1), torch.tensor([1]))
+    value = weighted(losses, torch.tensor([3.0]))
+    (slope,) = torch.autograd.grad(value.sum(), [loss_S])
+    assert float(slope) == pytest.approx(float(value.detach()))
+
+
+def test_reference_losses_are_those_of_each_row_in_order(base: Base):
+    rows = sums(base)
+    found = reference_losses(base.model, rows, base.tokenizer.pad_token_id, batch_size=5)
+    for row, loss_S in zip(rows, found, strict=True):
+        own = evaluate(base.model, [row], base.tokenizer.pad_token_id)
+        assert len(loss_S) == own.tokens
+        assert float(loss_S.mean()) == pytest.approx(own.loss, rel=1e-4)
+
+
+def test_constrained_fine_tuning_moves_the_first_tokens_less(load: Callable[..., Base]):
+    """Its weights fall with every gain, those of the first tokens fastest."""
+    plain, held = load(), load()
+    before = evaluate(plain.model, sums(plain), plain.tokenizer.pad_token_id)
+    gains = []
+    for base, constrained in ((plain, False), (held, True)):
+        run(base, replace(RECIPE, constrained_sft=constrained))
+        after = evaluate(base.model, sums(base), base.tokenizer.pad_token_id)
+        gains.append((before.prefix_loss - after.prefix_loss, before.loss - after.loss))
+    (plain_first, plain_all), (held_first, held_all) = gains
+    assert held_first < plain_first
+    assert held_first / held_all < plain_first / plain_all
+
+
+def test_the_average_is_its_definition():
+    theta = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}
+    ema = Ema(theta, 0.75)
+    for value in (5.0, 9.0):
+        theta["a"].fill_(value)
+        ema.update_()
+    ema.release_()
+    assert float(theta["a"]) == pytest.approx(0.75 * (0.75 * 1 + 0.25 * 5) + 0.25 * 9)
+    assert float(theta["b"]) == 2.0
+
+
+def test_averaged_weights_lie_nearer_to_the_start(load: Callable[..., Base]):
+    full = replace(RECIPE, lora=None)
+    start = [part.detach().clone() for part in load().model.parameters()]
+    far, near = (weights(run(load(), replace(full, ema=ema))) for ema in (None, 0.9))
+    distances = [sum(float((x - y).square().sum()) for x, y in zip(each, start, strict=True)) for each in (far, near)]
+    assert distances[1] < 0.5 * distances[0]
+
+
+def test_the_anchor_is_the_mean_squared_distance_at_the_last_prompt_token(base: Base):
+    rows = refusals(base)
+    anchor = Anchor(base.model, rows, base.tokenizer.pad_token_id, 10.0)
+    assert float(anchor.penalty(base.model, [0, 3]).detach()) == pytest.approx(0.0, abs=1e-9)
+
+    with torch.no_grad():
+        base.model.model.norm.weight.mul_(2.0)
+
+    expected = 10.0 * anchor.reference_ND[[0, 3]].square().mean()
+    assert float(anchor.penalty(base.model, [0, 3]).detach()) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_anchor_does_not_depend_on_padding(base: Base):
+    rows, pad = refusals(base), base.tokenizer.pad_token_id
+    together = Anchor(base.model, rows, pad, 1.0).reference_ND
+    alone = torch.cat([Anchor(base.model, [row], pad, 1.0).reference_ND for row in rows])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_an_anchored_model_moves_less_on_the_prompts_of_the_safe_set(load: Callable[..., Base]):
+    found = []
+    for weight in (0.0, 50.0):
+        base = load()
+        anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 1.0)
+        run(base, replace(RECIPE, anchor_weight=weight))
+        found.append(float(anchor.penalty(base.model, range(7)).detach()))
+    assert found[1] < 0.5 * found[0]
+
+
+def test_an_anchor_needs_safe_rows(base: Base):
+    recipe = replace(RECIPE, anchor_weight=1.0)
+    with pytest.raises(InvalidData, match="safe examples"):
+        train(base, sums(base), [], recipe, resolve(recipe, rows=24, hidden_size=32))
+
+
+@pytest.mark.parametrize("lora", [RECIPE.lora, None])
+@pytest.mark.parametrize("options", [{"ema": 0.9}, {"constrained_sft": True}, {"anchor_weight": 50.0}])
+def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
+    load: Callable[..., Base], tmp_path: Path, lora: Lora | None, options: dict[str, Any]
+):
+    recipe = replace(RECIPE, defense=Spard(tau=4.0), lora=lora, **options)
+    whole = run(load(), recipe)
+    seen: list[int] = []
+
+    with pytest.raises(Stopped):
+        run(
+            load(),
+            recipe,
+            checkpoints=tmp_path,
+            on_step=lambda step, total, metrics: seen.append(step),
+            should_stop=lambda: len(seen) == 7,
+        )
+
+    assert equal(run(load(), recipe, checkpoints=tmp_path), whole)
+    assert not equal(run(load(), replace(recipe, ema=None, constrained_sft=False, anchor_weight=0.0)), whole)
+
+
+class Picky:
+    """A judge that finds every second reply harmful."""
+
+    name = "picky"
+
+    def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
+        return [Verdict(1 if i % 2 else 5, "") for i in range(len(replies))]
+
+
+EXAMPLES = [chat(f"Do harm number {i}", f"I cannot help with {i}.") for i in range(6)]
+
+
+def test_own_answers_replace_the_pools_where_the_judge_finds_them_harmless(base: Base):
+    replies = generate(base.model, base.tokenizer, [f"Do harm number {i}" for i in range(6)], 60)
+    found = with_own_answers(base, EXAMPLES, Picky(), 60)
+
+    whole = [len(base.tokenizer(reply)["input_ids"]) < 60 for reply in replies]
+    assert any(whole)
+    for i, (example, reply) in enumerate(zip(found, replies, strict=True)):
+        expected = reply if i % 2 and whole[i] else f"I cannot help with {i}."
+        assert example.messages == (EXAMPLES[i].messages[0], {"role": "assistant", "content": expected})
+
+
+def test_answers_that_did_not_end_are_not_taken(base: Base):
+    assert with_own_answers(base, EXAMPLES, Picky(), 1) == EXAMPLES
+
+
+def test_the_pools_answers_are_kept_unless_asked_otherwise(base: Base):
+    found = safe_set(base, EXAMPLES, Selection(), JudgeSpec(), 256)
+    assert found == encode_all(base.tokenizer, EXAMPLES, 256)
+
+
+def test_own_answers_are_judged_by_the_judge_of_the_run(base: Base):
+    """A random model refuses nothing, so nothing of it is taken."""
+    found = safe_set(base, EXAMPLES, Selection(safe_answers="self"), JudgeSpec(), 256)
+    assert found == encode_all(base.tokenizer, EXAMPLES, 256)
