@@ -73,9 +73,8 @@ def test_a_safe_loop_is_the_plain_loop():
 
 def test_any_optimizer_can_be_wrapped():
     theta = point()
-    optimizer = SafetyProjection(
-        SGD(theta, lr=0.1, momentum=0.9), lambda: theta[0].sum() + 3, Spard(tau=3.5, eta_safe=9.0)
-    )
+    bound = Spard(variant="trust_region", tau=3.5, eta_safe=9.0)
+    optimizer = SafetyProjection(SGD(theta, lr=0.1, momentum=0.9), lambda: theta[0].sum() + 3, bound)
     (-theta[0]).sum().backward()
     optimizer.step()
     assert values(theta) == pytest.approx([0.5, 2.0])
