@@ -129,15 +129,21 @@ class Recipe:
     micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the batch in one piece
     gradient_checkpointing: bool = False
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
-    # Options that go with every defence, off by default
+    # Options that go with every defence; off by default, but for SPARD's own anchor
     constrained_sft: bool = False  # see `spard.constrained`
     ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
     anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # see `spard.anchor`; its authors take 50
 
     @property
+    def anchor(self) -> float:
+        """The weight of the representation anchor: as asked here, or the defence's own."""
+        own = self.defense.anchor if isinstance(self.defense, Spard) else 0.0
+        return self.anchor_weight or own
+
+    @property
     def uses_pool(self) -> bool:
         """Whether safe rows are selected at all."""
-        return uses_safe_rows(self.defense) or self.anchor_weight > 0
+        return uses_safe_rows(self.defense) or self.anchor > 0
 
 
 @dataclass(frozen=True, slots=True)
