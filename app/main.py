@@ -25,6 +25,7 @@ from app.keys import service as keys
 from app.queue import Dispatcher
 from app.settings import Settings, get_settings
 from app.storage import open_storage
+from app.uploads.router import router as uploads
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
-    for router in (files, jobs, models, admin, health.router):
+    for router in (files, uploads, jobs, models, admin, health.router):
         app.include_router(router)
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):

@@ -22,6 +22,7 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = None  # the first key; None: one is made and shown once
 
     max_upload_mb: int = 512
+    max_multipart_mb: int = 8192  # of a file that comes in parts
     max_line_bytes: int = 1_048_576
     max_rows: int = 1_000_000
     min_rows: int = 10
