@@ -66,10 +66,10 @@ class Listener:
         match message:
             case {"kind": "done" | "failed"}:
                 self._last_word = message
-            case {"kind": "checkpoint", "step": int(step), "path": str(path)}:
+            case {"kind": "checkpoint", "step": int(step), "path": str(path), "metrics": dict(metrics)}:
                 if self._keeper.keep_checkpoint(step, self._folder.root / path):
                     self._journal.keep(self._keeper.record)
-                    self._journal.note("info", f"Checkpoint created at step {step}")
+                    self._journal.note_checkpoint(step, metrics)
             case {"kind": "phase"}:
                 self._journal.hear(message)
                 if self._keeper.keep_stages():

@@ -11,10 +11,11 @@ from app.files.rows import TrainingRows
 from app.files.schemas import FileOut
 from app.files.upload import Begin, Received, check_in, new_file, nothing_left
 from app.files.validation import Limits
-from app.models import File, Upload, UploadPart, new_id, utc_now
+from app.models import File, new_id, utc_now
 from app.multipart import Form
 from app.storage import Storage
 from app.uploads import service
+from app.uploads.models import Upload, UploadPart
 from app.uploads.schemas import UploadComplete, UploadOut
 
 PART_BYTES = 64 << 20

@@ -13,8 +13,8 @@ from app.deps import (
     SessionDep,
     StorageDep,
 )
-from app.models import Upload, UploadPart
 from app.uploads import parts, service
+from app.uploads.models import Upload, UploadPart
 from app.uploads.schemas import PartOut, UploadComplete, UploadCreate, UploadOut
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from app.db import timestamp
 from app.errors import InvalidRequest, InvalidState, NotFound, TooLarge
 from app.files.upload import check_purpose, clean_name
-from app.models import File, Upload, UploadPart, utc_now
+from app.models import File, utc_now
+from app.uploads.models import Upload, UploadPart
 from app.uploads.schemas import UploadComplete, UploadCreate
 
 _LIVES = timedelta(hours=1)

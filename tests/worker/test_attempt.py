@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from sqlalchemy import func, select
 
+from app.checkpoints.models import JobCheckpoint
 from app.db import read, transaction
 from app.jobs import lease
 from app.models import AuditResult, Job, JobMetric, JobStatus
@@ -38,6 +39,13 @@ def test_every_step_s_numbers_are_kept_and_nan_is_null(light_shop: Shop) -> None
         rows = session.scalars(select(JobMetric).where(JobMetric.job_id == job.id).order_by(JobMetric.step)).all()
     assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6]
     assert rows[1].data == {"loss/task": 0.5, "accuracy/task": 0.5, "lr": None}
+
+
+def test_every_checkpoint_is_a_row(light_shop: Shop) -> None:
+    job = light_shop.do("good")
+    with read(light_shop.engine) as session:
+        rows = session.scalars(select(JobCheckpoint).where(JobCheckpoint.job_id == job.id)).all()
+    assert [(row.step, sorted(row.metrics)) for row in rows] == [(3, ["train_loss"])]
 
 
 def test_metrics_come_first_among_the_result_files(shop: Shop) -> None:

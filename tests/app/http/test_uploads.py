@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from app import db
-from app.models import Upload
+from app.uploads.models import Upload
 from tests.app.http.conftest import FILES, Service, rows
 
 UPLOADS = "/v1/uploads"
