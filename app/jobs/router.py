@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from app.deps import AfterQuery, CustomerDep, ReadDep, SessionDep, SettingsDep, StorageDep
+from app.deps import AfterQuery, BeginDep, CustomerDep, ReadDep, SessionDep, SettingsDep, StorageDep
 from app.download import download
 from app.errors import InvalidRequest
-from app.jobs import service
+from app.jobs import erasure, service
 from app.jobs.request import JobCreate
-from app.jobs.schemas import EventList, JobList, JobOut, MetricList
+from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
 from app.models import JobEvent
 from app.pages import Page
 
@@ -72,6 +72,14 @@ def list_jobs(
 def retrieve_job(job_id: str, session: ReadDep, caller: CustomerDep) -> JobOut:
     """One job."""
     return service.retrieve(session, caller.tenant_id, job_id)
+
+
+@router.delete("/{job_id}", response_model=JobDeleted)
+def delete_job(
+    job_id: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, include_files: bool = False
+) -> JobDeleted:
+    """Erase an ended job with its results, checkpoints and adapter; `include_files` erases its training files too."""
+    return erasure.erase(storage, begin, caller.tenant_id, job_id, include_files=include_files)
 
 
 @router.post("/{job_id}/cancel", response_model=JobOut)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, NotFound
 from app.jobs import events, lease
 from app.jobs.freeze import freeze
+from app.jobs.models import DeletedModel
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobList, JobOut, shown
 from app.keys.service import Principal
@@ -119,6 +120,8 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, dict
     job = get(session, caller.tenant_id, job_id)
     if job.status != JobStatus.succeeded or job.adapter is None:
         raise _not_published(job)
+    if session.get(DeletedModel, job.id):
+        raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
     decision = (job.safety or {}).get("gate", {}).get("decision")
     if decision != "pass" and "admin" not in caller.scopes:
         raise Forbidden("This adapter was released to the provider only.", code="not_published")
