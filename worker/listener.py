@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 from app.settings import Settings
 from worker.folder import Folder
 from worker.heart import Heart
-from worker.interrupts import Cancelled, Lost, Stalled
+from worker.interrupts import Cancelled, Lost, Overdue, Stalled
 from worker.journal import Journal
 from worker.keeper import Keeper
 from worker.process import Child
@@ -39,7 +39,7 @@ class Listener:
         give_up_at: float | None = None
         while not self._child.is_over:
             self._check()
-            if stop.is_set() and give_up_at is None:
+            if give_up_at is None and (stop.is_set() or self._heart.pause_requested.is_set()):
                 self._child.terminate()
                 give_up_at = time.monotonic() + _GRACE * self._settings.stop_grace_s
             message = self._child.receive(_LISTEN_S)
@@ -61,6 +61,8 @@ class Listener:
             raise Lost
         if self._heart.cancel_requested.is_set():
             raise Cancelled
+        if self._heart.is_overdue.is_set():
+            raise Overdue
 
     def _hear(self, message: Message) -> None:
         match message:

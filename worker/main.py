@@ -86,7 +86,7 @@ class Worker:
 
     def _claim(self) -> Claim | None:
         with transaction(self._backend.engine) as session:
-            return lease.claim(session, self._owner, self._settings.lease_s)
+            return lease.claim(session, self._owner, self._settings.lease_s, self._settings.max_run_s)
 
     def _reap_on(self) -> None:
         """Hand back jobs of workers that are gone; every worker does so for all."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, NotFound
-from app.jobs import events, lease
+from app.jobs import events, lease, turns
 from app.jobs.freeze import freeze
 from app.jobs.models import DeletedModel
 from app.jobs.request import JobCreate
@@ -48,6 +48,7 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
         validation_file=ask.validation_file,
         suffix=ask.suffix,
         job_metadata=ask.metadata,
+        priority=ask.priority,
         recipe=frozen.recipe,
         spec=frozen.spec,
         request_hash=digest,
@@ -149,13 +150,7 @@ def _of(tenant_id: str) -> Select[Job]:
 
 
 def _shown(session: Session, job: Job) -> JobOut:
-    return shown(job, _queue_position(session, job) if job.status == JobStatus.queued else None)
-
-
-def _queue_position(session: Session, job: Job) -> int:
-    """1 for the job that is taken next."""
-    ahead = select(func.count()).where(Job.status == JobStatus.queued, Job.created_at < job.created_at)
-    return 1 + (session.scalar(ahead) or 0)
+    return shown(job, turns.position(session, job) if job.status == JobStatus.queued else None)
 
 
 def _tell(session: Session, job: Job) -> None:

@@ -99,9 +99,9 @@ def test_a_child_that_crashes_is_followed_by_one_that_goes_on(shop: Shop) -> Non
     assert any("the training process ended by itself (exit status 3)" in event for event in shop.events(job.id))
 
 
-def test_a_job_that_always_crashes_fails_in_the_end(shop: Shop) -> None:
+def test_a_job_that_crashes_twice_at_the_same_step_is_not_tried_again(shop: Shop) -> None:
     job = shop.do("crash")
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 3, "worker_lost")
+    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 2, "worker_lost")
     assert "signal 11" in (job.error or {})["message"]
 
 
