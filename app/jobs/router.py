@@ -88,6 +88,18 @@ def cancel_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
     return service.cancel(session, caller.tenant_id, job_id)
 
 
+@router.post("/{job_id}/pause", response_model=JobOut)
+def pause_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
+    """Pause a job that has not ended; a running one makes a checkpoint first."""
+    return service.pause(session, caller.tenant_id, job_id)
+
+
+@router.post("/{job_id}/resume", response_model=JobOut)
+def resume_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
+    """Let a paused job go on from where it stopped."""
+    return service.resume(session, caller.tenant_id, job_id)
+
+
 @router.get("/{job_id}/events", response_model=EventList)
 def list_events(
     job_id: str,

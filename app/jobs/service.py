@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -88,12 +89,18 @@ def retrieve(session: Session, tenant_id: str, job_id: str) -> JobOut:
 
 def cancel(session: Session, tenant_id: str, job_id: str) -> JobOut:
     """Cancel a queued job at once; a running one as soon as its worker has stopped."""
-    job = get(session, tenant_id, job_id)
-    if lease.cancel(session, job.id) is None:
-        session.refresh(job)
-        raise InvalidState(f"Job {job.id} has already ended: it is {job.status}.")
-    session.refresh(job)
-    return _shown(session, job)
+    return _asked(session, get(session, tenant_id, job_id), lease.cancel)
+
+
+def pause(session: Session, tenant_id: str, job_id: str) -> JobOut:
+    """Pause a queued job at once; a running one as soon as its worker has made a checkpoint."""
+    return _asked(session, get(session, tenant_id, job_id), lease.pause)
+
+
+def resume(session: Session, tenant_id: str, job_id: str) -> JobOut:
+    """Let a paused job go on from where it stopped."""
+    wake(session, job_id)
+    return _asked(session, get(session, tenant_id, job_id), lease.resume)
 
 
 def list_events(session: Session, tenant_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
@@ -143,6 +150,15 @@ def _not_published(job: Job) -> AppError:
         message = f"The adapter of {job.id} failed the safety gate and is not released; see /safety for the report."
         return InvalidState(message, code="safety_gate_failed")
     return InvalidState(f"Job {job.id} is {job.status}; an adapter exists once it has succeeded.", code="not_published")
+
+
+def _asked(session: Session, job: Job, ask: Callable[[Session, str], JobStatus | None]) -> JobOut:
+    """Pass on what the customer wants of a job that has not ended."""
+    if ask(session, job.id) is None:
+        session.refresh(job)
+        raise InvalidState(f"Job {job.id} has already ended: it is {job.status}.")
+    session.refresh(job)
+    return _shown(session, job)
 
 
 def _of(tenant_id: str) -> Select[Job]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003_checkpoints"
-down_revision = "0002_uploads"
+revision = "0005"
+down_revision = "0004"
 
 
 def upgrade() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004_erasure"
-down_revision = "0003_checkpoints"
+revision = "0006"
+down_revision = "0005"
 
 _MESSAGE = "a job leaves a tombstone"
 _STANDS = "EXISTS (SELECT 1 FROM tombstones WHERE job_id = OLD.id)"
