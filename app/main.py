@@ -20,6 +20,7 @@ from app.checkpoints.router import of_jobs, permissions
 from app.envelope import Envelope, problem
 from app.errors import AppError, InvalidRequest, NotFound, TooLarge, Unavailable
 from app.files.router import router as files
+from app.graders import router as graders
 from app.invalid import first_fault
 from app.jobs.router import router as jobs
 from app.keys import service as keys
@@ -38,7 +39,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
-    for router in (files, uploads, jobs, of_jobs, permissions, models, admin, health.router):
+    for router in (files, uploads, jobs, of_jobs, permissions, graders, models, admin, health.router):
         app.include_router(router)
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):

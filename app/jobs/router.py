@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response, StreamingResponse
 
-from app.deps import AfterQuery, BeginDep, CustomerDep, ReadDep, SessionDep, SettingsDep, StorageDep
+from app.deps import AfterQuery, BeginDep, CustomerDep, EngineDep, ReadDep, SessionDep, SettingsDep, StorageDep
 from app.download import download
 from app.errors import InvalidRequest
 from app.jobs import erasure, service
+from app.jobs.estimate import Estimate, estimate
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
-from app.models import JobEvent
+from app.jobs.stream import follow
+from app.models import Job, JobEvent
 from app.pages import Page
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
@@ -54,6 +58,12 @@ def create_job(
 ) -> JobOut:
     """Fine-tune a base model on an uploaded file, with the defence that `safety` names."""
     return service.create(session, caller, ask, submission, settings)
+
+
+@router.post("/estimate", response_model=Estimate)
+def estimate_job(ask: JobCreate, session: SessionDep, caller: CustomerDep, settings: SettingsDep) -> Estimate:
+    """What the same request to create a job would come to; nothing is queued."""
+    return estimate(session, caller, ask, settings)
 
 
 @router.get("", response_model=JobList)
@@ -110,6 +120,23 @@ def list_events(
 ) -> Page[JobEvent]:
     """What happened to a job, the latest first."""
     return service.list_events(session, caller.tenant_id, job_id, after, limit)
+
+
+def _followed(job_id: str, session: ReadDep, caller: CustomerDep) -> Job:
+    """The job is looked for before the stream begins, so that an unknown one is a 404."""
+    return service.get(session, caller.tenant_id, job_id)
+
+
+@router.get("/{job_id}/stream", response_class=EventSourceResponse)
+async def stream_job(
+    job: Annotated[Job, Depends(_followed, scope="function")],
+    engine: EngineDep,
+    last_event_id: Annotated[str, Header()] = "",
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job when it has ended."""
+    seen = int(last_event_id) if re.fullmatch(r"[0-9]{1,9}", last_event_id) else 0
+    async for event in follow(engine, job.tenant_id, job.id, seen):
+        yield event
 
 
 @router.get("/{job_id}/metrics", response_model=MetricList)
