@@ -8,13 +8,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from app.deps import AfterQuery, BeginDep, CustomerDep, EngineDep, ReadDep, SessionDep, SettingsDep, StorageDep
 from app.download import download
 from app.errors import InvalidRequest
 from app.jobs import erasure, service
 from app.jobs.estimate import Estimate, estimate
+from app.jobs.page import HEADERS, page
+from app.jobs.reports import SelectedList, read_report, selected_rows
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
 from app.jobs.stream import follow
@@ -158,9 +160,23 @@ def retrieve_adapter(
     )
 
 
-@router.get("/{job_id}/safety")
-def retrieve_safety(job_id: str, session: ReadDep, caller: CustomerDep, storage: StorageDep) -> Response:
-    """The audit report, of rejected jobs too."""
+@router.get("/{job_id}/safety", responses={200: {"content": {"text/html": {}}}})
+def retrieve_safety(
+    job_id: str, request: Request, session: ReadDep, caller: CustomerDep, storage: StorageDep
+) -> Response:
+    """The audit report, of rejected jobs too; a browser gets a page."""
     key = service.report_key(session, caller.tenant_id, job_id)
+    if "text/html" in request.headers.get("accept", ""):
+        job = service.get(session, caller.tenant_id, job_id)
+        series = service.metrics(session, caller.tenant_id, job_id)
+        return HTMLResponse(page(job, read_report(storage, key), series), headers=HEADERS)
     headers = {"content-length": str(storage.size(key))}
     return StreamingResponse(storage.chunks(key), headers=headers, media_type="application/json")
+
+
+@router.get("/{job_id}/safety/selected", response_model=SelectedList)
+def list_selected(job_id: str, session: ReadDep, caller: CustomerDep, storage: StorageDep) -> SelectedList:
+    """The safe examples that the job was defended with, in the order chosen."""
+    job = service.get(session, caller.tenant_id, job_id)
+    report = read_report(storage, service.report_key(session, caller.tenant_id, job_id))
+    return selected_rows(job, report)
