@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app import db, health
+from app import db, health, preflight
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions
 from app.envelope import Envelope, problem
@@ -45,6 +45,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):
         app.add_exception_handler(kind, _answer)
     return app
+
+
+def checked_app() -> FastAPI:
+    """What `uvicorn app.main:checked_app --factory` serves; what is missing is one line and exit code 1."""
+    settings = get_settings()
+    try:
+        preflight.check(settings)
+    except preflight.Unfit as error:
+        raise SystemExit(f"spard: {error}") from None
+    return create_app(settings)
 
 
 @asynccontextmanager

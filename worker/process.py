@@ -124,6 +124,8 @@ def environment(settings: Settings) -> dict[str, str]:
     passed = {name: value for name, value in passed.items() if name not in _SECRET}
     passed |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     passed["OMP_NUM_THREADS"] = str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))
+    if settings.device == "cpu":
+        passed["CUDA_VISIBLE_DEVICES"] = ""
     if settings.judge == "llm" and settings.judge_api_key:
         passed["SPARD_JUDGE_API_KEY"] = settings.judge_api_key.get_secret_value()
     return passed
