@@ -18,9 +18,9 @@ import typer
 import uvicorn
 from openai import APIConnectionError, APIStatusError, AuthenticationError
 from rich.console import Console
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from app import db
+from app import db, preflight
 from app.commands.catalog import models, pool, suites
 from app.commands.files import files
 from app.commands.jobs import jobs
@@ -80,11 +80,7 @@ def up(
 @cli.command()
 def migrate() -> None:
     """Bring the database of SPARD_DATABASE_URL, or of SPARD_DATA_DIR, to this version's schema."""
-    settings = Settings()
-    try:
-        db.upgrade_schema(settings.database())
-    except OperationalError as error:
-        raise CommandFailed(f"The database cannot be used: {error.orig}") from None
+    _migrate(Settings())
     say("the schema is current")
 
 
@@ -112,13 +108,20 @@ def _listen(host: str, port: int) -> socket.socket:
         raise CommandFailed(message) from None
 
 
+def _migrate(settings: Settings) -> None:
+    """A newer schema is left as it is: only the version that made it can take it back."""
+    if preflight.schema_state(settings) == "behind":
+        try:
+            db.upgrade_schema(settings.database())
+        except DBAPIError as error:
+            raise CommandFailed(f"The database cannot be migrated: {error.orig}") from None
+
+
 def _prepared(settings: Settings) -> str | None:
     """The database made ready; the secret of the first key, if it was made just now."""
-    try:
-        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        db.upgrade_schema(settings.database())
-    except (OSError, OperationalError) as error:
-        raise CommandFailed(f"{settings.data_dir} cannot be used: {getattr(error, 'orig', error)}") from None
+    preflight.check_folder(settings)
+    _migrate(settings)
+    preflight.check(settings)
     given = settings.admin_key.get_secret_value() if settings.admin_key else None
     engine = db.make_engine(settings.database())
     with db.transaction(engine) as session:

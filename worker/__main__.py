@@ -6,6 +6,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
+from app.preflight import Unfit
 from app.settings import get_settings
 from worker import logs
 from worker.main import Worker
@@ -13,7 +14,11 @@ from worker.main import Worker
 
 def main() -> None:
     logs.set_up()
-    serve(Worker(get_settings()))
+    try:
+        worker = Worker(get_settings())
+    except Unfit as error:
+        raise SystemExit(f"spard: {error}") from None
+    serve(worker)
 
 
 def serve(worker: Worker) -> None:

@@ -17,11 +17,11 @@ from app.jobs.lease import Claim
 from app.models import TERMINAL, Job
 from app.settings import Settings
 from app.storage import Storage
-from worker.failures import OUT_OF_MEMORY, Failure, failure
+from worker.failures import OUT_OF_MEMORY, Failure, failure, is_job_s_own
 from worker.folder import Folder, new_folder
 from worker.heart import Heart
 from worker.inputs import fill
-from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Stalled, Stopping
+from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled, Stopping
 from worker.journal import Journal
 from worker.keeper import Keeper, delete_kept
 from worker.listener import Listener
@@ -79,8 +79,10 @@ class Attempt:
             return lambda session: lease.cancelled(session, self._claim)
         except Stopping:
             return lambda session: lease.release(session, self._claim, "the worker stops")
+        except Overdue:
+            return lambda session: lease.fail_overdue(session, self._claim)
         except Stalled:
-            return self._again(f"there was no progress for {self._settings.stall_s:g} s")
+            return self._again(f"there was no progress for {self._settings.stall_s:g} s", blames_job=True)
         except Exception as error:  # whatever it is, the job is not left hanging
             self._log.exception("the attempt broke off")
             return self._failed(failure(error))
@@ -102,22 +104,24 @@ class Attempt:
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
             case {"kind": "failed", "code": code, "message": message, "param": param, "retryable": retryable}:
-                return self._failed(Failure(code, message, param, retryable))
-            case _ if self._stop.is_set():
+                return self._failed(Failure(code, message, param, retryable), blames_job=is_job_s_own(code))
+            case _ if self._stop.is_set() or self._heart.pause_requested.is_set():
                 raise Stopping
             case _ if child.exit_code == -signal.SIGKILL and oom_kills() > kills:
-                return self._failed(OUT_OF_MEMORY)
+                return self._failed(OUT_OF_MEMORY, blames_job=True)
             case _:
-                return self._again(f"the training process ended by itself ({_exit(child.exit_code)})")
+                reason = f"the training process ended by itself ({_exit(child.exit_code)})"
+                return self._again(reason, blames_job=True)
 
-    def _failed(self, what: Failure) -> Ending:
+    def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
         if what.retryable:
-            return self._again(what.message, what)
+            return self._again(what.message, what, blames_job=blames_job)
         return lambda session: lease.fail(session, self._claim, what.error())
 
-    def _again(self, reason: str, what: Failure | None = None) -> Ending:
+    def _again(self, reason: str, what: Failure | None = None, *, blames_job: bool) -> Ending:
         delay_s = self._settings.poll_s * 2 ** (self._claim.attempt - 1)
-        return lambda session: lease.requeue(session, self._claim, delay_s, reason, what.error() if what else None)
+        error = what.error() if what else None
+        return lambda session: lease.requeue(session, self._claim, delay_s, reason, error, blames_job=blames_job)
 
     def _settle(self, ending: Ending) -> None:
         """Write the last news and the ending together; wait for a database that is away while the lease is ours."""
@@ -141,7 +145,7 @@ class Attempt:
             raise Lost
         if self._heart.cancel_requested.is_set():
             raise Cancelled
-        if self._stop.is_set():
+        if self._stop.is_set() or self._heart.pause_requested.is_set():
             raise Stopping
 
     def _end_child(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery import signals
 
+from app.preflight import Unfit
 from app.queue import WAKE, make_celery
 from app.settings import get_settings
 from worker import logs
@@ -29,6 +30,13 @@ def _broker_url() -> str:
     return url.get_secret_value()
 
 
+def _ready_worker() -> Worker:
+    try:
+        return Worker(get_settings())
+    except Unfit as error:
+        raise SystemExit(f"spard: {error}") from None
+
+
 celery = make_celery(_broker_url())
 celery.conf.update(
     broker_connection_retry_on_startup=True,
@@ -39,7 +47,7 @@ celery.conf.update(
     worker_prefetch_multiplier=1,
     worker_send_task_events=False,
 )
-_worker = Worker(get_settings())
+_worker = _ready_worker()
 
 
 @celery.task(name=WAKE)  # type: ignore[untyped-decorator]

@@ -15,8 +15,12 @@ class Cancelled(Exception):
     """The customer wants no more of it."""
 
 
+class Overdue(Exception):
+    """The job's time is over."""
+
+
 class Stopping(Exception):
-    """The worker is to stop."""
+    """The worker is to stop, or the customer wants the job to pause."""
 
 
 class Stalled(Exception):

@@ -10,7 +10,7 @@ import structlog
 from app.settings import Settings
 from worker.folder import Folder
 from worker.heart import Heart
-from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Stalled
+from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled
 from worker.journal import Journal
 from worker.keeper import Keeper
 from worker.process import Child
@@ -38,7 +38,7 @@ class Listener:
         give_up_at: float | None = None
         while not self._child.is_over:
             self._check()
-            if stop.is_set() and give_up_at is None:
+            if give_up_at is None and (stop.is_set() or self._heart.pause_requested.is_set()):
                 self._child.terminate()
                 give_up_at = time.monotonic() + _GRACE * self._settings.stop_grace_s
             message = self._child.receive(_LISTEN_S)
@@ -60,15 +60,17 @@ class Listener:
             raise Lost
         if self._heart.cancel_requested.is_set():
             raise Cancelled
+        if self._heart.is_overdue.is_set():
+            raise Overdue
 
     def _hear(self, message: Message) -> None:
         match message:
             case {"kind": "done" | "failed"}:
                 self._last_word = message
-            case {"kind": "checkpoint", "step": int(step), "path": str(path)}:
+            case {"kind": "checkpoint", "step": int(step), "path": str(path), "metrics": dict(metrics)}:
                 if self._keeper.keep_checkpoint(step, self._folder.root / path):
                     self._journal.keep(self._keeper.record)
-                    self._journal.note("info", f"Checkpoint created at step {step}")
+                    self._journal.note_checkpoint(step, metrics)
             case {"kind": "phase"}:
                 self._journal.hear(message)
                 if self._keeper.keep_stages():

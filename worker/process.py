@@ -132,6 +132,8 @@ def environment(settings: Settings) -> dict[str, str]:
     passed |= _FIXED | {"OMP_NUM_THREADS": str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))}
     if settings.worker_threads:
         passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for, so it holds for small models too
+    if settings.device == "cpu":
+        passed["CUDA_VISIBLE_DEVICES"] = ""
     if settings.judge == "llm" and settings.judge_api_key:
         passed["SPARD_JUDGE_API_KEY"] = settings.judge_api_key.get_secret_value()
     return passed
