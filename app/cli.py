@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from openai import APIConnectionError, APIStatusError, AuthenticationError
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
-from app import db, preflight
+from app import db, logs, preflight
 from app.commands.catalog import models, pool, suites
 from app.commands.files import files
 from app.commands.jobs import jobs
@@ -62,11 +61,11 @@ def up(
     worker: Annotated[bool, typer.Option(help="Also train, in a process of its own.")] = True,
 ) -> None:
     """Start the whole service on this machine; Ctrl-C stops it."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if worker and importlib.util.find_spec("torch") is None:
         raise CommandFailed("Training needs torch: pip install 'spard[worker]', or start with --no-worker.")
     os.environ["SPARD_DATA_DIR"] = str(data.resolve())  # the worker reads it too
     settings = Settings()
+    logs.set_up(settings.log_format)
     listener = _listen(host, port)
     _announce(settings, _prepared(settings), *listener.getsockname()[:2])
     config = uvicorn.Config(create_app(settings), log_config=None, timeout_graceful_shutdown=_DRAIN_S)

@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app import db, health, preflight
+from app import db, health, logs, metrics, preflight
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions
 from app.envelope import Envelope, problem
@@ -39,7 +39,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
-    for router in (files, uploads, jobs, of_jobs, permissions, graders, models, admin, health.router):
+    app.state.requests = metrics.Requests()
+    for router in (files, uploads, jobs, of_jobs, permissions, graders, models, admin, health.router, metrics.router):
         app.include_router(router)
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):
@@ -50,6 +51,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def checked_app() -> FastAPI:
     """What `uvicorn app.main:checked_app --factory` serves; what is missing is one line and exit code 1."""
     settings = get_settings()
+    logs.set_up(settings.log_format)
     try:
         preflight.check(settings)
     except preflight.Unfit as error:

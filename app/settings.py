@@ -37,6 +37,7 @@ class Settings(BaseSettings):
     stop_grace_s: float = 90.0
     max_run_s: float | None = Field(default=7 * 86_400.0, gt=0)  # from a job's first start to its end; None: no limit
     warm_child: bool = True  # keep an idle child with torch imported, so that a job starts at once
+    log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
 

@@ -51,8 +51,9 @@ class Attempt:
         self._settings = settings = backend.settings
         self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
         self._child: Child | None = None
-        self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
         self._job = self._read_job()
+        self._log = self._log.bind(request_id=self._job.spec.get("request_id"))
+        self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
         self._journal = Journal(claim, self._job.warnings or [])
 
     def run(self) -> None:
@@ -94,7 +95,7 @@ class Attempt:
         kills = oom_kills()
         self._child = child = self._take_child()
         try:
-            child.work(folder.root, claim.job_id)
+            child.work(folder.root, job_id=claim.job_id, request_id=job.spec.get("request_id"))
             last_word = Listener(child, folder, self._journal, keeper, self._heart, self._settings).listen(self._stop)
         finally:
             self._end_child()

@@ -14,10 +14,10 @@ from typing import Any
 
 from celery import signals
 
+from app import logs
 from app.preflight import Unfit
 from app.queue import WAKE, make_celery
 from app.settings import get_settings
-from worker import logs
 from worker.main import Worker
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ _thread = Thread(target=_run, name="worker")
 
 
 def _set_up_logs(**event: Any) -> None:
-    logs.set_up()
+    logs.set_up(get_settings().log_format)
 
 
 def _start(**event: Any) -> None:

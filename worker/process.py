@@ -69,9 +69,12 @@ class Child:
         """What it ended with; negative when a signal ended it."""
         return self._process.wait()
 
-    def work(self, folder: Path, job_id: str) -> None:
-        """Tell it which folder to work on; a child that has died meanwhile says so by being over."""
-        self._log = self._log.bind(job_id=job_id)
+    def work(self, folder: Path, **ids: str | None) -> None:
+        """Tell it which folder to work on; a child that has died meanwhile says so by being over.
+
+        What it logs is logged with `ids`.
+        """
+        self._log = self._log.bind(**ids)
         with suppress(BrokenPipeError):
             self._stdin.write(f"{folder}\n".encode())
             self._stdin.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,6 +10,7 @@ from datetime import timedelta
 from sqlalchemy import Select, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
+from structlog.contextvars import get_contextvars
 
 from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, NotFound
 from app.jobs import events, lease, turns
@@ -21,6 +23,8 @@ from app.models import ApiKey, IdempotencyKey, Job, JobEvent, JobMetric, JobStat
 from app.pages import Page, invalid_cursor, page
 from app.queue import wake
 from app.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _RETRY_WINDOW = timedelta(minutes=15)
 
@@ -51,7 +55,7 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
         job_metadata=ask.metadata,
         priority=ask.priority,
         recipe=frozen.recipe,
-        spec=frozen.spec,
+        spec=frozen.spec | {"request_id": get_contextvars().get("request_id")},  # for the logs of those who work on it
         request_hash=digest,
         warnings=frozen.warnings,
     )
@@ -59,6 +63,7 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
     session.flush()
     _tell(session, job)
     wake(session, job.id)
+    log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
 
 

@@ -43,7 +43,7 @@ class Sleeper:
         self._messages: Queue[Message | None] = Queue()
         self._stopped = Event()
 
-    def work(self, folder: Path, job_id: str) -> None:
+    def work(self, folder: Path, **ids: str | None) -> None:
         Thread(target=self._work, args=(Folder(folder),), daemon=True).start()
 
     def receive(self, timeout_s: float) -> Message | None:

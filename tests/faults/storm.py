@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -18,6 +17,7 @@ from app.db import read, transaction
 from app.jobs import lease
 from app.models import TERMINAL, Job, JobStatus
 from tests.faults import invariants, sleeper
+from tests.faults.processes import context
 from tests.worker.shop import Shop
 
 WORKERS, END_S = 4, 120.0
@@ -44,8 +44,7 @@ class Storm:
 
     def __init__(self, shop: Shop, seed: int, mutant: str | None = None) -> None:
         self._shop, self._rng, self._mutant = shop, Random(seed), mutant
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.faults.sleeper"])
+        self._context = context()
         self._guards = shop.folder.parent / "guards"
         self._workers: list[BaseProcess] = []
         self._wake_at: list[tuple[float, int]] = []
@@ -78,7 +77,7 @@ class Storm:
                 self._bury(self._workers.pop(i))
             case "freeze":
                 self._send(self._workers[i], signal.SIGSTOP)
-                self._wake_at.append((time.monotonic() + self._rng.choice((0.2, 1.0)), self._workers[i].pid or 0))
+                self._wake_at.append((time.monotonic() + self._rng.choice((0.2, 1.0, 1.0)), self._workers[i].pid or 0))
             case "cancel" | "pause":
                 self._ask(kind)
             case "cut":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from spard.config import Defense, NoDefense, Spard
 from tests.faults import trainer
 from tests.faults.conftest import Record
+from tests.faults.processes import context
 from tests.faults.storm import is_soak
 
 MAX_KILLS, MAX_ATTEMPTS, WAIT_S = 5, 40, 120.0
@@ -58,11 +58,9 @@ def _run(
 ) -> tuple[str, list[int]]:
     """The digest that a run ends in, and at which step each of its attempts began; each kill may come with damage."""
     folder.mkdir()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.faults.sleeper", "tests.faults.trainer"])
     out, begins, left = folder / "digest", [], kills
     for _ in range(MAX_ATTEMPTS):
-        process = context.Process(target=trainer.train, args=(model, defense, folder / "checkpoints", out, is_mutant))
+        process = context().Process(target=trainer.train, args=(model, defense, folder / "checkpoints", out, is_mutant))
         process.start()
         if left and _kill(process, folder, rng):
             left -= 1
