@@ -7,6 +7,8 @@ import logging
 import sys
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from spard.errors import SpardError
 from spard.lab.bench import DEFENSES, bench
 from spard.lab.make import make
@@ -15,6 +17,7 @@ from spard.lab.make import make
 def main() -> int:
     asked = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     try:
         if asked.command == "make":
             make(asked.folder, asked.seed)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from spard.audit import SuiteResult, audit
-from spard.config import Audit, Defense, NoDefense, Recipe, Spard, resolve
+from spard.config import Audit, Defense, Lisa, NoDefense, Recipe, SafeGrad, SafeInstr, Spard, resolve
 from spard.data import encode_all, read_examples
 from spard.judges.refusal import RefusalJudge
 from spard.lab.make import make
@@ -38,8 +38,13 @@ BASE, RECIPE = "base", Recipe()
 DEFENSES: dict[str, Defense] = {
     "none": NoDefense(),
     "spard": Spard(),
+    "trust_region": Spard(variant="trust_region"),
+    "preconditioned": Spard(variant="preconditioned"),
     "closed_form": Spard(variant="closed_form"),
     "reference": Spard(variant="reference"),
+    "safeinstr": SafeInstr(),
+    "lisa": Lisa(),
+    "safegrad": SafeGrad(),
 }
 
 # Quantile 0.975 of Student's distribution for 1, 2, ... degrees of freedom; 1.96 beyond.

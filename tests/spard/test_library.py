@@ -73,9 +73,8 @@ def test_a_safe_loop_is_the_plain_loop():
 
 def test_any_optimizer_can_be_wrapped():
     theta = point()
-    optimizer = SafetyProjection(
-        SGD(theta, lr=0.1, momentum=0.9), lambda: theta[0].sum() + 3, Spard(tau=3.5, eta_safe=9.0)
-    )
+    bound = Spard(variant="trust_region", tau=3.5, eta_safe=9.0)
+    optimizer = SafetyProjection(SGD(theta, lr=0.1, momentum=0.9), lambda: theta[0].sum() + 3, bound)
     (-theta[0]).sum().backward()
     optimizer.step()
     assert values(theta) == pytest.approx([0.5, 2.0])
@@ -86,7 +85,7 @@ def test_several_losses_may_be_named():
     optimizer = SafetyProjection(
         SGD(theta, lr=1.0),
         lambda: {"refusals": theta[0].sum(), "facts": theta[1].sum()},
-        Spard(tau=1.5, eta_safe=9.0),
+        Spard(variant="trust_region", tau=1.5, eta_safe=9.0),
     )
     optimizer.step()
     assert values(theta) == pytest.approx([1.0, 1.5])
