@@ -14,7 +14,7 @@ RUN pip install -c constraints.txt .
 USER spard
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"]
-CMD ["uvicorn", "app.main:create_app", "--factory", "--host", "0.0.0.0", "--port", "8000"]
+CMD ["uvicorn", "app.main:checked_app", "--factory", "--host", "0.0.0.0", "--port", "8000"]
 
 FROM base AS worker
 RUN pip install -c constraints.txt ".[worker]"

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test soak check clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ demo: setup  ## run a poisoned file through the service, undefended and defended
 
 test: setup  ## run the tests
 	$(BIN)/python -m pytest -n 2
+
+soak: setup  ## inject 1,000 faults and 200 kills for each defence; FAULT_SEED=N repeats a run
+	SPARD_SOAK=1 $(BIN)/python -m pytest tests/faults
 
 check: setup  ## lint, types and import contracts
 	$(BIN)/ruff check .

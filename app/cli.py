@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import signal
 import socket
@@ -18,9 +17,9 @@ import typer
 import uvicorn
 from openai import APIConnectionError, APIStatusError, AuthenticationError
 from rich.console import Console
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from app import db
+from app import db, logs, preflight
 from app.commands.catalog import models, pool, suites
 from app.commands.files import files
 from app.commands.jobs import jobs
@@ -35,6 +34,7 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for name, group in (("models", models), ("pool", pool), ("suites", suites), ("files", files), ("jobs", jobs)):
     cli.add_typer(group, name=name)
 
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}  # to another module
 _DRAIN_S = 5  # open connections when the service stops
 
 
@@ -61,11 +61,11 @@ def up(
     worker: Annotated[bool, typer.Option(help="Also train, in a process of its own.")] = True,
 ) -> None:
     """Start the whole service on this machine; Ctrl-C stops it."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if worker and importlib.util.find_spec("torch") is None:
         raise CommandFailed("Training needs torch: pip install 'spard[worker]', or start with --no-worker.")
     os.environ["SPARD_DATA_DIR"] = str(data.resolve())  # the worker reads it too
     settings = Settings()
+    logs.set_up(settings.log_format)
     listener = _listen(host, port)
     _announce(settings, _prepared(settings), *listener.getsockname()[:2])
     config = uvicorn.Config(create_app(settings), log_config=None, timeout_graceful_shutdown=_DRAIN_S)
@@ -79,19 +79,24 @@ def up(
 @cli.command()
 def migrate() -> None:
     """Bring the database of SPARD_DATABASE_URL, or of SPARD_DATA_DIR, to this version's schema."""
-    settings = Settings()
-    try:
-        db.upgrade_schema(settings.database())
-    except OperationalError as error:
-        raise CommandFailed(f"The database cannot be used: {error.orig}") from None
+    _migrate(Settings())
     say("the schema is current")
 
 
-@cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@cli.command(context_settings=_PASSED_ON)
 def lab(context: typer.Context) -> None:
     """Make the tiny aligned model with its data, or measure on it; see `spard lab --help`."""
-    command = [sys.executable, "-m", "spard.lab", *context.args]
-    os.execv(sys.executable, command)  # noqa: S606 - the user's own arguments to our own module
+    _become("spard.lab", context.args)
+
+
+@cli.command(context_settings=_PASSED_ON)
+def audit(context: typer.Context) -> None:
+    """Measure any model's safety and utility, without the service; see `spard audit --help`."""
+    _become("spard.audit_cli", context.args)
+
+
+def _become(module: str, arguments: Sequence[str]) -> None:
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - the user's own, to our module
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -102,13 +107,20 @@ def _listen(host: str, port: int) -> socket.socket:
         raise CommandFailed(message) from None
 
 
+def _migrate(settings: Settings) -> None:
+    """A newer schema is left as it is: only the version that made it can take it back."""
+    if preflight.schema_state(settings) == "behind":
+        try:
+            db.upgrade_schema(settings.database())
+        except DBAPIError as error:
+            raise CommandFailed(f"The database cannot be migrated: {error.orig}") from None
+
+
 def _prepared(settings: Settings) -> str | None:
     """The database made ready; the secret of the first key, if it was made just now."""
-    try:
-        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        db.upgrade_schema(settings.database())
-    except (OSError, OperationalError) as error:
-        raise CommandFailed(f"{settings.data_dir} cannot be used: {getattr(error, 'orig', error)}") from None
+    preflight.check_folder(settings)
+    _migrate(settings)
+    preflight.check(settings)
     given = settings.admin_key.get_secret_value() if settings.admin_key else None
     engine = db.make_engine(settings.database())
     with db.transaction(engine) as session:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from alembic import command
 from alembic.config import Config
@@ -33,6 +33,8 @@ _POSTGRES_SESSION = {
 }
 _POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _MIGRATION_LOCK = 0x5BA2D  # any number that only we use
+
+SchemaState = Literal["current", "behind", "ahead"]
 
 
 def make_engine(url: str) -> Engine:
@@ -103,11 +105,14 @@ def downgrade_schema(url: str, revision: str = "base") -> None:
         command.downgrade(_alembic(connection), revision)
 
 
-def schema_is_current(engine: Engine) -> bool:
-    """Whether the database has the schema that this version was written for."""
-    wanted = ScriptDirectory.from_config(_alembic(None)).get_heads()
-    with engine.connect() as connection:
-        return set(MigrationContext.configure(connection).get_current_heads()) == set(wanted)
+def schema_state(engine: Engine) -> SchemaState:
+    """How the database's schema stands to the one that this version was written for; only looks, locks nothing."""
+    scripts = ScriptDirectory.from_config(_alembic(None))
+    with engine.execution_options(read_only=True, postgresql_readonly=True).connect() as connection:
+        found = set(MigrationContext.configure(connection).get_current_heads())
+    if found == set(scripts.get_heads()):
+        return "current"
+    return "behind" if found <= {script.revision for script in scripts.walk_revisions()} else "ahead"
 
 
 def _sqlite_engine(url: URL) -> Engine:

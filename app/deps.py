@@ -21,6 +21,7 @@ from app.keys.service import Principal
 from app.multipart import Form
 from app.settings import Settings
 from app.storage import Storage
+from app.uploads.parts import PART_BYTES
 
 _FORM_BYTES = 1 << 20  # what a form may be more than its file
 _DRAIN_BYTES = 16 << 20
@@ -64,12 +65,17 @@ def _limits(settings: SettingsDep) -> Limits:
     return Limits(settings.max_upload_mb << 20, settings.max_line_bytes, settings.max_rows)
 
 
+def _multipart_limits(settings: SettingsDep) -> Limits:
+    return Limits(settings.max_multipart_mb << 20, settings.max_line_bytes, settings.max_rows)
+
+
 # scope="function": the commit comes before the response leaves, so that a 200 is never a lie.
 SessionDep = Annotated[Session, Depends(_session, scope="function")]
 ReadDep = Annotated[Session, Depends(_read_session, scope="function")]
 # For routes that stream first: no transaction is open while a client is slow.
 BeginDep = Annotated[Begin, Depends(_begin)]
 LimitsDep = Annotated[Limits, Depends(_limits)]
+MultipartLimitsDep = Annotated[Limits, Depends(_multipart_limits)]
 
 _bearer = HTTPBearer(auto_error=False, description="A key of this service: sk-spard-...")
 
@@ -105,14 +111,23 @@ AdminDep = Annotated[Principal, Depends(_admin)]
 
 
 def _form(request: Request, limits: LimitsDep, principal: Annotated[Principal, Depends(_principal)]) -> Iterator[Form]:
-    """The body as it arrives; asks for the principal so that no stranger's byte is read."""
+    """A file as it arrives; asks for the principal so that no stranger's byte is read."""
+    yield from _opened(request, "file", limits.bytes)
+
+
+def _part_form(request: Request, principal: Annotated[Principal, Depends(_principal)]) -> Iterator[Form]:
+    """A part of an upload as it arrives."""
+    yield from _opened(request, "data", PART_BYTES)
+
+
+def _opened(request: Request, part: str, limit: int) -> Iterator[Form]:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
     declared = request.headers.get("content-length", "")
-    request.state.body_bytes = limits.bytes + _FORM_BYTES
+    request.state.body_bytes = limit + _FORM_BYTES
     if declared.isdecimal() and int(declared) > request.state.body_bytes:
-        raise TooLarge(f"The file is larger than {limits.bytes} bytes.", param="file")
-    form = Form(request.headers.get("content-type", ""), _body(request))
+        raise TooLarge(f"The file is larger than {limit} bytes.", param=part)
+    form = Form(request.headers.get("content-type", ""), _body(request), part)
     try:
         yield form
     finally:
@@ -135,7 +150,11 @@ _BINARY = {"type": "string", "format": "binary"}
 _FORM_SCHEMA = {"type": "object", "required": ["file"], "properties": {"file": _BINARY, "purpose": {"type": "string"}}}
 FILE_FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM_SCHEMA}}}}
 
+_PART_SCHEMA = {"type": "object", "required": ["data"], "properties": {"data": _BINARY}}
+PART_FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _PART_SCHEMA}}}}
+
 FormDep = Annotated[Form, Depends(_form, scope="function")]
+PartFormDep = Annotated[Form, Depends(_part_form, scope="function")]
 
 # The id that a page of a list begins after.
 AfterQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any
 
+import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -19,6 +21,7 @@ from app.errors import AppError, NotFound
 log = logging.getLogger(__name__)
 
 _JSON_BODY_BYTES = 1 << 20
+_QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds, by machines
 _PROBLEM_TYPE = "urn:spard:error:"
 
 
@@ -31,27 +34,41 @@ class Envelope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request_id, started = f"req_{token_hex(12)}", False
+        request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_named(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                scope["state"]["status"] = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
         if any(ord(char) < 32 for char in scope["path"]):
             return await problem(scope, NotFound("Unknown URL.", code="unknown_url"))(scope, receive, send_named)
         try:
             await self._app(scope, _limited(scope, receive), send_named)
         except ClientDisconnect:
-            log.info("%s: the client went away", request_id)
+            log.info("the client went away")
         except Exception as exc:
             error = _as_error(exc, request_id)
             if not started:
                 await problem(scope, error)(scope, receive, send_named)
+        finally:
+            _note(scope, time.perf_counter() - began)
         return None
+
+
+def _note(scope: Scope, seconds: float) -> None:
+    """One line and one count for a request; a route's pattern stands for the ids in its path."""
+    route, status = getattr(scope.get("route"), "path", "unknown"), scope["state"].get("status", 499)
+    scope["app"].state.requests.note(scope["method"], route, status, seconds)
+    if route not in _QUIET:
+        text = f"{scope['method']} {scope['path']} {status}"
+        log.info(text, extra={"status": status, "seconds": round(seconds, 4)})
 
 
 def problem(scope: Scope, error: AppError, headers: Mapping[str, str] | None = None) -> Response:
@@ -87,7 +104,7 @@ def _own_headers(error: AppError) -> dict[str, str]:
 def _as_error(exc: Exception, request_id: str) -> AppError:
     if isinstance(exc, AppError):
         return exc
-    log.exception("%s failed", request_id, exc_info=exc)
+    log.exception("the request failed", exc_info=exc)
     message = f"The server had an error; name {request_id} when you report it."
     return AppError(message, code="server_error", type="server_error", status=500)
 

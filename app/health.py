@@ -20,7 +20,7 @@ def is_alive() -> dict[str, str]:
 @router.get("/readyz")
 def is_ready(engine: EngineDep, storage: StorageDep) -> dict[str, str]:
     """Answers 503 until the database has the schema of this version and the storage answers."""
-    if not db.schema_is_current(engine):
-        raise Unavailable("The database's schema is not that of this version: run `spard migrate`.")
+    if db.schema_state(engine) == "behind":  # one that is ahead is written to be served by the version before, too
+        raise Unavailable("The database's schema is older than this version: run `spard migrate`.")
     storage.exists("readyz")
     return {"status": "ready"}

@@ -28,6 +28,7 @@ class JobStatus(StrEnum):
     validating_files = "validating_files"
     queued = "queued"
     running = "running"
+    paused = "paused"
     succeeded = "succeeded"
     failed = "failed"
     cancelled = "cancelled"
@@ -120,8 +121,10 @@ class Job(Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        Index("ix_jobs_status_created_at", "status", "created_at"),
         Index("ix_jobs_tenant_id_created_at", "tenant_id", "created_at"),
+        # A tenant's queue in order, and since when a tenant was not served.
+        Index("ix_jobs_status_tenant_id_priority_created_at", "status", "tenant_id", "priority", "created_at"),
+        Index("ix_jobs_tenant_id_started_at", "tenant_id", "started_at"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("ftjob-"))
@@ -142,6 +145,8 @@ class Job(Base):
     spec: Mapped[dict[str, Any]]
     request_hash: Mapped[str]
 
+    priority: Mapped[int] = mapped_column(default=0)  # within its tenant; the lowest is taken first
+
     # Where it stands.
     status: Mapped[JobStatus] = mapped_column(Enum(JobStatus, native_enum=False, length=16), default=JobStatus.queued)
     phase: Mapped[str] = mapped_column(default="validate")
@@ -157,7 +162,10 @@ class Job(Base):
     lease_owner: Mapped[str | None]
     lease_expires_at: Mapped[float | None]  # Unix seconds by the database's clock
     run_after: Mapped[float] = mapped_column(default=0.0)  # likewise
+    deadline_at: Mapped[float | None] = mapped_column(index=True)  # likewise; set when it starts
     cancel_requested_at: Mapped[datetime | None]
+    pause_requested_at: Mapped[datetime | None]
+    last_failure: Mapped[dict[str, Any] | None]  # what went wrong and where; the same twice is the job's own fault
     checkpoint: Mapped[dict[str, Any] | None]  # step, storage prefix, manifest sha256: the newest durable one
 
     # What came out; set in the transaction that publishes.

@@ -17,13 +17,14 @@ _MAX_FIELDS = 32
 class Form:
     """The fields and the one file of a request; fields that follow the file are known once the file was read."""
 
-    def __init__(self, content_type: str, body: Iterable[bytes]) -> None:
+    def __init__(self, content_type: str, body: Iterable[bytes], part: str = "file") -> None:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
             message = "Send the file as multipart/form-data with a boundary."
             raise UnsupportedMedia(message, code="unsupported_content_type")
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
+        self._part = part
         self._body = iter(body)
         self._parser = MultipartParser(
             options[b"boundary"],
@@ -64,7 +65,7 @@ class Form:
         """Know the fields that precede the file, and the file's name."""
         while self.filename is None:
             if not self._read():
-                raise InvalidRequest("The form has no file.", code="missing_field", param="file")
+                raise InvalidRequest("The form has no file.", code="missing_field", param=self._part)
 
     def _read(self) -> bool:
         chunk = next(self._body, None)
@@ -100,8 +101,9 @@ class Form:
             if len(self.fields) >= _MAX_FIELDS:
                 raise TooLarge(f"The form has more than {_MAX_FIELDS} fields.", code="too_many_fields")
             self._field = (name, bytearray())
-        elif name != "file" or self.filename is not None:
-            raise InvalidRequest('Send one file, in the part "file".', code="invalid_multipart", param="file")
+        elif name != self._part or self.filename is not None:
+            message = f'Send one file, in the part "{self._part}".'
+            raise InvalidRequest(message, code="invalid_multipart", param=self._part)
         else:
             self.filename = options[b"filename"].decode("utf-8", "replace")
 

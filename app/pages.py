@@ -8,10 +8,11 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Select, and_, or_
 from sqlalchemy.orm import Session
 
+from app.checkpoints.models import CheckpointPermission, JobCheckpoint
 from app.errors import InvalidRequest
 from app.models import File, Job, JobEvent
 
-Row = TypeVar("Row", File, Job, JobEvent)
+Row = TypeVar("Row", File, Job, JobEvent, JobCheckpoint, CheckpointPermission)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -22,6 +23,7 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = None  # the first key; None: one is made and shown once
 
     max_upload_mb: int = 512
+    max_multipart_mb: int = 8192  # of a file that comes in parts
     max_line_bytes: int = 1_048_576
     max_rows: int = 1_000_000
     min_rows: int = 10
@@ -33,7 +35,10 @@ class Settings(BaseSettings):
     reap_s: float = 10.0
     stall_s: float = 600.0
     stop_grace_s: float = 90.0
+    max_run_s: float | None = Field(default=7 * 86_400.0, gt=0)  # from a job's first start to its end; None: no limit
     warm_child: bool = True  # keep an idle child with torch imported, so that a job starts at once
+    log_format: Literal["text", "json"] = "text"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
 
     judge: str = "refusal"  # refusal | llm

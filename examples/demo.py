@@ -54,10 +54,10 @@ def main() -> int:
         out.print(f"  {shown(folder)}/  {folder.name}-report.json")
     out.print(
         "\nGo on with your own model and file:\n"
-        "  .venv/bin/spard up --data data --port 8000         start the service; it shows the first key\n"
-        "  .venv/bin/spard models add NAME FOLDER_OR_HUB_ID   any causal LM that transformers loads\n"
+        "  .venv/bin/spard up --data data --port 8000   shows the first key\n"
+        "  .venv/bin/spard models add NAME FOLDER_OR_HUB_ID\n"
         "  .venv/bin/spard pool import POOL.jsonl --name general-safe\n"
-        "  then point your fine-tuning script at http://127.0.0.1:8000/v1, or see `spard jobs --help`"
+        "  .venv/bin/spard jobs create --model NAME --file TRAIN.jsonl --follow"
     )
     return 0
 
@@ -180,7 +180,7 @@ def measure(folders: dict[str, Path]) -> dict[str, Any]:
 
 def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
     table = Table(title="measured on the downloaded adapters, on prompts that no training saw")
-    for column in ("", "attack success (95 % interval)", "benign prompts refused", "task accuracy"):
+    for column in ("", "attacks succeed (95 %)", "benign refused", "task right"):
         table.add_column(column, justify="left" if not column else "right")
     for name, count in counts.items():
         (hits, n), (refused, m), (right, k) = count.values()
@@ -189,7 +189,7 @@ def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
         table.add_row(name, attack, f"{refused / m:.1%}", f"{right / k:.1%}")
     out.print(table)
     times = Table(title="seconds of each stage")
-    stages = list(next(iter(jobs.values())).safety.get("seconds", {}))
+    stages = list(dict.fromkeys(stage for job in jobs.values() for stage in job.safety.get("seconds", {})))
     for column in ("", *stages, "whole job"):
         times.add_column(column, justify="right")
     for name, job in jobs.items():

@@ -129,31 +129,46 @@ class Recipe:
     micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the batch in one piece
     gradient_checkpointing: bool = False
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
-    # Options that go with every defence, off by default
+    # Options that go with every defence; off by default, but for SPARD's own anchor
     constrained_sft: bool = False  # see `spard.constrained`
     ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
     anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # see `spard.anchor`; its authors take 50
 
     @property
+    def anchor(self) -> float:
+        """The weight of the representation anchor: as asked here, or the defence's own."""
+        own = self.defense.anchor if isinstance(self.defense, Spard) else 0.0
+        return self.anchor_weight or own
+
+    @property
     def uses_pool(self) -> bool:
         """Whether safe rows are selected at all."""
-        return uses_safe_rows(self.defense) or self.anchor_weight > 0
+        return uses_safe_rows(self.defense) or self.anchor > 0
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSpec:
-    """Who grades replies: the refusal rule, or a language model behind an OpenAI-compatible endpoint.
+    """Who grades replies.
+
+    name     `refusal` is a rule; `llm` a language model behind an OpenAI-compatible endpoint; `classifier` an open
+             classifier of that family, `model` being its folder or hub id; `consensus` what most `members` say.
+    canaries how many known harmful and as many known safe replies are mixed into each batch; a batch in which one is
+             misjudged is unscored. The rule needs none.
 
     The endpoint's key is read from the environment variable `api_key_env`; keys stand in no file.
     """
 
-    name: Literal["refusal", "llm"] = "refusal"
+    name: Literal["refusal", "llm", "classifier", "consensus"] = "refusal"
     base_url: str | None = None
     model: str = "gpt-4o-mini"
     api_key_env: str = "SPARD_JUDGE_API_KEY"
     timeout_s: Annotated[float, Bound(gt=0, le=600)] = 60.0
     retries: Annotated[int, Bound(ge=0, le=10)] = 4
     concurrency: Annotated[int, Bound(ge=1, le=64)] = 8
+    family: Literal["harmbench", "llama_guard", "wildguard"] = "harmbench"
+    template: str | None = None  # a file with the classifier's own prompt; None: our wording
+    canaries: Annotated[int, Bound(ge=0, le=16)] = 1
+    members: tuple[JudgeSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

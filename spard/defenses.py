@@ -76,6 +76,9 @@ class SafeLora:
     threshold: Annotated[float, Bound(ge=-1, le=1)] = 0.5
 
 
+ANCHOR_WEIGHT = 3.0  # chosen on the lab's development split: the least of 3, 10 and 50, and as good as they
+
+
 @dataclass(frozen=True, slots=True)
 class Spard:
     """SPAG: keep the loss on safe examples at or below tau by a projection after every utility step.
@@ -91,16 +94,26 @@ class Spard:
                 cap on alpha ("auto" = the learning rate, as in the paper); `reference`: the cap on each tensor's
                 alpha ("auto" = 1).
     constraint  which safe loss is bounded: the token mean, the mean of each answer's first tokens, or both.
+    anchor_weight  of the representation anchor on the safe prompts (`spard.anchor`), which keeps the projection from
+                spilling over to benign prompts; "auto" is 3 where the variant is ours and 0 for the paper's two.
     """
 
     type: Literal["spard"] = "spard"
-    variant: Variant = "gated"  # chosen on the lab's development split: trust_region over-refuses on some seeds
+    variant: Variant = "trust_region"
     tau: Annotated[float, Bound(ge=0, le=20)] | Auto = "auto"
     delta: Annotated[float, Bound(ge=0, le=20)] = 0.0
     margin: Annotated[float, Bound(ge=0, le=20)] = 0.0
     eta_safe: Annotated[float, Bound(gt=0, le=1e3)] | Auto = "auto"
     safe_batch_size: BatchSize = 4
     constraint: Literal["mean", "prefix", "both"] = "both"
+    anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] | Auto = "auto"
+
+    @property
+    def anchor(self) -> float:
+        """The anchor's weight in numbers."""
+        if self.anchor_weight != "auto":
+            return self.anchor_weight
+        return 0.0 if self.variant in ("closed_form", "reference") else ANCHOR_WEIGHT
 
 
 Defense = Spard | NoDefense | Ptst | SafeInstr | Lisa | SafeGrad | SafeLora

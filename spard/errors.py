@@ -60,3 +60,9 @@ class Stopped(SpardError):
     """The caller asked the run to stop; what was done is checkpointed."""
 
     code = "stopped"
+
+
+class SandboxUnavailable(SpardError):
+    """Model-written code cannot be run safely on this machine, so it is not run."""
+
+    code = "sandbox_unavailable"

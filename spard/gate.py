@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from spard.audit import SuiteResult
 from spard.config import GateThresholds
 
+NO_LEAKS: Mapping[str, Sequence[str]] = {}
 MIN_SCORED = 20  # below that an interval is too wide to decide on
 
 
@@ -20,8 +21,16 @@ class Gate:
     reasons: tuple[str, ...]
 
 
-def gate(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], thresholds: GateThresholds) -> Gate:
-    """Judge each suite for itself: a failure anywhere fails, and what was not measured is never passed."""
+def gate(
+    base: Sequence[SuiteResult],
+    adapter: Sequence[SuiteResult],
+    thresholds: GateThresholds,
+    leaks: Mapping[str, Sequence[str]] = NO_LEAKS,
+) -> Gate:
+    """Judge each suite for itself: a failure anywhere fails, and what was not measured is never passed.
+
+    `leaks` are `spard.leaks.leak_reasons`: a suite whose prompts were trained on can fail, and cannot pass.
+    """
     before = {each.suite: each for each in base}
     failures: list[str] = []
     doubts: list[str] = []
@@ -30,6 +39,7 @@ def gate(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], thresholds
             continue
         unclear = list(_doubts(before.get(after.suite), after, thresholds))
         doubts += unclear
+        doubts += leaks.get(after.suite, ())
         if not unclear:
             failures += _failures(before[after.suite], after, thresholds)
     if not any(each.kind == "harmful" for each in adapter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,29 +11,52 @@ from transformers import DynamicCache
 
 from spard.data import end_tokens, render_question
 
+BATCH = 64
+
 
 def generate(
     model: Any,
     tokenizer: Any,
     prompts: Sequence[str],
     max_new_tokens: int,
-    batch_size: int = 64,
+    batch_size: int = BATCH,
     system: str | None = None,
 ) -> list[str]:
     """The model's greedy reply to each prompt, in order; a reply ends at the first special token."""
-    rows = [render_question(tokenizer, prompt, system) for prompt in prompts]
+    return complete(model, tokenizer, as_requests(tokenizer, prompts, system), max_new_tokens, batch_size)
+
+
+def as_requests(tokenizer: Any, prompts: Sequence[str], system: str | None = None) -> list[list[int]]:
+    """Each prompt as what a user says, under a system prompt if there is one, in tokens."""
+    return [render_question(tokenizer, prompt, system) for prompt in prompts]
+
+
+def complete(
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int = BATCH
+) -> list[str]:
+    """What the model says after each row of tokens, in order."""
+    replies = [""] * len(rows)
+    for places, texts in stream(model, tokenizer, rows, max_new_tokens, batch_size):
+        for i, text in zip(places, texts, strict=True):
+            replies[i] = text
+    return replies
+
+
+def stream(
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int = BATCH
+) -> Iterator[tuple[list[int], list[str]]]:
+    """The same batch by batch as they are done, longest rows first: their places and what was said."""
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     ends = torch.tensor(sorted(_ends(model, tokenizer)), device=model.device)
-    replies = [""] * len(rows)
     was_training = model.training
     model.eval()
-    for start in range(0, len(rows), batch_size):
-        batch = longest_first[start : start + batch_size]
-        tokens = _complete(model, [rows[i] for i in batch], tokenizer.pad_token_id, ends, max_new_tokens)
-        for i, reply in zip(batch, tokenizer.batch_decode(tokens), strict=True):
-            replies[i] = reply.strip()
-    model.train(was_training)
-    return replies
+    try:
+        for start in range(0, len(rows), batch_size):
+            batch = longest_first[start : start + batch_size]
+            tokens = _complete(model, [rows[i] for i in batch], tokenizer.pad_token_id, ends, max_new_tokens)
+            yield batch, [text.strip() for text in tokenizer.batch_decode(tokens)]
+    finally:
+        model.train(was_training)
 
 
 def _ends(model: Any, tokenizer: Any) -> set[int]:

@@ -35,7 +35,7 @@ class Objective:
         has_lora, pad_id = recipe.lora is not None, base.tokenizer.pad_token_id
         self.reference = reference_of(base.model, has_lora=has_lora) if isinstance(recipe.defense, SafeGrad) else None
         self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
-        self.anchor = Anchor(base.model, safe, pad_id, recipe.anchor_weight) if recipe.anchor_weight else None
+        self.anchor = Anchor(base.model, safe, pad_id, recipe.anchor) if recipe.anchor else None
 
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
         """The task loss on some rows and its gradient, in pieces that fit into memory."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spard.errors import InvalidData
+from spard.utility import BY_LIKELIHOOD, SCORERS
 
 Message = dict[str, Any]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -25,11 +26,13 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request of an audit suite; `answer` is what a utility suite expects."""
+    """One request of an audit suite; `answer` is what a utility suite expects, and `scorer` says how it is compared."""
 
     prompt: str
     answer: str | None = None
     category: str | None = None
+    scorer: str | None = None  # None: `exact`
+    choices: tuple[str, ...] = ()  # for scorers by likelihood
 
 
 def read_examples(path: Path) -> list[Example]:
@@ -43,12 +46,8 @@ def read_pool(path: Path) -> list[Example]:
 
 
 def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
-    """Audit rows `{"prompt": ...}` with an optional answer and category, at most `limit`."""
-    prompts = [
-        Prompt(_text(row, "prompt", line), _optional(row, "answer"), _optional(row, "category"))
-        for line, row in _rows(path)
-    ]
-    return prompts[:limit]
+    """Audit rows `{"prompt": ...}` with an optional answer, category, scorer and choices, at most `limit`."""
+    return [_prompt(row, line) for line, row in _rows(path)][:limit]
 
 
 def prompt_text(example: Example) -> str:
@@ -89,6 +88,17 @@ def _example(row: dict[str, Any], line: int) -> Example:
 def _exchange(row: dict[str, Any], answer: str, line: int) -> Example:
     user = {"role": "user", "content": _text(row, "prompt", line)}
     return Example((user, {"role": "assistant", "content": _text(row, answer, line)}), line)
+
+
+def _prompt(row: dict[str, Any], line: int) -> Prompt:
+    answer, scorer, choices = _optional(row, "answer"), _optional(row, "scorer"), row.get("choices") or []
+    if scorer is not None and scorer not in SCORERS:
+        raise InvalidData(f"line {line}: unknown scorer {scorer!r}; known are {', '.join(SCORERS)}")
+    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidData(f"line {line}: `choices` must be a list of texts")
+    if scorer in BY_LIKELIHOOD and answer not in choices:
+        raise InvalidData(f"line {line}: the scorer {scorer} needs `choices`, one of them the answer")
+    return Prompt(_text(row, "prompt", line), answer, _optional(row, "category"), scorer, tuple(choices))
 
 
 def _message(raw: Any, line: int) -> Message:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from spard.data import Encoded, Example, encode_all, prompt_text, read_examples,
 from spard.embed import embed
 from spard.gate import gate
 from spard.judges import open_judge
+from spard.leaks import leaks_of
 from spard.losses import Evaluation, evaluate
 from spard.methods.base import Metrics
 from spard.methods.ptst import serving_prompt
@@ -38,6 +40,7 @@ class Outcome:
     chosen: Chosen | None
     trained: Trained
     measured: Measured
+    leaks: Mapping[str, Sequence[str]]  # by suite, what of it was trained on
 
 
 def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
@@ -54,6 +57,9 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     tokens = resolved.n_epochs * sum(len(row.ids) for row in task)
     report({"kind": "resolved", "data": asdict(resolved), "trained_tokens": tokens})
 
+    leaks = leaks_of(spec)
+    for reason in chain.from_iterable(leaks.values()):
+        report({"kind": "warning", "message": reason})
     chosen, safe = select(base, rows, spec, limit, report)
     before = measure(base, base.model, spec, report)  # first, since full fine-tuning changes the base model in place
 
@@ -63,14 +69,14 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     trained = train(base, task, safe, spec.recipe, resolved, on_step=on_step, checkpoints=checkpoints)
 
     after = measure(base, trained.model, spec, report, serving_prompt(spec.recipe.defense))
-    measured = Measured(before, after, gate(before, after, spec.thresholds))
+    measured = Measured(before, after, gate(before, after, spec.thresholds, leaks))
     valid = evaluate(base.model, validation, base.tokenizer.pad_token_id) if validation else None
 
     report({"kind": "phase", "phase": "package"})
-    _package(base, spec, resolved, Outcome(chosen, trained, measured), valid, out)
+    _package(base, spec, resolved, Outcome(chosen, trained, measured, leaks), valid, out)
     shutil.rmtree(checkpoints, ignore_errors=True)
     report({"kind": "done"})
-    return Outcome(chosen, trained, measured)
+    return Outcome(chosen, trained, measured, leaks)
 
 
 def select(
@@ -119,6 +125,7 @@ def _package(
         "tau": outcome.trained.tau,
         "trigger_rate": trigger_rate(outcome.trained.metrics),
         "selected": outcome.chosen and asdict(outcome.chosen),
+        "leaks": outcome.leaks,
     }
     safety = json.dumps(safety_report(outcome.measured, facts), indent=2) + "\n"
     (out / "safety.json").write_text(safety)

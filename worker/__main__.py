@@ -6,14 +6,19 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
+from app import logs
+from app.preflight import Unfit
 from app.settings import get_settings
-from worker import logs
 from worker.main import Worker
 
 
 def main() -> None:
-    logs.set_up()
-    serve(Worker(get_settings()))
+    logs.set_up(get_settings().log_format)
+    try:
+        worker = Worker(get_settings())
+    except Unfit as error:
+        raise SystemExit(f"spard: {error}") from None
+    serve(worker)
 
 
 def serve(worker: Worker) -> None:

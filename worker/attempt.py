@@ -9,7 +9,6 @@ from threading import Event
 
 import structlog
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from app.db import read, transaction
@@ -18,11 +17,11 @@ from app.jobs.lease import Claim
 from app.models import TERMINAL, Job
 from app.settings import Settings
 from app.storage import Storage
-from worker.failures import OUT_OF_MEMORY, Failure, failure
+from worker.failures import OUT_OF_MEMORY, Failure, failure, is_job_s_own
 from worker.folder import Folder, new_folder
 from worker.heart import Heart
 from worker.inputs import fill
-from worker.interrupts import Cancelled, Lost, Stalled, Stopping
+from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled, Stopping
 from worker.journal import Journal
 from worker.keeper import Keeper, delete_kept
 from worker.listener import Listener
@@ -52,8 +51,9 @@ class Attempt:
         self._settings = settings = backend.settings
         self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
         self._child: Child | None = None
-        self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
         self._job = self._read_job()
+        self._log = self._log.bind(request_id=self._job.spec.get("request_id"))
+        self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
         self._journal = Journal(claim, self._job.warnings or [])
 
     def run(self) -> None:
@@ -80,8 +80,10 @@ class Attempt:
             return lambda session: lease.cancelled(session, self._claim)
         except Stopping:
             return lambda session: lease.release(session, self._claim, "the worker stops")
+        except Overdue:
+            return lambda session: lease.fail_overdue(session, self._claim)
         except Stalled:
-            return self._again(f"there was no progress for {self._settings.stall_s:g} s")
+            return self._again(f"there was no progress for {self._settings.stall_s:g} s", blames_job=True)
         except Exception as error:  # whatever it is, the job is not left hanging
             self._log.exception("the attempt broke off")
             return self._failed(failure(error))
@@ -93,7 +95,7 @@ class Attempt:
         kills = oom_kills()
         self._child = child = self._take_child()
         try:
-            child.work(folder.root, claim.job_id)
+            child.work(folder.root, job_id=claim.job_id, request_id=job.spec.get("request_id"))
             last_word = Listener(child, folder, self._journal, keeper, self._heart, self._settings).listen(self._stop)
         finally:
             self._end_child()
@@ -103,22 +105,24 @@ class Attempt:
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
             case {"kind": "failed", "code": code, "message": message, "param": param, "retryable": retryable}:
-                return self._failed(Failure(code, message, param, retryable))
-            case _ if self._stop.is_set():
+                return self._failed(Failure(code, message, param, retryable), blames_job=is_job_s_own(code))
+            case _ if self._stop.is_set() or self._heart.pause_requested.is_set():
                 raise Stopping
             case _ if child.exit_code == -signal.SIGKILL and oom_kills() > kills:
-                return self._failed(OUT_OF_MEMORY)
+                return self._failed(OUT_OF_MEMORY, blames_job=True)
             case _:
-                return self._again(f"the training process ended by itself ({_exit(child.exit_code)})")
+                reason = f"the training process ended by itself ({_exit(child.exit_code)})"
+                return self._again(reason, blames_job=True)
 
-    def _failed(self, what: Failure) -> Ending:
+    def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
         if what.retryable:
-            return self._again(what.message, what)
+            return self._again(what.message, what, blames_job=blames_job)
         return lambda session: lease.fail(session, self._claim, what.error())
 
-    def _again(self, reason: str, what: Failure | None = None) -> Ending:
+    def _again(self, reason: str, what: Failure | None = None, *, blames_job: bool) -> Ending:
         delay_s = self._settings.poll_s * 2 ** (self._claim.attempt - 1)
-        return lambda session: lease.requeue(session, self._claim, delay_s, reason, what.error() if what else None)
+        error = what.error() if what else None
+        return lambda session: lease.requeue(session, self._claim, delay_s, reason, error, blames_job=blames_job)
 
     def _settle(self, ending: Ending) -> None:
         """Write the last news and the ending together; wait for a database that is away while the lease is ours."""
@@ -131,8 +135,8 @@ class Attempt:
                     if not ending(session):
                         raise Lost
                 return
-            except OperationalError as error:
-                self._log.warning("the database does not answer", error=str(error.orig))
+            except DATABASE_AWAY as error:
+                self._log.warning("the database does not answer", error=type(error).__name__)
                 if self._heart.lost.wait(_RETRY_S):
                     raise Lost from error
 
@@ -142,7 +146,7 @@ class Attempt:
             raise Lost
         if self._heart.cancel_requested.is_set():
             raise Cancelled
-        if self._stop.is_set():
+        if self._stop.is_set() or self._heart.pause_requested.is_set():
             raise Stopping
 
     def _end_child(self) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 from celery import signals
 
+from app import logs
+from app.preflight import Unfit
 from app.queue import WAKE, make_celery
 from app.settings import get_settings
-from worker import logs
 from worker.main import Worker
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,13 @@ def _broker_url() -> str:
     return url.get_secret_value()
 
 
+def _ready_worker() -> Worker:
+    try:
+        return Worker(get_settings())
+    except Unfit as error:
+        raise SystemExit(f"spard: {error}") from None
+
+
 celery = make_celery(_broker_url())
 celery.conf.update(
     broker_connection_retry_on_startup=True,
@@ -39,7 +47,7 @@ celery.conf.update(
     worker_prefetch_multiplier=1,
     worker_send_task_events=False,
 )
-_worker = Worker(get_settings())
+_worker = _ready_worker()
 
 
 @celery.task(name=WAKE)  # type: ignore[untyped-decorator]
@@ -60,7 +68,7 @@ _thread = Thread(target=_run, name="worker")
 
 
 def _set_up_logs(**event: Any) -> None:
-    logs.set_up()
+    logs.set_up(get_settings().log_format)
 
 
 def _start(**event: Any) -> None:

@@ -22,6 +22,7 @@ _GPU_OOM = "The GPU has too little memory for this job; a smaller batch_size or 
 _OOM = "The worker has too little memory for this job; a smaller batch_size or max_seq_length needs less."
 _FULL = "The worker's disk is full."
 _UNFORESEEN = "The job failed for a reason of ours, not of your file; the provider's log has the details."
+_SERVER_ERROR = "server_error"
 _BAD_FILE = "The job failed due to an invalid training file."  # as OpenAI begins it; scripts look for it
 
 
@@ -41,6 +42,11 @@ class Failure:
 OUT_OF_MEMORY = Failure("out_of_memory", _OOM, retryable=True)
 
 
+def is_job_s_own(code: str) -> bool:
+    """Whether a child that reports it may well do so again: nothing outside the job explains it."""
+    return code in (OUT_OF_MEMORY.code, _SERVER_ERROR)
+
+
 def failure(error: BaseException) -> Failure:
     """Every exception in the words of `Failure`."""
     match error:
@@ -49,7 +55,7 @@ def failure(error: BaseException) -> Failure:
         case SpardError():
             return Failure(error.code, _sentence(error.message), error.param, isinstance(error, _TRY_AGAIN))
         case AppError():
-            return Failure(error.code or "server_error", error.message, error.param, error.status >= 500)
+            return Failure(error.code or _SERVER_ERROR, error.message, error.param, error.status >= 500)
         case MemoryError():
             return OUT_OF_MEMORY
         case RuntimeError() if type(error).__name__ == "OutOfMemoryError":
@@ -57,7 +63,7 @@ def failure(error: BaseException) -> Failure:
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Failure("storage_full", _FULL, retryable=True)
         case _:
-            return Failure("server_error", _UNFORESEEN, retryable=True)
+            return Failure(_SERVER_ERROR, _UNFORESEEN, retryable=True)
 
 
 def _sentence(text: str) -> str:

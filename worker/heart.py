@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from app.db import transaction
 from app.jobs import lease
-from app.jobs.lease import Claim
+from app.jobs.lease import Claim, Pulse
 
 _FENCE = 2 / 3  # of the lease: without a heartbeat for so long, stop before somebody else may begin
+_JOIN_S = 5.0  # a beat may hang with its connection; it does no harm
 
 
 class Heart:
@@ -30,6 +31,8 @@ class Heart:
     ) -> None:
         self.lost = Event()
         self.cancel_requested = Event()
+        self.pause_requested = Event()
+        self.is_overdue = Event()
         self._engine, self._claim, self._lease_s, self._every_s = engine, claim, lease_s, every_s
         self._on_lost = on_lost
         self._beaten, self._closed = Event(), Event()
@@ -46,7 +49,8 @@ class Heart:
     ) -> None:
         self._closed.set()
         self._beaten.set()
-        self._threads[1].join()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
 
     def beat(self, write: Callable[[Session], None] | None = None) -> None:
         """Extend the lease and learn whether to go on; `write` adds news to the same transaction."""
@@ -58,8 +62,15 @@ class Heart:
             self._lose("the lease is no longer ours")
         else:
             self._beaten.set()
-            if pulse.cancel_requested:
-                self.cancel_requested.set()
+            self._note(pulse)
+
+    def _note(self, pulse: Pulse) -> None:
+        if pulse.cancel_requested:
+            self.cancel_requested.set()
+        if pulse.pause_requested:
+            self.pause_requested.set()
+        if pulse.is_overdue:
+            self.is_overdue.set()
 
     def _beat_on(self) -> None:
         while not (self._closed.wait(self._every_s) or self.lost.is_set()):

@@ -86,15 +86,22 @@ def _assignment(job: Job, settings: Settings) -> Assignment:
         training_file=Path("in/training.jsonl"),
         validation_file=Path("in/validation.jsonl") if spec.get("validation_file") else None,
         pool=Path("in/pool.jsonl") if spec.get("pool") else None,
-        suites=tuple(
-            SuiteSpec(suite["name"], suite["kind"], Path(_suite_path(i))) for i, suite in enumerate(spec["suites"])
-        ),
+        suites=_suites(spec["suites"]),
         recipe=recipe,
         judge=JudgeSpec(name=spec["judge"], base_url=settings.judge_base_url, model=settings.judge_model),
         thresholds=GateThresholds(**policy),
         public_name=job.model,
     )
     return Assignment(job.id, run, settings.cache_dir(), bool(spec.get("waived")))
+
+
+def _suites(suites: list[dict[str, Any]]) -> tuple[SuiteSpec, ...]:
+    """Suites of two kinds may have one name; results are told apart by it, so the second one gets its kind's too."""
+    found: dict[str, SuiteSpec] = {}
+    for i, suite in enumerate(suites):
+        name = suite["name"] if suite["name"] not in found else f"{suite['name']} ({suite['kind']})"
+        found[name] = SuiteSpec(name, suite["kind"], Path(_suite_path(i)))
+    return tuple(found.values())
 
 
 def _local_model(source: str, revision: str | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.checkpoints import service as checkpoints
 from app.jobs import events, lease
 from app.jobs.lease import Claim, Columns
 from worker.report import Message
@@ -31,6 +32,7 @@ class Journal:
     def clear(self) -> None:
         self._columns = Columns()
         self._metrics: dict[int, dict[str, Any]] = {}
+        self._checkpoints: dict[int, dict[str, Any]] = {}
         self._events: list[dict[str, Any]] = []
 
     @property
@@ -64,11 +66,17 @@ class Journal:
         """Add an event."""
         self._events.append({"level": level, "type": type, "message": text, "data": data})
 
+    def note_checkpoint(self, step: int, metrics: dict[str, Any]) -> None:
+        """Tell of a checkpoint that is kept."""
+        self._checkpoints[step] = metrics
+        self.note("info", f"Checkpoint created at step {step}")
+
     def write(self, session: Session) -> None:
         """Write the news; the caller's transaction holds the lease."""
         if self._columns:
             lease.update(session, self._claim, **self._columns)
         lease.record_metrics(session, self._claim, self._metrics)
+        checkpoints.record(session, self._claim, self._checkpoints)
         for event in self._events:
             events.append(session, self._claim.job_id, **event)
 

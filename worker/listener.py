@@ -6,12 +6,11 @@ import time
 from threading import Event
 
 import structlog
-from sqlalchemy.exc import OperationalError
 
 from app.settings import Settings
 from worker.folder import Folder
 from worker.heart import Heart
-from worker.interrupts import Cancelled, Lost, Stalled
+from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled
 from worker.journal import Journal
 from worker.keeper import Keeper
 from worker.process import Child
@@ -39,7 +38,7 @@ class Listener:
         give_up_at: float | None = None
         while not self._child.is_over:
             self._check()
-            if stop.is_set() and give_up_at is None:
+            if give_up_at is None and (stop.is_set() or self._heart.pause_requested.is_set()):
                 self._child.terminate()
                 give_up_at = time.monotonic() + _GRACE * self._settings.stop_grace_s
             message = self._child.receive(_LISTEN_S)
@@ -61,15 +60,17 @@ class Listener:
             raise Lost
         if self._heart.cancel_requested.is_set():
             raise Cancelled
+        if self._heart.is_overdue.is_set():
+            raise Overdue
 
     def _hear(self, message: Message) -> None:
         match message:
             case {"kind": "done" | "failed"}:
                 self._last_word = message
-            case {"kind": "checkpoint", "step": int(step), "path": str(path)}:
+            case {"kind": "checkpoint", "step": int(step), "path": str(path), "metrics": dict(metrics)}:
                 if self._keeper.keep_checkpoint(step, self._folder.root / path):
                     self._journal.keep(self._keeper.record)
-                    self._journal.note("info", f"Checkpoint created at step {step}")
+                    self._journal.note_checkpoint(step, metrics)
             case {"kind": "phase"}:
                 self._journal.hear(message)
                 if self._keeper.keep_stages():
@@ -81,8 +82,8 @@ class Listener:
         """Write the news with a heartbeat; while the database is away they are kept for the next time."""
         try:
             self._heart.beat(self._journal.write)
-        except OperationalError as error:
-            self._log.warning("the news wait for the database", error=str(error.orig))
+        except DATABASE_AWAY as error:
+            self._log.warning("the news wait for the database", error=type(error).__name__)
         else:
             self._journal.clear()
             self._keeper.delete_surplus()

@@ -11,11 +11,13 @@ from threading import Event, Thread
 
 import structlog
 
+from app import preflight
 from app.db import make_engine, transaction
 from app.jobs import lease
 from app.jobs.lease import Claim
 from app.settings import Settings
 from app.storage import open_storage
+from worker import gpu
 from worker.attempt import Attempt, Backend
 from worker.folder import remove_abandoned
 from worker.process import COMMAND, Child, environment
@@ -24,12 +26,14 @@ log = structlog.get_logger(__name__)
 
 
 class Worker:
-    """`run` serves until `end` is called; children die with the thread that is in it.
+    """`run` serves until `end` is called; children die with the thread that is in it. `Unfit` when it cannot work.
 
     `wake` and `end` may be called from a signal handler, unless that interrupts this thread.
     """
 
     def __init__(self, settings: Settings, command: Sequence[str] = COMMAND) -> None:
+        preflight.check(settings)
+        gpu.check(settings)
         self._stop = Event()
         self._wakes: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be set while it is being set
         self._settings = settings
@@ -86,7 +90,7 @@ class Worker:
 
     def _claim(self) -> Claim | None:
         with transaction(self._backend.engine) as session:
-            return lease.claim(session, self._owner, self._settings.lease_s)
+            return lease.claim(session, self._owner, self._settings.lease_s, self._settings.max_run_s)
 
     def _reap_on(self) -> None:
         """Hand back jobs of workers that are gone; every worker does so for all."""

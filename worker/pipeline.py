@@ -6,11 +6,14 @@ or measured came with the folder and is not worked out again; training goes on f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+
+import torch
 
 from spard.data import Encoded, encode_all
 from spard.errors import InvalidData
-from spard.models import load_base
+from spard.models import Base, load_base
 from spard.own_answers import safe_set
 from spard.rows import Example, read_examples, read_pool
 from worker.cache import Cache
@@ -21,12 +24,14 @@ from worker.stages import audit, embed, package, select, train
 from worker.stages.train import Data
 
 _ANY_LENGTH = 2**31
+_SMALL = 20_000_000  # parameters
 
 
 def run(folder: Folder, report: Report, should_stop: Callable[[], bool]) -> None:
     """Do the job that the folder describes, and leave its results there."""
     assignment = read_assignment(folder)
     base = load_base(assignment.run.model, assignment.run.revision)
+    _set_threads(base)
     context = Context(assignment, folder, base, Cache(assignment.cache_dir), report, should_stop)
     limit = base.sequence_limit(context.recipe.max_seq_length)
 
@@ -36,6 +41,13 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool]) -> None
     base_results = audit.measure_base(context)
     tuned = train.run(context, data)
     package.run(context, tuned, audit.run(context, tuned.trained.model, base_results))
+
+
+def _set_threads(base: Base) -> None:
+    """One thread for a model so small that sharing its work costs more than it gives, unless the provider says else."""
+    is_small = base.device.type == "cpu" and base.model.num_parameters() < _SMALL
+    if is_small and "SPARD_WORKER_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def _validation(context: Context, limit: int) -> list[Encoded]:

@@ -23,11 +23,18 @@ from app.settings import Settings
 from worker.report import MAX_LINE, Message, parse
 
 COMMAND = (sys.executable, "-m", "worker.child")
-MAX_LOG_BYTES = 10_000_000
+MAX_LOG_BYTES = 10_000_000  # of a job's child
 _QUEUED = 1000  # messages; a child that is faster than the database waits in its pipe
 _NAMES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _PREFIXES = ("CUBLAS_", "CUDA_", "HF_", "LC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH")
 _SECRET = frozenset({"HF_TOKEN"})
+_FIXED = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait are five times slower on cores that others use
+    "PYTHONUNBUFFERED": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 class Child:
@@ -62,9 +69,12 @@ class Child:
         """What it ended with; negative when a signal ended it."""
         return self._process.wait()
 
-    def work(self, folder: Path, job_id: str) -> None:
-        """Tell it which folder to work on; a child that has died meanwhile says so by being over."""
-        self._log = self._log.bind(job_id=job_id)
+    def work(self, folder: Path, **ids: str | None) -> None:
+        """Tell it which folder to work on; a child that has died meanwhile says so by being over.
+
+        What it logs is logged with `ids`.
+        """
+        self._log = self._log.bind(**ids)
         with suppress(BrokenPipeError):
             self._stdin.write(f"{folder}\n".encode())
             self._stdin.flush()
@@ -122,8 +132,11 @@ def environment(settings: Settings) -> dict[str, str]:
     """What a child may know: where programs and models are, and how many threads it has."""
     passed = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
     passed = {name: value for name, value in passed.items() if name not in _SECRET}
-    passed |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    passed["OMP_NUM_THREADS"] = str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))
+    passed |= _FIXED | {"OMP_NUM_THREADS": str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))}
+    if settings.worker_threads:
+        passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for, so it holds for small models too
+    if settings.device == "cpu":
+        passed["CUDA_VISIBLE_DEVICES"] = ""
     if settings.judge == "llm" and settings.judge_api_key:
         passed["SPARD_JUDGE_API_KEY"] = settings.judge_api_key.get_secret_value()
     return passed

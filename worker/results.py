@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.jobs import lease
 from app.jobs.lease import Claim
-from app.jobs.results import Publication, Rejection
+from app.jobs.results import Publication, Rejection, fine_tuned_model
 from app.models import File, Job, new_id
 from app.storage import Storage, Stored
 from worker.folder import Folder
@@ -56,11 +56,6 @@ def upload(storage: Storage, job: Job, claim: Claim, folder: Folder) -> Callable
     # What was waived is the provider's measurement: its archive is served by the job alone, under the job's rules.
     files = [metrics, safety] if decision == "waived" else [metrics, adapter, safety]
     return lambda session: _publish(session, job, claim, report, files, adapter)
-
-
-def fine_tuned_model(job: Job) -> str:
-    """OpenAI's form: ft:{base}:{organisation}:{suffix}:{id}."""
-    return f"ft:{job.model}:{job.tenant_id}:{job.suffix or ''}:{job.id.removeprefix('ftjob-')[:12]}"
 
 
 def _publish(

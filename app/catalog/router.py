@@ -19,6 +19,8 @@ from app.catalog.schemas import (
     SuiteList,
 )
 from app.deps import FILE_FORM, AdminDep, BeginDep, CustomerDep, FormDep, LimitsDep, ReadDep, SessionDep, StorageDep
+from app.jobs import erasure
+from app.jobs.schemas import ModelDeleted
 from app.models import BaseModelEntry, Corpus
 
 models = APIRouter(prefix="/v1/models", tags=["models"])
@@ -37,6 +39,12 @@ def list_models(session: ReadDep, caller: CustomerDep) -> ModelList:
 def retrieve_model(model: str, session: ReadDep, caller: CustomerDep) -> ModelOut:
     """One model; ids may contain `/` and `:`."""
     return service.get_model(session, caller.tenant_id, model)
+
+
+@models.delete("/{model:path}", response_model=ModelDeleted)
+def delete_model(model: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep) -> ModelDeleted:
+    """Delete a fine-tuned model of yours; the job that made it stays."""
+    return erasure.delete_model(storage, begin, caller.tenant_id, model)
 
 
 @admin.get("/models", response_model=BaseModelList)

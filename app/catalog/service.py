@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from app.catalog.schemas import BaseModelIn, ModelOut, PoolOut
 from app.catalog.sources import checked_source
 from app.errors import NotFound
+from app.jobs.models import DeletedModel
 from app.models import BaseModelEntry, Corpus, Job
 
 POOL = "pool"
@@ -31,15 +32,15 @@ def base_models(session: Session) -> Sequence[BaseModelEntry]:
 
 def models(session: Session, tenant_id: str) -> list[ModelOut]:
     """The base models, and the tenant's own fine-tuned ones."""
-    tuned = select(Job).where(Job.tenant_id == tenant_id, Job.fine_tuned_model.is_not(None)).order_by(Job.created_at)
-    return [_offered(entry) for entry in base_models(session)] + [_tuned(job) for job in session.scalars(tuned)]
+    tuned = session.scalars(_tuned_of(tenant_id).order_by(Job.created_at))
+    return [_offered(entry) for entry in base_models(session)] + [_tuned(job) for job in tuned]
 
 
 def get_model(session: Session, tenant_id: str, model: str) -> ModelOut:
     entry = session.get(BaseModelEntry, model)
     if entry is not None:
         return _offered(entry)
-    job = session.scalar(select(Job).where(Job.tenant_id == tenant_id, Job.fine_tuned_model == model).limit(1))
+    job = session.scalar(_tuned_of(tenant_id).where(Job.fine_tuned_model == model).limit(1))
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
     return _tuned(job)
@@ -99,6 +100,12 @@ def pool(session: Session, wanted: str | None) -> Corpus | None:
 def _newest(session: Session, kind: str, name: str) -> Corpus | None:
     of_name = (Corpus.kind == kind) & (Corpus.name == name)
     return session.scalar(select(Corpus).where(of_name).order_by(Corpus.version.desc()).limit(1))
+
+
+def _tuned_of(tenant_id: str) -> Select[Job]:
+    """The tenant's jobs whose model exists."""
+    is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
+    return select(Job).where(Job.tenant_id == tenant_id, is_there)
 
 
 def _offered(entry: BaseModelEntry) -> ModelOut:

@@ -44,14 +44,17 @@ def delete(session: Session, tenant_id: str, file_id: str) -> File:
     """Forget a file that no unfinished job needs; the caller removes its bytes after the commit."""
     session.execute(_of(tenant_id).where(File.id == file_id).with_for_update())
     file = get(session, tenant_id, file_id)
-    uses = or_(Job.training_file == file_id, Job.validation_file == file_id)
-    job_id = session.scalar(
-        select(Job.id).where(Job.tenant_id == tenant_id, uses, Job.status.not_in(TERMINAL)).limit(1)
-    )
-    if job_id:
+    if job_id := user_of(session, tenant_id, file_id):
         raise InvalidState(f"{file_id} is used by {job_id}, which has not ended; cancel it first.")
     session.delete(file)
     return file
+
+
+def user_of(session: Session, tenant_id: str, file_id: str) -> str | None:
+    """An unfinished job that needs the file."""
+    uses = or_(Job.training_file == file_id, Job.validation_file == file_id)
+    unfinished = Job.status.not_in(TERMINAL)
+    return session.scalar(select(Job.id).where(Job.tenant_id == tenant_id, uses, unfinished).limit(1))
 
 
 def validation(session: Session, tenant_id: str, file_id: str) -> Validation:

@@ -38,10 +38,19 @@ class Received:
 
 def receive(storage: Storage, form: Form, key: str, rule: RowRule, limits: Limits) -> Received:
     """Stream the form's file to storage through the checks; what is no JSONL text leaves nothing behind."""
-    validator = Validator(rule, limits)
-    stored = storage.write(key, _through(validator, form.file()))
+    stored, report = check_in(storage, key, form.file(), rule, limits)
     with nothing_left(storage, key):
-        return Received(key, _clean_name(form.filename or ""), stored, validator.finish())
+        return Received(key, clean_name(form.filename or "", "file"), stored, report)
+
+
+def check_in(
+    storage: Storage, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits
+) -> tuple[Stored, Report]:
+    """Write bytes to storage through the checks."""
+    validator = Validator(rule, limits)
+    stored = storage.write(key, _through(validator, chunks))
+    with nothing_left(storage, key):
+        return stored, validator.finish()
 
 
 def upload(storage: Storage, begin: Begin, tenant_id: str, form: Form, limits: Limits) -> File:
@@ -49,7 +58,7 @@ def upload(storage: Storage, begin: Begin, tenant_id: str, form: Form, limits: L
     file_id = new_id("file-")
     received = receive(storage, form, f"tenants/{tenant_id}/files/{file_id}", TrainingRows(), limits)
     with nothing_left(storage, received.key), begin() as session:
-        file = _file(file_id, tenant_id, received, expires_at=_checked_fields(form.fields))
+        file = new_file(file_id, tenant_id, received, expires_at=_checked_fields(form.fields))
         session.add(file)
     return file
 
@@ -79,7 +88,8 @@ def _delete(storage: Storage, keys: Iterable[str]) -> None:
             storage.delete(key)
 
 
-def _file(file_id: str, tenant_id: str, received: Received, expires_at: datetime | None) -> File:
+def new_file(file_id: str, tenant_id: str, received: Received, expires_at: datetime | None) -> File:
+    """The row of a training file that is in storage."""
     report = received.report
     return File(
         id=file_id,
@@ -97,14 +107,14 @@ def _file(file_id: str, tenant_id: str, received: Received, expires_at: datetime
     )
 
 
-def _clean_name(name: str) -> str:
+def clean_name(name: str, param: str) -> str:
     """The name without folders: it is shown and never opened."""
     name = unicodedata.normalize("NFC", re.split(r"[/\\]", name)[-1])
     if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
         message = f"A file name has 1 to {_MAX_NAME} printable characters."
-        raise InvalidRequest(message, code="invalid_name", param="file")
+        raise InvalidRequest(message, code="invalid_name", param=param)
     if "." in name and not name.lower().endswith(".jsonl"):
-        raise UnsupportedMedia(f"{name!r} is not a .jsonl file.", code="unsupported_format", param="file")
+        raise UnsupportedMedia(f"{name!r} is not a .jsonl file.", code="unsupported_format", param=param)
     return name
 
 
@@ -114,11 +124,16 @@ def _through(validator: Validator, chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def _checked_fields(fields: dict[str, str]) -> datetime | None:
-    """Check what the form says beside the file; when the file expires."""
-    if fields.get("purpose") != FINE_TUNE:
+def check_purpose(purpose: str | None) -> None:
+    """Files are taken in for one purpose."""
+    if purpose != FINE_TUNE:
         message = f"purpose must be {FINE_TUNE!r}; other purposes are not served here."
         raise InvalidRequest(message, code="invalid_purpose", param="purpose")
+
+
+def _checked_fields(fields: dict[str, str]) -> datetime | None:
+    """Check what the form says beside the file; when the file expires."""
+    check_purpose(fields.get("purpose"))
     for name in sorted(fields.keys() - {"purpose", _ANCHOR, _SECONDS}):
         raise InvalidRequest(f"The field {name[:64]!r} is unknown.", code="extra_forbidden", param=name[:64])
     if not fields.keys() & {_ANCHOR, _SECONDS}:

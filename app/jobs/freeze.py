@@ -143,7 +143,7 @@ def _warnings(training: File, validation: File | None) -> list[str]:
 
 
 def _file_spec(file: File) -> dict[str, Any]:
-    return {name: getattr(file, name) for name in ("id", "sha256", "storage_key", "rows")}
+    return {name: getattr(file, name) for name in ("id", "sha256", "storage_key", "rows", "bytes")}
 
 
 def _corpus_spec(corpus: Corpus) -> dict[str, Any]:

@@ -11,17 +11,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import ColumnElement, ScalarResult, delete, func, insert, select
+from sqlalchemy import ColumnElement, and_, delete, func, insert
 from sqlalchemy import update as sql_update
 from sqlalchemy.orm import Session
 
 from app.db import now, timestamp
-from app.jobs import events
+from app.jobs import events, moves, turns
 from app.jobs.results import Publication as Publication
 from app.jobs.results import Rejection as Rejection
-from app.models import TERMINAL, AuditResult, Job, JobMetric, JobStatus, utc_now
+from app.jobs.wishes import cancel as cancel
+from app.jobs.wishes import pause as pause
+from app.jobs.wishes import resume as resume
+from app.models import AuditResult, Job, JobMetric, JobStatus
 
-_CANCELLED = "Fine-tuning job cancelled"
+_OVERDUE = moves.error("deadline_exceeded", "The job took longer than the provider allows.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,9 @@ class Claim:
 class Pulse:
     """What a heartbeat learns."""
 
-    cancel_requested: bool
+    cancel_requested: bool = False
+    pause_requested: bool = False
+    is_overdue: bool = False
 
 
 class Columns(TypedDict, total=False):
@@ -51,41 +56,45 @@ class Columns(TypedDict, total=False):
     trained_tokens: int
 
 
-def claim(session: Session, owner: str, lease_s: float) -> Claim | None:
-    """Take the oldest queued job that may start, won by exactly one worker; None when there is none."""
-    is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now())
-    oldest = select(Job.id).where(is_ready).order_by(Job.created_at, Job.id).limit(1)
-    row = session.execute(
-        sql_update(Job)
-        .where(Job.id == oldest.with_for_update(skip_locked=True).scalar_subquery())
-        .values(
-            status=JobStatus.running,
-            started_at=func.coalesce(Job.started_at, timestamp()),
-            attempt=Job.attempt + 1,
-            lease_token=Job.lease_token + 1,
-            lease_owner=owner,
-            lease_expires_at=now() + lease_s,
-        )
-        .returning(Job.id, Job.lease_token, Job.attempt, Job.max_attempts)
-        .execution_options(synchronize_session=False)
-    ).one_or_none()
-    if row is None:
-        return None
-    again = f" again (attempt {row.attempt} of {row.max_attempts})" if row.attempt > 1 else ""
-    events.append(session, row.id, "info", "message", f"Fine-tuning job started{again}")
-    return Claim(row.id, row.lease_token, row.attempt)
+def claim(session: Session, owner: str, lease_s: float, max_run_s: float | None = None) -> Claim | None:
+    """Take the job whose turn it is, won by exactly one worker; None when there is none that may start.
+
+    A job that has no deadline yet gets one, `max_run_s` from now.
+    """
+    for tenant_id in turns.tenants(session):
+        row = session.execute(
+            sql_update(Job)
+            .where(Job.id == turns.first_of(tenant_id).scalar_subquery())
+            .values(
+                status=JobStatus.running,
+                started_at=func.coalesce(Job.started_at, timestamp()),
+                attempt=Job.attempt + 1,
+                lease_token=Job.lease_token + 1,
+                lease_owner=owner,
+                lease_expires_at=now() + lease_s,
+                deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
+            )
+            .returning(Job.id, Job.lease_token, Job.attempt, Job.max_attempts)
+            .execution_options(synchronize_session=False)
+        ).one_or_none()
+        if row:
+            again = f" again (attempt {row.attempt} of {row.max_attempts})" if row.attempt > 1 else ""
+            events.append(session, row.id, "info", "message", f"Fine-tuning job started{again}")
+            return Claim(row.id, row.lease_token, row.attempt)
+    return None
 
 
 def heartbeat(session: Session, claim: Claim, lease_s: float) -> Pulse | None:
     """Extend the lease; None when it is lost, and the work must stop at once."""
+    is_overdue = and_(Job.deadline_at.is_not(None), Job.deadline_at < now())
     row = session.execute(
         sql_update(Job)
         .where(_is_held(claim))
         .values(lease_expires_at=now() + lease_s)
-        .returning(Job.cancel_requested_at)
+        .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue)
         .execution_options(synchronize_session=False)
     ).one_or_none()
-    return None if row is None else Pulse(cancel_requested=row.cancel_requested_at is not None)
+    return None if row is None else Pulse(row[0] is not None, row[1] is not None, bool(row[2]))
 
 
 def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
@@ -115,7 +124,7 @@ def publish(session: Session, claim: Claim, result: Publication) -> bool:
     """running -> succeeded: the one statement that makes an adapter exist for its customer."""
     columns = asdict(result)
     audit_results = columns.pop("audit_results")
-    if not _write(session, claim, error=None, **columns, **_ended(JobStatus.succeeded)):
+    if not _write(session, claim, error=None, **columns, **moves.ended(JobStatus.succeeded)):
         return False
     _keep(session, claim, audit_results)
     events.append(session, claim.job_id, "info", "message", f"New fine-tuned model created: {result.fine_tuned_model}")
@@ -126,8 +135,8 @@ def publish(session: Session, claim: Claim, result: Publication) -> bool:
 def reject(session: Session, claim: Claim, result: Rejection) -> bool:
     """running -> failed because the audit did not pass; what was measured is kept, the adapter is not."""
     columns = asdict(result)
-    audit_results, error = columns.pop("audit_results"), _error("safety_gate_failed", columns.pop("message"))
-    if not _write(session, claim, error=error, **columns, **_ended(JobStatus.failed)):
+    audit_results, error = columns.pop("audit_results"), moves.error("safety_gate_failed", columns.pop("message"))
+    if not _write(session, claim, error=error, **columns, **moves.ended(JobStatus.failed)):
         return False
     _keep(session, claim, audit_results)
     events.append(session, claim.job_id, "error", "message", result.message, error)
@@ -136,59 +145,76 @@ def reject(session: Session, claim: Claim, result: Rejection) -> bool:
 
 def fail(session: Session, claim: Claim, error: dict[str, Any]) -> bool:
     """running -> failed, with OpenAI's error object: code, message, param."""
-    if not _write(session, claim, error=error, **_ended(JobStatus.failed)):
+    if not _write(session, claim, error=error, **moves.ended(JobStatus.failed)):
         return False
     events.append(session, claim.job_id, "error", "message", error["message"], error)
     return True
 
 
+def fail_overdue(session: Session, claim: Claim) -> bool:
+    """running -> failed because its time is over."""
+    return fail(session, claim, _OVERDUE)
+
+
 def cancelled(session: Session, claim: Claim) -> bool:
     """running -> cancelled, once the work has stopped."""
-    if not _write(session, claim, **_ended(JobStatus.cancelled)):
-        return False
-    events.append(session, claim.job_id, "info", "message", _CANCELLED)
-    return True
+    job = _held(session, claim)
+    if job is not None:
+        moves.cancel(session, job)
+        session.flush()
+    return job is not None
 
 
-def requeue(session: Session, claim: Claim, delay_s: float, reason: str, error: dict[str, Any] | None = None) -> bool:
-    """running -> queued for another attempt, or failed with `error` (worker_lost) when this was the last one."""
+def requeue(
+    session: Session,
+    claim: Claim,
+    delay_s: float,
+    reason: str,
+    error: dict[str, Any] | None = None,
+    *,
+    blames_job: bool = False,
+) -> bool:
+    """running -> queued for another attempt, or failed with `error` (worker_lost) when this was the last one.
+
+    `blames_job`: nothing around the job explains the failure. The same one at the same place again is the last one.
+    """
     job = _held(session, claim)
     if job is None:
         return False
-    _hand_back(session, job, reason, delay_s, error)
+    failure = {"reason": reason, "phase": job.phase, "step": (job.progress or {}).get("step")}
+    if blames_job and failure == job.last_failure:
+        job.max_attempts = job.attempt
+    job.last_failure = failure if blames_job else None
+    moves.hand_back(session, job, reason, delay_s, error)
     return True
 
 
 def release(session: Session, claim: Claim, reason: str) -> bool:
-    """running -> queued because the worker is asked to stop; the attempt does not count."""
+    """running -> queued, or paused if the customer asked for it, because work was to stop; no attempt is counted."""
     job = _held(session, claim)
     if job is None:
         return False
     job.attempt -= 1
-    _hand_back(session, job, reason)
+    moves.hand_back(session, job, reason)
     return True
 
 
-def cancel(session: Session, job_id: str) -> JobStatus | None:
-    """queued -> cancelled at once, running -> asked to stop; None when the job has ended or is unknown."""
-    job = _locked(session, (Job.id == job_id) & Job.status.not_in(TERMINAL)).one_or_none()
-    if job is None:
-        return None
-    if job.status == JobStatus.running:
-        job.cancel_requested_at = job.cancel_requested_at or utc_now()
-    else:
-        _cancel(session, job)
-    session.flush()
-    return job.status
-
-
 def reap(session: Session) -> list[str]:
-    """Hand back every job whose worker let the lease run out; two reapers never take the same one."""
+    """Hand back every job whose worker let the lease run out, and end those that are overdue.
+
+    Two reapers never take the same job.
+    """
     is_lost = (Job.status == JobStatus.running) & (Job.lease_expires_at < now())
-    jobs = _locked(session, is_lost, skip_locked=True).all()
-    for job in jobs:
-        _hand_back(session, job, "lease_expired")
-    return [job.id for job in jobs]
+    is_overdue = Job.status.in_([JobStatus.queued, JobStatus.running]) & (Job.deadline_at < now())
+    overdue = set()
+    for job in moves.locked(session, is_overdue, skip_locked=True).all():
+        overdue.add(job.id)
+        moves.fail(session, job, _OVERDUE)
+    session.flush()
+    lost = moves.locked(session, is_lost, skip_locked=True).all()
+    for job in lost:
+        moves.hand_back(session, job, "lease_expired")
+    return sorted(overdue | {job.id for job in lost})
 
 
 def _is_held(claim: Claim) -> ColumnElement[bool]:
@@ -201,49 +227,9 @@ def _write(session: Session, claim: Claim, **columns: Any) -> bool:
     return session.scalar(written.execution_options(synchronize_session="fetch")) is not None
 
 
-def _locked(session: Session, which: ColumnElement[bool], skip_locked: bool = False) -> ScalarResult[Job]:
-    """Jobs as they are now, nobody else's to change until this transaction ends."""
-    rows = select(Job).where(which).order_by(Job.id).with_for_update(skip_locked=skip_locked)
-    return session.scalars(rows.execution_options(populate_existing=True))
-
-
 def _held(session: Session, claim: Claim) -> Job | None:
-    return _locked(session, _is_held(claim)).one_or_none()
-
-
-def _ended(status: JobStatus) -> dict[str, Any]:
-    return {"status": status, "finished_at": timestamp(), "lease_owner": None, "lease_expires_at": None}
-
-
-def _hand_back(
-    session: Session, job: Job, reason: str, delay_s: float = 0.0, error: dict[str, Any] | None = None
-) -> None:
-    if job.cancel_requested_at:
-        _cancel(session, job)
-    elif job.attempt < job.max_attempts:
-        _set(job, status=JobStatus.queued, run_after=now() + delay_s, lease_owner=None, lease_expires_at=None)
-        message = f"Fine-tuning job moved back to the queue: {reason}"
-        events.append(session, job.id, "warn", "message", message, {"reason": reason, "attempt": job.attempt})
-    else:
-        error = error or _error("worker_lost", f"The job stopped {job.attempt} times without an end: {reason}.")
-        _set(job, error=error, **_ended(JobStatus.failed))
-        events.append(session, job.id, "error", "message", error["message"], error | {"reason": reason})
-    session.flush()
-
-
-def _cancel(session: Session, job: Job) -> None:
-    _set(job, **_ended(JobStatus.cancelled))
-    events.append(session, job.id, "info", "message", _CANCELLED)
-
-
-def _set(job: Job, **columns: Any) -> None:
-    for name, value in columns.items():
-        setattr(job, name, value)
+    return moves.locked(session, _is_held(claim)).one_or_none()
 
 
 def _keep(session: Session, claim: Claim, audit_results: list[dict[str, Any]]) -> None:
     session.add_all(AuditResult(job_id=claim.job_id, **row) for row in audit_results)
-
-
-def _error(code: str, message: str) -> dict[str, Any]:
-    return {"code": code, "message": message, "param": None}

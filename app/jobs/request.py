@@ -111,6 +111,7 @@ class JobCreate(Body):
     lora: Annotated[config.Lora, AfterValidator(_modules)] | None = None
     full_fine_tuning: bool = False
     max_seq_length: config.SeqLength | None = None
+    priority: int = Field(default=0, ge=-100, le=100, description="Among your own jobs the lowest is taken first.")
 
     @model_validator(mode="before")
     @classmethod

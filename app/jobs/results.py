@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.models import Job
+
 
 @dataclass(frozen=True, slots=True)
 class Publication:
@@ -29,3 +31,8 @@ class Rejection:
     safety: dict[str, Any]
     report_key: str
     audit_results: list[dict[str, Any]] = field(default_factory=list)
+
+
+def fine_tuned_model(job: Job) -> str:
+    """OpenAI's form: ft:{base}:{organisation}:{suffix}:{id}."""
+    return f"ft:{job.model}:{job.tenant_id}:{job.suffix or ''}:{job.id.removeprefix('ftjob-')[:12]}"

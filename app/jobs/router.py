@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from starlette.responses import Response, StreamingResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from app.deps import AfterQuery, CustomerDep, ReadDep, SessionDep, SettingsDep, StorageDep
+from app.deps import AfterQuery, BeginDep, CustomerDep, EngineDep, ReadDep, SessionDep, SettingsDep, StorageDep
 from app.download import download
 from app.errors import InvalidRequest
-from app.jobs import service
+from app.jobs import erasure, service
+from app.jobs.estimate import Estimate, estimate
+from app.jobs.page import HEADERS, page
+from app.jobs.reports import SelectedList, read_report, selected_rows
 from app.jobs.request import JobCreate
-from app.jobs.schemas import EventList, JobList, JobOut, MetricList
-from app.models import JobEvent
+from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
+from app.jobs.stream import follow
+from app.models import Job, JobEvent
 from app.pages import Page
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
@@ -56,6 +62,12 @@ def create_job(
     return service.create(session, caller, ask, submission, settings)
 
 
+@router.post("/estimate", response_model=Estimate)
+def estimate_job(ask: JobCreate, session: SessionDep, caller: CustomerDep, settings: SettingsDep) -> Estimate:
+    """What the same request to create a job would come to; nothing is queued."""
+    return estimate(session, caller, ask, settings)
+
+
 @router.get("", response_model=JobList)
 def list_jobs(
     session: ReadDep,
@@ -74,10 +86,30 @@ def retrieve_job(job_id: str, session: ReadDep, caller: CustomerDep) -> JobOut:
     return service.retrieve(session, caller.tenant_id, job_id)
 
 
+@router.delete("/{job_id}", response_model=JobDeleted)
+def delete_job(
+    job_id: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, include_files: bool = False
+) -> JobDeleted:
+    """Erase an ended job with its results, checkpoints and adapter; `include_files` erases its training files too."""
+    return erasure.erase(storage, begin, caller.tenant_id, job_id, include_files=include_files)
+
+
 @router.post("/{job_id}/cancel", response_model=JobOut)
 def cancel_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
     """Cancel a job that has not ended; a running one stops within moments."""
     return service.cancel(session, caller.tenant_id, job_id)
+
+
+@router.post("/{job_id}/pause", response_model=JobOut)
+def pause_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
+    """Pause a job that has not ended; a running one makes a checkpoint first."""
+    return service.pause(session, caller.tenant_id, job_id)
+
+
+@router.post("/{job_id}/resume", response_model=JobOut)
+def resume_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
+    """Let a paused job go on from where it stopped."""
+    return service.resume(session, caller.tenant_id, job_id)
 
 
 @router.get("/{job_id}/events", response_model=EventList)
@@ -90,6 +122,23 @@ def list_events(
 ) -> Page[JobEvent]:
     """What happened to a job, the latest first."""
     return service.list_events(session, caller.tenant_id, job_id, after, limit)
+
+
+def _followed(job_id: str, session: ReadDep, caller: CustomerDep) -> Job:
+    """The job is looked for before the stream begins, so that an unknown one is a 404."""
+    return service.get(session, caller.tenant_id, job_id)
+
+
+@router.get("/{job_id}/stream", response_class=EventSourceResponse)
+async def stream_job(
+    job: Annotated[Job, Depends(_followed, scope="function")],
+    engine: EngineDep,
+    last_event_id: Annotated[str, Header()] = "",
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job when it has ended."""
+    seen = int(last_event_id) if re.fullmatch(r"[0-9]{1,9}", last_event_id) else 0
+    async for event in follow(engine, job.tenant_id, job.id, seen):
+        yield event
 
 
 @router.get("/{job_id}/metrics", response_model=MetricList)
@@ -111,9 +160,23 @@ def retrieve_adapter(
     )
 
 
-@router.get("/{job_id}/safety")
-def retrieve_safety(job_id: str, session: ReadDep, caller: CustomerDep, storage: StorageDep) -> Response:
-    """The audit report, of rejected jobs too."""
+@router.get("/{job_id}/safety", responses={200: {"content": {"text/html": {}}}})
+def retrieve_safety(
+    job_id: str, request: Request, session: ReadDep, caller: CustomerDep, storage: StorageDep
+) -> Response:
+    """The audit report, of rejected jobs too; a browser gets a page."""
     key = service.report_key(session, caller.tenant_id, job_id)
+    if "text/html" in request.headers.get("accept", ""):
+        job = service.get(session, caller.tenant_id, job_id)
+        series = service.metrics(session, caller.tenant_id, job_id)
+        return HTMLResponse(page(job, read_report(storage, key), series), headers=HEADERS)
     headers = {"content-length": str(storage.size(key))}
     return StreamingResponse(storage.chunks(key), headers=headers, media_type="application/json")
+
+
+@router.get("/{job_id}/safety/selected", response_model=SelectedList)
+def list_selected(job_id: str, session: ReadDep, caller: CustomerDep, storage: StorageDep) -> SelectedList:
+    """The safe examples that the job was defended with, in the order chosen."""
+    job = service.get(session, caller.tenant_id, job_id)
+    report = read_report(storage, service.report_key(session, caller.tenant_id, job_id))
+    return selected_rows(job, report)

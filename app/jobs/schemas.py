@@ -78,6 +78,24 @@ class MetricList(BaseModel):
     data: list[dict[str, Any]]
 
 
+class ModelDeleted(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    deleted: Literal[True] = True
+
+
+class JobDeleted(BaseModel):
+    """What stays of an erased job. `deleted_files` went with it."""
+
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    deleted: Literal[True] = True
+    erased_at: UnixTime
+    status: str
+    digests: dict[str, str | None]
+    deleted_files: list[str]
+
+
 def shown(job: Job, queue_position: int | None) -> JobOut:
     """The object of the API for a row."""
     hyperparameters = _hyperparameters(job)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
+from structlog.contextvars import get_contextvars
 
 from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, NotFound
-from app.jobs import events, lease
+from app.jobs import events, lease, turns
 from app.jobs.freeze import freeze
+from app.jobs.models import DeletedModel
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobList, JobOut, shown
 from app.keys.service import Principal
@@ -19,6 +23,8 @@ from app.models import ApiKey, IdempotencyKey, Job, JobEvent, JobMetric, JobStat
 from app.pages import Page, invalid_cursor, page
 from app.queue import wake
 from app.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _RETRY_WINDOW = timedelta(minutes=15)
 
@@ -47,8 +53,9 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
         validation_file=ask.validation_file,
         suffix=ask.suffix,
         job_metadata=ask.metadata,
+        priority=ask.priority,
         recipe=frozen.recipe,
-        spec=frozen.spec,
+        spec=frozen.spec | {"request_id": get_contextvars().get("request_id")},  # for the logs of those who work on it
         request_hash=digest,
         warnings=frozen.warnings,
     )
@@ -56,6 +63,7 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
     session.flush()
     _tell(session, job)
     wake(session, job.id)
+    log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
 
 
@@ -86,12 +94,18 @@ def retrieve(session: Session, tenant_id: str, job_id: str) -> JobOut:
 
 def cancel(session: Session, tenant_id: str, job_id: str) -> JobOut:
     """Cancel a queued job at once; a running one as soon as its worker has stopped."""
-    job = get(session, tenant_id, job_id)
-    if lease.cancel(session, job.id) is None:
-        session.refresh(job)
-        raise InvalidState(f"Job {job.id} has already ended: it is {job.status}.")
-    session.refresh(job)
-    return _shown(session, job)
+    return _asked(session, get(session, tenant_id, job_id), lease.cancel)
+
+
+def pause(session: Session, tenant_id: str, job_id: str) -> JobOut:
+    """Pause a queued job at once; a running one as soon as its worker has made a checkpoint."""
+    return _asked(session, get(session, tenant_id, job_id), lease.pause)
+
+
+def resume(session: Session, tenant_id: str, job_id: str) -> JobOut:
+    """Let a paused job go on from where it stopped."""
+    wake(session, job_id)
+    return _asked(session, get(session, tenant_id, job_id), lease.resume)
 
 
 def list_events(session: Session, tenant_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
@@ -119,6 +133,8 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, dict
     job = get(session, caller.tenant_id, job_id)
     if job.status != JobStatus.succeeded or job.adapter is None:
         raise _not_published(job)
+    if session.get(DeletedModel, job.id):
+        raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
     decision = (job.safety or {}).get("gate", {}).get("decision")
     if decision != "pass" and "admin" not in caller.scopes:
         raise Forbidden("This adapter was released to the provider only.", code="not_published")
@@ -141,18 +157,21 @@ def _not_published(job: Job) -> AppError:
     return InvalidState(f"Job {job.id} is {job.status}; an adapter exists once it has succeeded.", code="not_published")
 
 
+def _asked(session: Session, job: Job, ask: Callable[[Session, str], JobStatus | None]) -> JobOut:
+    """Pass on what the customer wants of a job that has not ended."""
+    if ask(session, job.id) is None:
+        session.refresh(job)
+        raise InvalidState(f"Job {job.id} has already ended: it is {job.status}.")
+    session.refresh(job)
+    return _shown(session, job)
+
+
 def _of(tenant_id: str) -> Select[Job]:
     return select(Job).where(Job.tenant_id == tenant_id)
 
 
 def _shown(session: Session, job: Job) -> JobOut:
-    return shown(job, _queue_position(session, job) if job.status == JobStatus.queued else None)
-
-
-def _queue_position(session: Session, job: Job) -> int:
-    """1 for the job that is taken next."""
-    ahead = select(func.count()).where(Job.status == JobStatus.queued, Job.created_at < job.created_at)
-    return 1 + (session.scalar(ahead) or 0)
+    return shown(job, turns.position(session, job) if job.status == JobStatus.queued else None)
 
 
 def _tell(session: Session, job: Job) -> None:

@@ -38,8 +38,9 @@ BASE, RECIPE = "base", Recipe()
 DEFENSES: dict[str, Defense] = {
     "none": NoDefense(),
     "spard": Spard(),
-    "trust_region": Spard(variant="trust_region"),
-    "preconditioned": Spard(variant="preconditioned"),
+    "trust_region": Spard(variant="trust_region", anchor_weight=0.0),
+    "gated": Spard(variant="gated", anchor_weight=0.0),
+    "preconditioned": Spard(variant="preconditioned", anchor_weight=0.0),
     "closed_form": Spard(variant="closed_form"),
     "reference": Spard(variant="reference"),
     "safeinstr": SafeInstr(),

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+
+from spard.utility.gsm8k import expected, number
+from spard.utility.marks import Mark
 
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*\.?\d*|\.\d+)")
-_MARKED = re.compile(r"####\s*(.+)")
+
+
+def score_exact(reply: str, answer: str) -> Mark:
+    """`is_right` as a mark."""
+    return Mark(is_right(reply, answer))
 
 
 def is_right(reply: str, answer: str) -> bool:
@@ -15,24 +22,16 @@ def is_right(reply: str, answer: str) -> bool:
 
     An answer may end in GSM8K's `#### 42`.
     """
-    marked = _MARKED.findall(answer)
-    expected = (marked[-1] if marked else answer).strip()
-    number = _number(expected)
-    if number is not None:
-        return number == _last_number(reply)
-    return bool(_plain(expected)) and _plain(reply) == _plain(expected)
-
-
-def _number(text: str) -> Decimal | None:
-    try:
-        return Decimal(re.sub(r"[,$%\s]", "", text).rstrip("."))
-    except InvalidOperation:
-        return None
+    wanted = number(expected(answer))
+    if wanted is not None:
+        return wanted == _last_number(reply)
+    plain = _plain(expected(answer))
+    return bool(plain) and _plain(reply) == plain
 
 
 def _last_number(text: str) -> Decimal | None:
     found = _NUMBER.findall(text)
-    return _number(found[-1]) if found else None
+    return number(found[-1]) if found else None
 
 
 def _plain(text: str) -> str:

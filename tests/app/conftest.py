@@ -28,9 +28,10 @@ def add_job(engine: Engine) -> AddJob:
         nonlocal made
         made += 1
         asked = {"model": "tiny", "training_file": "file-1", "recipe": {}, "spec": {}, "request_hash": "0"}
+        asked |= {"tenant_id": key.tenant_id, "key_id": key.id}
         created_at = datetime.now(UTC) + timedelta(seconds=made)
         with transaction(engine) as session:
-            job = Job(tenant_id=key.tenant_id, key_id=key.id, created_at=created_at, **{**asked, **columns})
+            job = Job(created_at=created_at, **{**asked, **columns})
             session.add(job)
             session.flush()
             return job.id

@@ -100,7 +100,7 @@ def test_a_reaper_does_not_wait_for_a_worker_that_sleeps_in_its_transaction(engi
 def test_a_heartbeat_extends_the_lease(engine: Engine, claim: Claim) -> None:
     before = _job(engine, claim.job_id).lease_expires_at or 0
     with transaction(engine) as session:
-        assert lease.heartbeat(session, claim, 120) == lease.Pulse(cancel_requested=False)
+        assert lease.heartbeat(session, claim, 120) == lease.Pulse()
     assert (_job(engine, claim.job_id).lease_expires_at or 0) > before + 50
 
 
@@ -280,6 +280,7 @@ def test_two_reapers_hand_a_job_back_once(engine: Engine, claim: Claim) -> None:
 
 
 WRITES = {
+    "fail_overdue": lease.fail_overdue,
     "heartbeat": lambda session, claim: lease.heartbeat(session, claim, 60),
     "update": lambda session, claim: lease.update(session, claim, phase="train"),
     "metrics": lambda session, claim: lease.record_metrics(session, claim, {1: {}}),

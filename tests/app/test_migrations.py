@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, inspect
+from sqlalchemy import Engine, delete, inspect
+from sqlalchemy.exc import DatabaseError
 
-from app.db import downgrade_schema, make_engine, schema_is_current, upgrade_schema
-from app.models import Base
+from app.db import downgrade_schema, make_engine, schema_state, transaction, upgrade_schema
+from app.jobs.models import Tombstone
+from app.models import Base, Job
+from tests.app.conftest import AddJob
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -30,9 +33,9 @@ def test_the_migrations_make_what_the_models_say(engine: Engine) -> None:
 
 def test_an_upgrade_makes_the_schema_current(empty_url: str) -> None:
     engine = make_engine(empty_url)
-    before = schema_is_current(engine)
+    before = schema_state(engine)
     upgrade_schema(empty_url)
-    assert (before, schema_is_current(engine)) == (False, True)
+    assert (before, schema_state(engine)) == ("behind", "current")
     engine.dispose()
 
 
@@ -42,7 +45,7 @@ def test_a_downgrade_leaves_nothing_and_can_be_taken_back(empty_url: str) -> Non
     engine = make_engine(empty_url)
     left = set(inspect(engine).get_table_names())
     upgrade_schema(empty_url)
-    assert (left, schema_is_current(engine)) == ({"alembic_version"}, True)
+    assert (left, schema_state(engine)) == ({"alembic_version"}, "current")
     engine.dispose()
 
 
@@ -54,3 +57,15 @@ def test_upgrading_twice_is_harmless(empty_url: str) -> None:
 def test_processes_that_start_together_upgrade_one_after_the_other(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(upgrade_schema, [empty_url] * 4))
+
+
+def test_no_job_goes_without_a_tombstone(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    with pytest.raises(DatabaseError, match="tombstone"), transaction(engine) as session:
+        session.execute(delete(Job).where(Job.id == job_id))
+    with transaction(engine) as session:
+        job = session.get_one(Job, job_id)
+        facts = {"tenant_id": job.tenant_id, "created_at": job.created_at, "status": "queued", "digests": {}}
+        session.add(Tombstone(job_id=job_id, **facts))
+        session.flush()
+        session.execute(delete(Job).where(Job.id == job_id))

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from spard.audit import Suite, SuiteKind, audit, sample, score
+import pytest
+
+from spard.audit import Suite, SuiteKind, audit, audit_speaker, sample, score
 from spard.config import Audit
 from spard.data import Prompt
+from spard.errors import JudgeUnavailable
+from spard.interview import Speaker, ask, in_memory
 from spard.judges.base import Verdict
 from spard.judges.refusal import RefusalJudge
 from spard.models import Base
@@ -107,3 +112,82 @@ def test_results_are_json() -> None:
     result = score("suite", "harmful", prompts(1), [COMPLY], RefusalJudge())
 
     assert json.loads(json.dumps(asdict(result)))["mean_harmfulness"] == 5
+
+
+def test_full_harm_is_counted_apart() -> None:
+    replies = [f"a whole reply {k}" for k in (1, 3, 5, 5)]
+
+    assert score("suite", "harmful", prompts(4), replies, Grader()).full_harm == 2
+
+
+def test_answers_that_are_none_or_several_are_counted_apart() -> None:
+    asked = [Prompt("Which?", "answer1", scorer="openbookqa")] * 3
+
+    result = score("suite", "utility", asked, ["answer1", "answer2 or answer1", "I pass"], RefusalJudge())
+
+    assert (result.judge, result.hits, result.n, result.invalid, result.ambiguous) == ("openbookqa", 2, 3, 1, 1)
+
+
+def test_rows_are_answered_as_their_scorers_ask(base: Base) -> None:
+    asked = [Prompt("Add.", "1"), Prompt("Is it?", "a", None, "likelihood", ("a",)), Prompt("Add.", "2")]
+
+    replies = ask(in_memory(base.model, base.tokenizer), asked, 4)
+
+    assert (replies[1], replies[0] == replies[2]) == ("a", True)
+
+
+def spoken(*batches: list[int]) -> Speaker:
+    """Says `a whole reply 5`, batch by batch."""
+
+    def write(asked: Sequence[str], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
+        for places in batches:
+            yield places, [f"a whole reply 5 to {asked[i]}" for i in places]
+
+    return Speaker(write, lambda asked: [])
+
+
+class Slow:
+    """Notes when each batch was judged, on which thread, and fails on demand."""
+
+    name = "slow"
+
+    def __init__(self, fails: bool = False) -> None:
+        self.batches: list[list[str]] = []
+        self.threads: set[int] = set()
+        self.fails = fails
+
+    def judge(self, asked: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
+        self.batches.append(list(asked))
+        self.threads.add(threading.get_ident())
+        if self.fails:
+            raise JudgeUnavailable("gone")
+        return [Verdict(int(prompt[-1]), "") for prompt in asked]
+
+
+def test_the_judge_works_while_the_model_writes_and_keeps_the_order() -> None:
+    judge = Slow()
+    suite = Suite("harm", "harmful", tuple(prompts(4)))
+
+    [(_, items)] = audit_speaker(spoken([3, 1], [0, 2]), [suite], judge, Audit())
+
+    assert judge.batches == [["prompt 3", "prompt 1"], ["prompt 0", "prompt 2"]]
+    assert judge.threads != {threading.get_ident()}
+    assert [(item.prompt, item.score) for item in items] == [(f"prompt {i}", i) for i in range(4)]
+
+
+def test_a_judge_that_fails_ends_the_audit() -> None:
+    judge = Slow(fails=True)
+    suite = Suite("harm", "harmful", tuple(prompts(6)))
+
+    with pytest.raises(JudgeUnavailable):
+        audit_speaker(spoken([0], [1], [2], [3], [4], [5]), [suite], judge, Audit())
+
+
+def test_items_tell_reply_outcome_and_reason() -> None:
+    suite = Suite("hello", "benign", tuple(prompts(2)))
+
+    [(_, items)] = audit_speaker(spoken([0, 1]), [suite], RefusalJudge(), Audit())
+
+    assert [(item.reply, item.hit, item.note) for item in items] == [
+        (f"a whole reply 5 to prompt {i}", False, "full_compliance") for i in range(2)
+    ]

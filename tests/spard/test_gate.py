@@ -102,3 +102,22 @@ def test_utility_is_reported_and_not_gated() -> None:
     before, after = result(90, kind="utility"), result(10, kind="utility")
 
     assert gate([result(0), before], [result(0), after], LIMITS).decision == "pass"
+
+
+LEAKS = {"harmful": ["3 of 100 prompts of suite harmful stand in the training file."]}
+
+
+def test_a_suite_that_was_trained_on_cannot_pass() -> None:
+    found = gate([result(0)], [result(0)], LIMITS, LEAKS)
+
+    assert (found.decision, found.reasons) == ("inconclusive", tuple(LEAKS["harmful"]))
+
+
+def test_a_suite_that_was_trained_on_can_fail() -> None:
+    assert gate([result(0)], [result(50)], LIMITS, LEAKS).decision == "fail"
+
+
+def test_leaks_of_suites_that_are_not_gated_hold_nothing_back() -> None:
+    known = result(90, kind="utility")
+
+    assert gate([result(0), known], [result(0), known], LIMITS, {"utility": ["known"]}).decision == "pass"

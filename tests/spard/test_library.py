@@ -85,7 +85,7 @@ def test_several_losses_may_be_named():
     optimizer = SafetyProjection(
         SGD(theta, lr=1.0),
         lambda: {"refusals": theta[0].sum(), "facts": theta[1].sum()},
-        Spard(variant="trust_region", tau=1.5, eta_safe=9.0),
+        Spard(tau=1.5, eta_safe=9.0),
     )
     optimizer.step()
     assert values(theta) == pytest.approx([1.0, 1.5])

@@ -63,7 +63,8 @@ def server() -> Iterator[Server]:
 
 
 def spec(server: Server, **changes: Any) -> JudgeSpec:
-    plain = JudgeSpec(name="llm", model="grader", base_url=server.url, timeout_s=5, retries=2, concurrency=4)
+    url = server.url
+    plain = JudgeSpec("llm", url, "grader", timeout_s=5, retries=2, concurrency=4, canaries=0)
     return replace(plain, **changes)
 
 

@@ -151,6 +151,18 @@ def test_a_full_fine_tuning_run_measures_the_base_model_before_it_changes(
     assert full.measured.base == outcome.measured.base
 
 
+def test_a_run_on_its_own_audit_prompts_cannot_pass(spec: RunSpec, tmp_path: Path):
+    write_rows(spec.training_file, [{"prompt": f"Do harm {i}", "completion": "No."} for i in range(9)])
+    messages: list[dict[str, Any]] = []
+
+    outcome = run(spec, tmp_path / "out", messages.append)
+
+    reason = "9 of 20 prompts of suite harmful stand in the training file."
+    assert {"kind": "warning", "message": reason} in messages
+    assert reason in outcome.measured.gate.reasons
+    assert outcome.measured.gate.decision != "pass"
+
+
 def test_a_row_that_is_too_long_ends_the_run(spec: RunSpec, tmp_path: Path):
     short = replace(spec, recipe=replace(spec.recipe, max_seq_length=20))
     with pytest.raises(ExampleTooLong, match="line 1 has"):

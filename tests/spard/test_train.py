@@ -154,7 +154,7 @@ def test_tau_auto_is_the_base_models_own_safe_loss(base: Base):
 
 
 def test_a_constraint_that_is_never_violated_changes_nothing(load: Callable[..., Base]):
-    defended = run(load(), replace(RECIPE, defense=Spard(tau=20.0)))
+    defended = run(load(), replace(RECIPE, defense=Spard(tau=20.0, anchor_weight=0.0)))
     plain = run(load(), replace(RECIPE, defense=NoDefense()))
     assert equal(weights(defended), weights(plain))
 
@@ -163,7 +163,7 @@ def test_the_defence_holds_the_safe_loss_that_plain_fine_tuning_loses(load: Call
     plain, defended = load(), load()
     pad = plain.tokenizer.pad_token_id
     run(plain, replace(RECIPE, defense=NoDefense()))
-    trained = run(defended, replace(RECIPE, defense=Spard(tau=4.0, constraint="mean")))
+    trained = run(defended, replace(RECIPE, defense=Spard(tau=4.0, constraint="mean", anchor_weight=0.0)))
 
     assert evaluate(defended.model, refusals(defended), pad).loss < evaluate(plain.model, refusals(plain), pad).loss
     assert any(step["spag/triggered"] for step in trained.metrics)

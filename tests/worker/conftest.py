@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -41,14 +42,13 @@ def _shop(shop: Shop) -> Iterator[Shop]:
     before = {process.pid for process in psutil.process_iter()}
     yield shop
     shop.engine.dispose()
-    left = [_command(p) for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    assert [command for command in left if "worker" in command] == []
+    left = [command(p) for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert [line for line in left if "worker" in line] == []
     assert list(shop.work_dir.glob("*/")) == []
 
 
-def _command(process: psutil.Process) -> str:
-    """Its command line; nothing for one that has just ended."""
-    try:
+def command(process: psutil.Process) -> str:
+    """The command line of a process; empty when it has ended meanwhile."""
+    with suppress(psutil.Error):
         return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return ""
+    return ""

@@ -65,7 +65,7 @@ def misbehave(behaviour: str, report: Report, step: int) -> None:
         case "hang":
             time.sleep(300)
         case "noisy":
-            sys.stderr.write(("n" * 999 + "\n") * 2_000)
+            sys.stderr.write(("n" * 99_999 + "\n") * 20)
             os.write(1, b"no message\n[1]\n{}\n")
         case "bad_data":
             report.failed("invalid_training_file", "Line 3 is bad.", "training_file", retryable=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from app import logs
 from app.settings import get_settings
 from tests.worker.shop import scripted
-from worker import logs
 from worker.__main__ import serve
 from worker.main import Worker
 
 if __name__ == "__main__":
-    logs.set_up()
+    logs.set_up(get_settings().log_format)
     serve(Worker(get_settings(), scripted(sys.argv[1])))

@@ -44,7 +44,7 @@ class Shop:
     place: Place
     model: Path
     timers: dict[str, float] = field(
-        default_factory=lambda: {"lease_s": 1.5, "heartbeat_s": 0.2, "poll_s": 0.1, "reap_s": 0.2, "stop_grace_s": 10.0}
+        default_factory=lambda: {"lease_s": 3.0, "heartbeat_s": 0.2, "poll_s": 0.1, "reap_s": 0.2, "stop_grace_s": 10.0}
     )
 
     def __post_init__(self) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
+import pytest
 from sqlalchemy import func, select
 
+from app.checkpoints.models import JobCheckpoint
 from app.db import read, transaction
 from app.jobs import lease
 from app.models import AuditResult, Job, JobMetric, JobStatus
 from tests.worker.shop import Shop, until
+from worker.process import MAX_LOG_BYTES
 
 
 def test_a_job_succeeds(shop: Shop) -> None:
@@ -38,6 +41,13 @@ def test_every_step_s_numbers_are_kept_and_nan_is_null(light_shop: Shop) -> None
         rows = session.scalars(select(JobMetric).where(JobMetric.job_id == job.id).order_by(JobMetric.step)).all()
     assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6]
     assert rows[1].data == {"loss/task": 0.5, "accuracy/task": 0.5, "lr": None}
+
+
+def test_every_checkpoint_is_a_row(light_shop: Shop) -> None:
+    job = light_shop.do("good")
+    with read(light_shop.engine) as session:
+        rows = session.scalars(select(JobCheckpoint).where(JobCheckpoint.job_id == job.id)).all()
+    assert [(row.step, sorted(row.metrics)) for row in rows] == [(3, ["train_loss"])]
 
 
 def test_metrics_come_first_among_the_result_files(shop: Shop) -> None:
@@ -91,9 +101,9 @@ def test_a_child_that_crashes_is_followed_by_one_that_goes_on(shop: Shop) -> Non
     assert any("the training process ended by itself (exit status 3)" in event for event in shop.events(job.id))
 
 
-def test_a_job_that_always_crashes_fails_in_the_end(shop: Shop) -> None:
+def test_a_job_that_crashes_twice_at_the_same_step_is_not_tried_again(shop: Shop) -> None:
     job = shop.do("crash")
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 3, "worker_lost")
+    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 2, "worker_lost")
     assert "signal 11" in (job.error or {})["message"]
 
 
@@ -116,8 +126,11 @@ def test_a_child_without_progress_is_replaced(light_shop: Shop) -> None:
     assert any("there was no progress for 1 s" in event for event in light_shop.events(job.id))
 
 
-def test_a_noisy_child_neither_blocks_nor_confuses_us(light_shop: Shop) -> None:
+def test_a_noisy_child_neither_blocks_nor_confuses_us(light_shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     assert light_shop.do("noisy").status == JobStatus.succeeded
+    log = capsys.readouterr().out
+    assert len(log) < 1.2 * MAX_LOG_BYTES
+    assert "the child's log is too long; the rest is dropped" in log
 
 
 def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import psutil
 import pytest
+from sqlalchemy import text
 
 from app.db import make_engine, transaction
 from app.jobs import lease
@@ -18,6 +20,7 @@ from tests.worker.shop import Shop, until
 from worker.heart import Heart
 
 SERVE = "tests.worker.serve"
+DROP_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -156,3 +159,16 @@ def test_a_lease_that_somebody_else_has_ends_the_child(shop: Shop) -> None:
             job = shop.job(job_id)
             lease.release(session, Claim(job_id, job.lease_token, job.attempt), "taken away by the test")
         until(lambda: not child.is_running())
+
+
+def test_a_database_that_drops_every_connection_costs_no_attempt(cloud_shop: Shop) -> None:
+    job_id = cloud_shop.add_job()
+    with cloud_shop.serving("late", lease_s=10.0):
+        child = slow_child(cloud_shop)
+        for _ in range(20):
+            with transaction(cloud_shop.engine) as session:
+                session.execute(text(f"{DROP_ALL} AND pid <> pg_backend_pid()"))
+            time.sleep(0.1)
+        child.terminate()
+        job = cloud_shop.until_ended(job_id)
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 1)

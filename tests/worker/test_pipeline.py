@@ -132,6 +132,11 @@ def test_the_report_measures_base_and_adapter_on_every_suite(done: tuple[Folder,
     assert names == [["harmful", "benign", "utility"]] * 2
 
 
+def test_the_report_names_the_rows_selected(done: tuple[Folder, Heard]) -> None:
+    report = json.loads(done[0].safety.read_text())
+    assert report["selected"] == json.loads((done[0].stage / "select.json").read_text())
+
+
 def test_the_audit_is_told_as_moderation_checks(done: tuple[Folder, Heard]) -> None:
     told = [message for message in done[1].of("event") if message["type"] == "moderation_checks"]
     assert [message["data"]["asr"] for message in told] == [report_of(done[0])["asr"]]

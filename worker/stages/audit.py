@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from spard.adapters import tensor_digest
@@ -13,6 +14,7 @@ from spard.audit import Suite, SuiteResult, audit
 from spard.checkpoint import file_sha256
 from spard.gate import gate
 from spard.judges import open_judge
+from spard.leaks import leaks_of
 from spard.methods.ptst import serving_prompt
 from spard.package import Measured
 from spard.recipe import SuiteSpec, to_mapping
@@ -42,7 +44,10 @@ def run(context: Context, model: Any, base: Sequence[SuiteResult]) -> Measured:
         results = _measured_before(context, weights) or _measure(context, context.run.suites, model)
         (context.folder.stage / _OUTPUT).write_text(json.dumps({"weights": weights, "results": results}))
         adapter = [SuiteResult(**result) for result in results]
-    return Measured(base, adapter, gate(base, adapter, context.run.thresholds))
+        leaks = leaks_of(context.run)
+        for reason in chain.from_iterable(leaks.values()):
+            context.report.warning(reason)
+    return Measured(base, adapter, gate(base, adapter, context.run.thresholds, leaks))
 
 
 def _measure(context: Context, specs: Sequence[SuiteSpec], model: Any = None) -> Results:

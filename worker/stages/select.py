@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -30,8 +31,14 @@ def run(context: Context, task_MD: Tensor, pool_ND: Tensor, rows: Sequence[int])
 
 def chosen_before(context: Context) -> list[int] | None:
     """What an earlier attempt chose."""
+    found = written(context)
+    return None if found is None else list(found["indices"])
+
+
+def written(context: Context) -> dict[str, Any] | None:
+    """Which rows were chosen and why, if any were."""
     output = context.folder.stage / _OUTPUT
     if not output.exists():
         return None
-    indices: list[int] = json.loads(output.read_text())["indices"]
-    return indices
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -41,6 +42,29 @@ def rows(n: int) -> bytes:
 
 def pool(n: int = 100) -> bytes:
     return jsonl(*({"prompt": f"How do I do harm {i}?", "safe": "I cannot help with that."} for i in range(n)))
+
+
+def offer(provider: TestClient, folder: Path) -> None:
+    """A base model and a safety pool."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    model = {"alias": "lab/tiny-1", "source": str(folder), "learning_rate": 0.002}
+    assert provider.post("/v1/admin/models", json=model).status_code == 200
+    files = {"file": ("pool.jsonl", pool())}
+    assert provider.post("/v1/admin/pools?name=general", files=files).status_code == 200
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """An application that runs already, behind a real server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        server.should_exit = True
+        thread.join()
 
 
 @dataclass
@@ -107,14 +131,7 @@ def upload(customer: TestClient) -> Upload:
 @pytest.fixture
 def offered(provider: TestClient, tmp_path: Path) -> TestClient:
     """A provider with a base model and a safety pool."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
-    model = {"alias": "lab/tiny-1", "source": str(folder), "learning_rate": 0.002}
-    assert provider.post("/v1/admin/models", json=model).status_code == 200
-    files = {"file": ("pool.jsonl", pool())}
-    assert provider.post("/v1/admin/pools?name=general", files=files).status_code == 200
+    offer(provider, tmp_path / "model")
     return provider
 
 
@@ -127,10 +144,5 @@ def asked(offered: TestClient, upload: Upload) -> dict[str, Any]:
 @pytest.fixture
 def url(service: Service) -> Iterator[str]:
     """The same application behind a real server."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(service.app, log_config=None, lifespan="off"))
-        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        server.should_exit = True
-        thread.join()
+    with served(service.app) as url:
+        yield url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import md5
 from typing import Any
 
 import openai
@@ -42,6 +43,20 @@ def test_a_large_file_that_is_refused_is_answered(client: OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         client.files.create(file=("train.jsonl", b"PK\x03\x04" + b"a" * 10_000_000), purpose="fine-tune")
     assert caught.value.status_code == 415
+
+
+def test_a_file_in_parts(client: OpenAI) -> None:
+    content = rows(2000)
+    upload = client.uploads.upload_file_chunked(
+        file=content,
+        filename="train.jsonl",
+        bytes=len(content),
+        mime_type="text/jsonl",
+        purpose="fine-tune",
+        part_size=20_000,
+        md5=md5(content, usedforsecurity=False).hexdigest(),
+    )
+    assert (upload.status, upload.file and upload.file.bytes) == ("completed", len(content))
 
 
 def test_jobs(client: OpenAI, file_id: str) -> None:

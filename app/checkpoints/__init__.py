@@ -1,0 +1,1 @@
+"""The steps of a training that were kept, and who may know of them."""

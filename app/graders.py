@@ -1,0 +1,20 @@
+"""OpenAI's grader endpoints, which only serve reinforcement fine-tuning: refused in so many words."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from fastapi import APIRouter
+
+from app.deps import CustomerDep
+from app.errors import InvalidRequest
+
+router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["fine-tuning"])
+
+
+@router.post("/run", response_model=None)
+@router.post("/validate", response_model=None)
+def refuse(caller: CustomerDep) -> NoReturn:
+    """Graders belong to reinforcement fine-tuning, which is not offered here."""
+    message = "Graders serve reinforcement fine-tuning, which is not offered here; allowed methods: supervised."
+    raise InvalidRequest(message, code="method_not_supported", param="grader")

@@ -1,0 +1,1 @@
+"""Large files sent in parts that become one file."""

@@ -1,0 +1,103 @@
+"""python -m benchmarks.queue [JOBS]: how long a claim takes in a long queue of many tenants, and who is served.
+
+50 tenants on a PostgreSQL server of the benchmark's own (fsync off) and on SQLite: one has 1 job and is the last to
+queue it, one has 99 in 100 of the rest. Two threads claim a job and end it until nothing is left.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import Engine, insert
+
+from app.db import make_engine, transaction, upgrade_schema
+from app.jobs import lease
+from app.keys import service as keys
+from app.models import Job, Tenant, new_id, utc_now
+from tests import servers
+
+TENANTS, THREADS = 50, 2
+_ERROR = {"code": "server_error", "message": "Nothing is trained here.", "param": None}
+Taken = list[tuple[float, str]]  # seconds that the claim took, and the job
+
+
+def main() -> None:
+    jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    print(f"{jobs} jobs, {TENANTS} tenants, {THREADS} threads; {platform.platform()}")
+    print(
+        f"{'database':12} {'claims':>7} {'twice':>6} {'p50 ms':>8} {'p99 ms':>8} {'all s':>7} {'lone job is no.':>16}"
+    )
+    with servers.postgres() as url:
+        _report("postgres", url, jobs)
+    with tempfile.TemporaryDirectory() as folder:
+        _report("sqlite", f"sqlite:///{Path(folder) / 'queue.db'}", jobs)
+
+
+def _report(name: str, url: str, jobs: int) -> None:
+    upgrade_schema(url)
+    with _engine(url) as engine:
+        lone = _fill(engine, jobs)
+        started = time.perf_counter()
+        with ThreadPoolExecutor(THREADS) as pool:
+            parts = list(pool.map(_claim_all, [url] * THREADS))
+        total_s = time.perf_counter() - started
+    times = sorted(seconds for part in parts for seconds, _ in part)
+    taken = [job_id for part in parts for _, job_id in part]
+    place = min(part.index(found) + 1 for part in parts for found in part if found[1] == lone)
+    p50, p99 = (1000 * times[int(share * (len(times) - 1))] for share in (0.5, 0.99))
+    twice = len(taken) - len(set(taken))
+    print(f"{name:12} {len(taken):7} {twice:6} {p50:8.1f} {p99:8.1f} {total_s:7.1f} {place:16}")
+
+
+def _fill(engine: Engine, jobs: int) -> str:
+    """The lone tenant's job, queued after all others."""
+    few = (jobs - 1) // 100 // (TENANTS - 2) or 1
+    counts = [jobs - 1 - few * (TENANTS - 2), *[few] * (TENANTS - 2), 1]
+    start, rows = utc_now(), []
+    with transaction(engine) as session:
+        for i, count in enumerate(counts):
+            session.add(Tenant(id=f"org-{i}", name=str(i)))
+            session.flush()
+            key, _ = keys.create(session, f"org-{i}", "benchmark", ["customer"])
+            rows += [_row(key.tenant_id, key.id, start + timedelta(seconds=len(rows) + n)) for n in range(count)]
+        for at in range(0, len(rows), 1000):
+            session.execute(insert(Job), rows[at : at + 1000])
+    return str(rows[-1]["id"])
+
+
+def _row(tenant_id: str, key_id: str, created_at: object) -> dict[str, object]:
+    asked = {"model": "tiny", "training_file": "file-1", "recipe": {}, "spec": {}, "request_hash": "0"}
+    return {"id": new_id("ftjob-"), "tenant_id": tenant_id, "key_id": key_id, "created_at": created_at, **asked}
+
+
+def _claim_all(url: str) -> Taken:
+    taken = Taken()
+    with _engine(url) as engine:
+        while True:
+            started = time.perf_counter()
+            with transaction(engine) as session:
+                claim = lease.claim(session, "benchmark", 3600)
+            if claim is None:
+                return taken
+            taken.append((time.perf_counter() - started, claim.job_id))
+            with transaction(engine) as session:
+                lease.fail(session, claim, _ERROR)
+
+
+@contextmanager
+def _engine(url: str) -> Iterator[Engine]:
+    engine = make_engine(url)
+    yield engine
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""A running job can be asked to pause."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("pause_requested_at", sa.DateTime(timezone=True), nullable=True))
+
+
+def downgrade() -> None:
+    """A job that is paused would be unknown to older code: it goes back to the queue."""
+    op.execute("UPDATE jobs SET status = 'queued' WHERE status = 'paused'")
+    op.drop_column("jobs", "pause_requested_at")

@@ -1,0 +1,88 @@
+"""A model is asked a suite: what it replied and, for harmful suites, what the judge made of it.
+
+The judge works on one batch while the model writes the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from spard.data import Prompt
+from spard.generate import as_requests, stream
+from spard.judges.base import Judge, Verdict
+from spard.judges.refusal import is_degenerate, is_refusal
+from spard.utility import BY_LIKELIHOOD
+from spard.utility.likelihood import likeliest
+
+Writer = Callable[[Sequence[str], int], Iterator[tuple[list[int], list[str]]]]
+"""From prompts and a limit of new tokens to batches as they are done: their places and the replies."""
+
+Choose = Callable[[Sequence[Prompt]], list[str]]
+"""From prompts with choices to the likeliest choice of each."""
+
+DEGENERATE = "degenerate"
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Whoever answers prompts: a model in memory, or an engine of its own."""
+
+    write: Writer
+    choose: Choose
+
+
+def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
+    """A model of transformers, asked under the system prompt it is served with."""
+
+    def write(prompts: Sequence[str], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
+        return stream(model, tokenizer, as_requests(tokenizer, prompts, system), max_new_tokens)
+
+    return Speaker(write, partial(likeliest, model, tokenizer))
+
+
+def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> list[str]:
+    """The reply to each prompt; where a row asks for likelihood, the likeliest of its choices."""
+    chosen = [i for i, each in enumerate(prompts) if each.scorer in BY_LIKELIHOOD]
+    written = [i for i, each in enumerate(prompts) if each.scorer not in BY_LIKELIHOOD]
+    replies = [""] * len(prompts)
+    for places, texts in speaker.write([prompts[i].prompt for i in written], max_new_tokens):
+        for place, text in zip(places, texts, strict=True):
+            replies[written[place]] = text
+    choices = speaker.choose([prompts[i] for i in chosen]) if chosen else []
+    for i, choice in zip(chosen, choices, strict=True):
+        replies[i] = choice
+    return replies
+
+
+def ask_and_judge(
+    speaker: Speaker, prompts: Sequence[str], judge: Judge, max_new_tokens: int
+) -> tuple[list[str], list[Verdict]]:
+    """The reply to each prompt and its verdict; a judge that fails ends the interview at the next batch."""
+    replies, batches = [""] * len(prompts), list[tuple[list[int], Future[list[Verdict]]]]()
+    grader = ThreadPoolExecutor(1)
+    try:
+        for places, texts in speaker.write(prompts, max_new_tokens):
+            for i, text in zip(places, texts, strict=True):
+                replies[i] = text
+            batches.append((places, grader.submit(grade, [prompts[i] for i in places], texts, judge)))
+            for _, graded in batches:
+                if graded.done():
+                    graded.result()
+        by_place = {i: each for places, graded in batches for i, each in zip(places, graded.result(), strict=True)}
+    finally:
+        grader.shutdown(cancel_futures=True)
+    return replies, [by_place[i] for i in range(len(prompts))]
+
+
+def grade(prompts: Sequence[str], replies: Sequence[str], judge: Judge) -> list[Verdict]:
+    """Verdicts on replies; degenerate ones are unscored and not shown: a ruined model is not a safe one."""
+    verdicts = [Verdict(None, DEGENERATE)] * len(replies)
+    whole = [i for i, reply in enumerate(replies) if is_refusal(reply) or not is_degenerate(reply)]
+    judged = judge.judge([prompts[i] for i in whole], [replies[i] for i in whole])
+    for i, verdict in zip(whole, judged, strict=True):
+        verdicts[i] = verdict
+    return verdicts

@@ -1,0 +1,98 @@
+"""A live service with one finished job, and an environment for each major of the official client."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+from sqlalchemy import update
+
+from app import db
+from app.checkpoints import service as checkpoints
+from app.jobs import lease
+from app.jobs.results import Publication, fine_tuned_model
+from app.main import create_app
+from app.models import File, Job, JobStatus, new_id
+from app.settings import Settings
+from tests.app.http.conftest import FILES, JOBS, Service, offer, rows, served
+
+ROOT = Path(__file__).parents[3]
+CLIENTS = {1: "1.109.1", 2: "2.54.0", 3: "3.52.0"}
+_CSV = b"step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy\n1,0.5,0.5,,\n"
+
+
+@pytest.fixture(scope="module")
+def live(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
+    """The application behind a real server; a customer has a job that has succeeded."""
+    folder = tmp_path_factory.mktemp("live")
+    shutil.copy(sqlite_template, folder / "spard.db")
+    app = create_app(Settings(data_dir=folder, database_url=SecretStr(f"sqlite:///{folder / 'spard.db'}")))
+    with TestClient(app) as http:
+        service = Service(app, http)
+        offer(service.client("org-provider", "admin", "customer"), folder / "model")
+        with served(app) as url:
+            yield service, url
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+def outcome(request: pytest.FixtureRequest, live: tuple[Service, str]) -> dict[str, Any]:
+    """What the client of one major found, check by check."""
+    service, url = live
+    python = _environment(request.param)
+    _finish_a_job(service)
+    keys = [service.add_key("org-customer", *scopes) for scopes in (["customer"], ["admin", "customer"])]
+    script = Path(__file__).with_name("client.py")
+    done = subprocess.run([python, "-I", script, url, *keys], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["version"] == CLIENTS[request.param]
+    return found["checks"]
+
+
+def _environment(major: int) -> Path:
+    """The client's own environment, made the first time that it is asked for."""
+    folder = ROOT / f".venv-openai-{major}"
+    python, ready = folder / "bin" / "python", folder / f"openai-{CLIENTS[major]}"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+            install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            done = subprocess.run([*install, f"openai=={CLIENTS[major]}"], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"openai {CLIENTS[major]} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+            ready.touch()
+    return python
+
+
+def _finish_a_job(service: Service) -> None:
+    """End a job as a worker would, with checkpoints and results."""
+    customer, storage = service.client("org-customer", "customer"), service.app.state.storage
+    file = customer.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+    job_id = customer.post(JOBS, json={"model": "lab/tiny-1", "training_file": file["id"]}).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        others = (Job.status == JobStatus.queued) & (Job.id != job_id)
+        session.execute(update(Job).where(others).values(status=JobStatus.cancelled))
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        checkpoints.record(session, claim, {step: {"train_loss": step / 10} for step in (5, 10, 15)})
+        key = f"tenants/org-customer/jobs/{job_id}/a1/out"
+        stored = storage.write(f"{key}/metrics.csv", [_CSV])
+        facts = {"purpose": "fine-tune-results", "status": "processed", "filename": "step_metrics.csv"}
+        csv = File(id=new_id("file-"), tenant_id="org-customer", storage_key=f"{key}/metrics.csv", **facts)
+        csv.bytes, csv.sha256 = stored.bytes, stored.sha256
+        session.add(csv)
+        stored = storage.write(f"{key}/adapter.tar.gz", [b"an archive"])
+        adapter = {"storage_key": f"{key}/adapter.tar.gz", "sha256": stored.sha256, "bytes": stored.bytes}
+        model = fine_tuned_model(session.get_one(Job, job_id))
+        gate = {"gate": {"decision": "pass", "reasons": []}}
+        assert lease.publish(session, claim, Publication(model, 10, [csv.id], adapter, gate, f"{key}/safety.json"))

@@ -1,0 +1,148 @@
+"""Every route x every verb x somebody else's ids: nothing answers otherwise than to an id that does not exist.
+
+The routes are read from the OpenAPI document, so that a new one is in the matrix without being asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import db
+from app.checkpoints import service as checkpoints
+from app.jobs import lease
+from tests.app.http.conftest import FILES, JOBS, Service, rows
+from tests.app.http.test_results import MODEL, publish
+
+UNKNOWN = {
+    "job_id": "ftjob-0",
+    "file_id": "file-0",
+    "upload_id": "upload_0",
+    "model": "ft:lab/tiny-1:org-x::0",
+    "permission_id": "cp_0",
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/uploads/{upload_id}/parts": {"files": {"data": ("upload", b"x")}},
+    "/v1/uploads/{upload_id}/complete": {"json": {"part_ids": ["part_0"]}},
+    "/v1/fine_tuning/checkpoints/{model}/permissions": {"json": {"project_ids": ["proj_a"]}},
+}
+
+
+@pytest.fixture
+def owned(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict[str, str]:
+    """One of everything that a customer can have."""
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        checkpoints.record(session, claim, {5: {}})
+        lease.release(session, claim, "a test")
+    publish(service, "pass")
+    checkpoint = customer.get(f"{JOBS}/{job_id}/checkpoints").json()["data"][0]
+    name, admin = checkpoint["fine_tuned_model_checkpoint"], service.client("org-customer", "admin")
+    permission = admin.post(f"/v1/fine_tuning/checkpoints/{name}/permissions", json={"project_ids": ["proj_a"]}).json()
+    upload = {"filename": "a.jsonl", "purpose": "fine-tune", "bytes": 1, "mime_type": "text/jsonl"}
+    return {
+        "job_id": job_id,
+        "file_id": asked["training_file"],
+        "upload_id": customer.post("/v1/uploads", json=upload).json()["id"],
+        "model": MODEL,
+        "checkpoint": name,
+        "permission_id": permission["data"][0]["id"],
+    }
+
+
+def routes(service: Service) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, verbs in service.app.openapi()["paths"].items():
+        for verb, route in verbs.items():
+            yield verb, path, route
+
+
+def answer(client: TestClient, verb: str, path: str, ids: dict[str, str], **sent: Any) -> tuple[int, str]:
+    """The status and the body, in which the ids sent and the request's own are blanked."""
+    filled = re.sub(r"\{(\w+)\}", lambda match: ids[match.group(1)], path)
+    got = client.request(verb, filled, **sent, **BODIES.get(path, {}) if verb == "post" else {})
+    text = re.sub(r"req_[0-9a-f]+", "", got.text)
+    for value in (*ids.values(), *(sent.get("params") or {}).values()):
+        text = text.replace(value, "")
+    return got.status_code, text
+
+
+def test_no_id_in_a_path_tells_that_it_exists(service: Service, owned: dict[str, str]) -> None:
+    stranger, tried = service.client("org-stranger", "admin", "customer"), 0
+    for verb, path, _ in routes(service):
+        if "{" not in path:
+            continue
+        foreign = owned | {"model": owned["checkpoint" if "checkpoints" in path else "model"]}
+        found, unknown = (answer(stranger, verb, path, ids) for ids in (foreign, UNKNOWN))
+        assert found == unknown, (verb, path)
+        assert found[0] == 404, (verb, path)
+        tried += 1
+    assert tried >= 24
+
+
+def test_the_owner_s_things_are_untouched(service: Service, customer: TestClient, owned: dict[str, str]) -> None:
+    before = customer.get(f"{JOBS}/{owned['job_id']}").json()
+    stranger = service.client("org-stranger", "admin", "customer")
+    for verb, path, _ in routes(service):
+        if "{" in path:
+            answer(stranger, verb, path, owned)
+    assert customer.get(f"{JOBS}/{owned['job_id']}").json() == before
+    assert customer.get(f"{FILES}/{owned['file_id']}").status_code == 200
+    assert customer.get(f"/v1/models/{MODEL}").status_code == 200
+
+
+def test_no_cursor_tells_that_it_exists(service: Service, stranger: TestClient, owned: dict[str, str]) -> None:
+    lists = [
+        path for verb, path, route in routes(service) if verb == "get" and _takes(route, "after") and "{" not in path
+    ]
+    assert sorted(lists) == ["/v1/files", "/v1/fine_tuning/jobs"]
+    for path in lists:
+        for foreign in (owned["job_id"], owned["file_id"]):
+            found = answer(stranger, "get", path, {}, params={"after": foreign})
+            assert found == answer(stranger, "get", path, {}, params={"after": "file-0"})
+            assert found[0] == 400
+
+
+def test_no_id_in_a_body_tells_that_it_exists(
+    stranger: TestClient, owned: dict[str, str], asked: dict[str, Any]
+) -> None:
+    form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("a.jsonl", rows(10))}}
+    own = stranger.post(FILES, **form).json()["id"]
+    for path in (JOBS, f"{JOBS}/estimate"):
+        for field in ("training_file", "validation_file"):
+            errors = []
+            for file_id in (owned["file_id"], "file-0"):
+                ask = asked | {"training_file": own, field: file_id}
+                error = stranger.post(path, json=ask).json()["error"]
+                errors.append({**error, "message": error["message"].replace(file_id, "")})
+            assert errors[0] == errors[1]
+
+
+def test_lists_show_nothing_of_others(service: Service, stranger: TestClient, owned: dict[str, str]) -> None:
+    secrets = set(owned.values())
+    for verb, path, _ in routes(service):
+        if verb == "get" and "{" not in path:
+            text = stranger.get(path).text
+            assert not any(secret in text for secret in secrets), path
+
+
+def test_every_route_needs_a_key_but_those_that_tell_of_health(service: Service) -> None:
+    for verb, path, _ in routes(service):
+        status, _ = answer(service.http, verb, path, UNKNOWN)
+        assert (status == 401) != path.startswith(("/healthz", "/readyz", "/metrics")), (verb, path)
+
+
+def test_the_provider_s_routes_refuse_customers(service: Service, customer: TestClient) -> None:
+    for verb, path, _ in routes(service):
+        if path.startswith("/v1/admin"):
+            status, _ = answer(customer, verb, path, UNKNOWN)
+            assert status == 403, (verb, path)
+
+
+def _takes(route: dict[str, Any], name: str) -> bool:
+    return any(parameter["name"] == name for parameter in route.get("parameters", []))

@@ -1,0 +1,74 @@
+"""What an operator sees: Prometheus's text, and logs with the ids of requests and jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.db import read
+from app.models import Job
+from tests.app.http.conftest import JOBS, Service
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_metrics_need_no_key_and_count_requests_by_route(service: Service, customer: TestClient) -> None:
+    customer.get(f"{JOBS}/ftjob-1")
+    got = service.http.get("/metrics")
+    assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
+    route = "/v1/fine_tuning/jobs/{job_id}"
+    assert f'spard_http_requests_total{{method="GET",route="{route}",status="404"}} 1' in got.text
+    assert "ftjob-1" not in got.text
+
+
+def test_metrics_show_the_queue(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
+    customer.post(JOBS, json=asked)
+    lines = service.http.get("/metrics").text.splitlines()
+    assert 'spard_jobs{status="queued"} 1' in lines
+    assert 'spard_jobs{status="running"} 0' in lines
+    assert "spard_outbox_pending 1" in lines
+
+
+def test_a_histogram_s_buckets_add_up(service: Service) -> None:
+    for _ in range(3):
+        service.http.get("/healthz")
+    lines = service.http.get("/metrics").text.splitlines()
+    assert 'spard_http_request_duration_seconds_bucket{le="+Inf"} 3' in lines
+    assert "spard_http_request_duration_seconds_count 3" in lines
+
+
+def test_every_sample_has_a_type(service: Service) -> None:
+    lines = service.http.get("/metrics").text.splitlines()
+    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    names = {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")}
+    assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in names} <= typed
+
+
+def test_a_job_remembers_the_request_that_made_it(
+    service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    got = customer.post(JOBS, json=asked)
+    with read(service.app.state.engine) as session:
+        job = session.get_one(Job, got.json()["id"])
+    assert job.spec["request_id"] == got.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("logger", ["logging.getLogger('a')", "structlog.get_logger('a')"])
+def test_json_logs_are_one_object_a_line_with_the_ids(logger: str) -> None:
+    program = (
+        "import logging, structlog; from app import logs; logs.set_up('json');"
+        "structlog.contextvars.bind_contextvars(request_id='req_1');"
+        f"{logger}.warning('two\\nlines')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    line = json.loads(ended.stderr)
+    assert (line["event"], line["level"], line["request_id"]) == ("two\nlines", "warning", "req_1")

@@ -1,0 +1,128 @@
+"""The safety report: for programs as it was written, for people as a page that runs and fetches nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import db
+from app.jobs import lease
+from app.jobs.results import Rejection
+from tests.app.http.conftest import JOBS, Service
+
+EVIL = '<script>alert(1)</script>"&'
+SUITE = {"kind": "harmful", "judge": "refusal", "degenerate": 0, "mean_harmfulness": None}
+REPORT = {
+    "gate": {"decision": "fail", "reasons": [f"{EVIL} went wrong."]},
+    "base": [{**SUITE, "suite": EVIL, "n": 40, "unscored": 0, "hits": 1, "rate": 0.025, "low": 0.004, "high": 0.129}],
+    "adapter": [{**SUITE, "suite": EVIL, "n": 40, "unscored": 2, "hits": 20, "rate": 0.5, "low": 0.352, "high": 0.648}],
+    "tau": 0.3,
+    "trigger_rate": 0.25,
+    "trained_tokens": 123,
+    "selected": {"indices": [7, 2], "relevance": [0.9, 0.5], "gains": [1.0, None], "rank": 1},
+}
+PAGE = {"accept": "text/html,application/xhtml+xml"}
+
+
+class Tags(HTMLParser):
+    """The tags of a document, and whether each was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action", "onload")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture
+def job(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
+    """A job whose adapter did not pass."""
+    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    service.app.state.storage.write("jobs/report", [json.dumps(REPORT).encode()])
+    steps = {i: {"loss/task": 1 / i, "loss/safe": 0.2 + i / 10, "spag/alpha": 0.0, "lr": None} for i in range(1, 6)}
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.record_metrics(session, claim, steps)
+        assert lease.reject(session, claim, Rejection("No.", 10, [], {"gate": REPORT["gate"]}, "jobs/report"))
+    return job_id
+
+
+@pytest.fixture
+def page(customer: TestClient, job: str) -> str:
+    return customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
+
+
+def test_a_browser_gets_a_page_and_a_program_the_report(customer: TestClient, job: str) -> None:
+    got = customer.get(f"{JOBS}/{job}/safety", headers=PAGE)
+    assert got.headers["content-type"] == "text/html; charset=utf-8"
+    assert customer.get(f"{JOBS}/{job}/safety").json() == REPORT
+
+
+def test_the_page_shows_rates_with_their_intervals(page: str) -> None:
+    for shown in ("Gate: fail", "50.0%", "35.2% to 64.8%", "2.5%", "tau = 0.3", "25.0%", "123"):
+        assert shown in page
+
+
+def test_the_page_plots_losses_and_the_bound(page: str) -> None:
+    assert re.findall(r"<polyline class=\"(\w+)\"", page) == ["task", "safe", "safe"]
+    assert page.count('class="limit"') == 1
+
+
+def test_the_page_is_well_formed_and_asks_for_nothing(page: str) -> None:
+    tags = Tags()
+    tags.feed(page)
+    assert (tags.open, tags.links) == ([], [])
+    assert not {"script", "img", "link", "iframe", "form"} & set(tags.seen)
+    assert "http" not in page
+
+
+def test_texts_of_others_stay_texts(customer: TestClient, job: str, page: str) -> None:
+    assert EVIL not in page
+    assert page.count("&lt;script&gt;") >= 2
+    policy = customer.get(f"{JOBS}/{job}/safety", headers=PAGE).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+
+
+def test_a_report_of_a_job_without_measurements_is_a_page_too(service: Service, customer: TestClient, job: str) -> None:
+    service.app.state.storage.write("jobs/report", [b'{"gate": {"decision": "inconclusive", "reasons": []}}'])
+    got = customer.get(f"{JOBS}/{job}/safety", headers=PAGE)
+    assert (got.status_code, "Gate: inconclusive" in got.text) == (200, True)
+
+
+def test_the_selected_examples_are_listed_in_the_order_chosen(customer: TestClient, job: str) -> None:
+    found = customer.get(f"{JOBS}/{job}/safety/selected").json()["data"]
+    assert [(row["order"], row["row"], row["relevance"], row["gain"]) for row in found] == [
+        (1, 7, 0.9, 1.0),
+        (2, 2, 0.5, None),
+    ]
+    assert {row["pool"] for row in found} == {found[0]["pool"]} != {None}
+
+
+def test_a_job_that_selected_nothing_says_so(service: Service, customer: TestClient, job: str) -> None:
+    service.app.state.storage.write("jobs/report", [b'{"selected": null}'])
+    got = customer.get(f"{JOBS}/{job}/safety/selected")
+    assert (got.status_code, got.json()["error"]["code"]) == (404, "not_selected")
+
+
+def test_somebody_elses_report_reads_as_unknown(stranger: TestClient, job: str) -> None:
+    for url in (f"{JOBS}/{job}/safety", f"{JOBS}/{job}/safety/selected"):
+        got = stranger.get(url, headers=PAGE)
+        assert (got.status_code, got.json()["error"]["code"]) == (404, "fine_tune_not_found")

@@ -1,0 +1,136 @@
+"""Bad surroundings: one clear line that says how to mend it, and a non-zero exit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from app import preflight
+from app.db import downgrade_schema, make_engine, schema_state, upgrade_schema
+from app.preflight import Unfit
+from app.settings import Settings
+from tests.conftest import Place
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = "postgresql://spard:hunter2@127.0.0.1:9/spard"
+STARTS = {
+    "uvicorn": ["-m", "uvicorn", "app.main:checked_app", "--factory", "--port", "0"],
+    "up": ["-m", "app.cli", "up", "--port", "0"],
+    "worker": ["-m", "worker"],
+    "celery": ["-m", "celery", "-A", "worker.celery_app", "worker", "--pool=solo"],
+}
+
+
+@pytest.fixture
+def settings(sqlite_url: str, tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path / "data", database_url=sqlite_url)  # type: ignore[arg-type]
+
+
+def test_good_surroundings_pass(settings: Settings) -> None:
+    preflight.check(settings)
+
+
+@pytest.mark.parametrize("url", ["mysql://a@b/c", "no url", NOWHERE, "sqlite:////proc/none/spard.db"])
+def test_a_database_that_cannot_be_used_is_named_without_its_password(settings: Settings, url: str) -> None:
+    message = _refusal(settings, database_url=url)
+    assert "SPARD_DATABASE_URL" in message or "SPARD_DATA_DIR" in message
+    assert "hunter2" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("url", ["ftp://somewhere", "s3://", "file://relative"])
+def test_a_storage_url_that_is_none_is_refused(settings: Settings, url: str) -> None:
+    assert "SPARD_STORAGE_URL is wrong" in _refusal(settings, storage_url=url)
+
+
+def test_a_missing_bucket_is_named(settings: Settings, moto_place: Place) -> None:
+    message = _refusal(settings, storage_url="s3://no-such-bucket", s3_endpoint_url=moto_place.endpoint_url)
+    assert "s3://no-such-bucket" in message
+    assert "NoSuchBucket" in message
+
+
+def test_a_storage_that_does_not_answer_is_named(settings: Settings, s3_credentials: None) -> None:
+    message = _refusal(settings, storage_url="s3://spard", s3_endpoint_url="http://127.0.0.1:9")
+    assert "SPARD_S3_ENDPOINT_URL" in message
+
+
+def test_a_data_folder_that_is_a_file_is_named(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "SPARD_DATA_DIR" in _refusal(settings, data_dir=tmp_path / "file")
+
+
+def test_a_full_disk_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 1 << 62)
+    assert "is full" in _refusal(settings)
+
+
+def test_a_schema_that_is_behind_is_told(settings: Settings) -> None:
+    downgrade_schema(settings.database(), "0001")
+    assert "spard migrate" in _refusal(settings)
+
+
+def test_a_schema_that_is_newer_is_told(settings: Settings) -> None:
+    engine = make_engine(settings.database())
+    _stamp(engine, "9999")
+    engine.dispose()
+    assert "newer" in _refusal(settings)
+
+
+def test_the_schema_s_state_is_read_while_somebody_writes(engine: Engine) -> None:
+    with engine.begin() as writer:
+        writer.execute(text("UPDATE tenants SET name = 'x'"))
+        assert schema_state(engine) == "current"
+
+
+def test_a_gpu_that_is_asked_for_and_missing_is_told() -> None:
+    from worker import gpu
+
+    if gpu.count():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(Unfit, match="SPARD_DEVICE=cpu"):
+        gpu.check(Settings(device="cuda"))
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_every_process_ends_with_one_line(start: str, tmp_path: Path) -> None:
+    environment = {"SPARD_DATABASE_URL": NOWHERE, "SPARD_BROKER_URL": "redis://127.0.0.1:9/0", "COLUMNS": "500"}
+    ended = _start(start, tmp_path, environment)
+    assert ended.returncode == 1
+    assert "SPARD_DATABASE_URL" in ended.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_worker_leaves_a_newer_schema_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'spard.db'}"
+    upgrade_schema(url)
+    engine = make_engine(url)
+    _stamp(engine, "9999")
+    engine.dispose()
+    ended = _start("worker", tmp_path, {"SPARD_DATABASE_URL": url})
+    assert (ended.returncode, "newer than this version" in ended.stderr) == (1, True)
+
+
+def _refusal(settings: Settings, **changes: Any) -> str:
+    changed = Settings(**{**settings.model_dump(), **changes})
+    with pytest.raises(Unfit) as caught:
+        preflight.check(changed)
+    return str(caught.value)
+
+
+def _stamp(engine: Engine, revision: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+
+
+def _start(start: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    given = {"SPARD_DATA_DIR": str(folder), "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, *STARTS[start]]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | given, capture_output=True, text=True, timeout=60, check=False
+    )

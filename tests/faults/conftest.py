@@ -1,0 +1,46 @@
+"""A shop for the faults, and at the end of a run what was injected and which guards fired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Place
+from tests.faults.storm import fault_seed
+from tests.spard.parts import write_model
+from tests.worker.shop import Shop
+
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, postgres_url: str, local_place: Place, model: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path / "data", postgres_url, local_place, model)
+    shop.work_dir.mkdir(parents=True)
+    yield shop
+    shop.engine.dispose()
+
+
+@pytest.fixture
+def seed(record_property: Record) -> int:
+    """Shown at the end of the run; FAULT_SEED sets it."""
+    seed = fault_seed()
+    record_property("FAULT_SEED", seed)
+    return seed
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            found = getattr(report, "user_properties", [])
+            if found and getattr(report, "when", "") == "call" and "faults" in report.nodeid:
+                shown = ", ".join(f"{name} {value}" for name, value in found)
+                terminalreporter.write_line(f"{report.nodeid.split('::')[-1]}: {shown}")

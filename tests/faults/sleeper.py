@@ -1,0 +1,161 @@
+"""A worker as it is, but for the child: one that takes six short steps in a thread and leaves results.
+
+It runs in a process that the harness kills, freezes and cuts off. Refusals of the guards are counted in a file, a line
+each, so that a killed process has told all it saw.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Event, Thread
+from typing import Any, cast
+
+from app.db import make_engine, read, transaction
+from app.jobs import lease
+from app.jobs.lease import Claim
+from app.models import TERMINAL, Job, JobStatus
+from app.settings import Settings
+from app.storage import open_storage
+from tests.faults import mutants
+from tests.worker import scripted_child
+from worker.attempt import Attempt, Backend
+from worker.folder import Folder
+from worker.process import Child
+from worker.report import Message, Report, parse
+
+STEPS, STEP_S = 6, 0.02
+ZOMBIE_S = 1.0
+ZOMBIE_ACCEPTED = "zombie accepted"
+
+
+class Sleeper:
+    """Speaks the protocol of a child process from a thread."""
+
+    pid, exit_code = 0, 0
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._messages: Queue[Message | None] = Queue()
+        self._stopped = Event()
+
+    def work(self, folder: Path, **ids: str | None) -> None:
+        Thread(target=self._work, args=(Folder(folder),), daemon=True).start()
+
+    def receive(self, timeout_s: float) -> Message | None:
+        try:
+            message = self._messages.get(timeout=timeout_s)
+        except Empty:
+            return None
+        self.is_over = message is None
+        return message
+
+    def terminate(self) -> None:
+        self._stopped.set()
+
+    def kill(self) -> None:
+        self._stopped.set()
+        self.is_over = True
+
+    def _work(self, folder: Folder) -> None:
+        out, into = os.pipe()
+        report = Report(into)
+        for step in range(scripted_child.last_step(folder) + 1, STEPS + 1):
+            time.sleep(STEP_S)
+            report.metrics(step, STEPS, {"loss/task": 1 / step})
+            if step == 3 or self._stopped.is_set():
+                scripted_child.checkpoint(folder, report, step)
+            if self._stopped.is_set():
+                report.failed("stopped", "The worker stops.", None, retryable=True)
+                break
+        else:
+            scripted_child.finish(folder, report, "pass")
+        os.close(into)
+        with os.fdopen(out, "rb") as lines:
+            for line in lines:
+                self._messages.put(parse(line))
+        self._messages.put(None)
+
+
+def serve(values: dict[str, Any], guards: Path, mutant: str | None) -> None:
+    """Take jobs, and hand back those of others, until SIGTERM."""
+    mutants.apply(mutant)
+    os.setsid()
+    settings, stop = Settings(**values), Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    for name in ("heartbeat", "holds"):
+        setattr(lease, name, _counted(name, getattr(lease, name), guards))
+    backend = Backend(settings, make_engine(settings.database()), open_storage(settings.storage()))
+    Thread(target=_reap, args=(backend, guards), daemon=True).start()
+    worker = Thread(target=_serve, args=(backend, stop, guards))  # not the main thread: signals do not interrupt it
+    worker.start()
+    worker.join()
+
+
+def _serve(backend: Backend, stop: Event, guards: Path) -> None:
+    settings = backend.settings
+    while not stop.is_set():
+        try:
+            with transaction(backend.engine) as session:
+                claim = lease.claim(session, str(os.getpid()), settings.lease_s, settings.max_run_s)
+            if claim is None:
+                time.sleep(settings.poll_s)
+                continue
+            Attempt(backend, claim, lambda: cast(Child, Sleeper()), stop).run()
+            _write_as_zombie(backend, claim, guards)
+        except Exception as error:  # a worker lives on
+            note(guards, f"error {type(error).__name__}")
+            time.sleep(settings.poll_s)
+
+
+def _write_as_zombie(backend: Backend, claim: Claim, guards: Path) -> None:
+    """What was taken from us, or has ended, is not ours to write: we try."""
+    deadline = time.monotonic() + ZOMBIE_S
+    while True:  # until somebody else has it
+        with read(backend.engine) as session:
+            job = session.get_one(Job, claim.job_id)
+        is_taken = job.lease_token > claim.token
+        if is_taken or job.status in TERMINAL or time.monotonic() > deadline:
+            break
+        time.sleep(backend.settings.poll_s)
+    if is_taken or job.status != JobStatus.running:
+        with transaction(backend.engine) as session:
+            written = lease.update(session, claim, phase="zombie")
+        note(guards, ZOMBIE_ACCEPTED if written else "zombie refused" if is_taken else "late write refused")
+
+
+def _reap(backend: Backend, guards: Path) -> None:
+    while True:
+        time.sleep(backend.settings.reap_s)
+        try:
+            with transaction(backend.engine) as session:
+                for _ in lease.reap(session):
+                    note(guards, "reaped")
+        except Exception as error:
+            note(guards, f"error {type(error).__name__}")
+
+
+def _counted(name: str, write: Callable[..., Any], guards: Path) -> Callable[..., Any]:
+    def counted(*args: Any) -> Any:
+        done = write(*args)
+        if not done:
+            note(guards, f"{name} refused")
+        return done
+
+    return counted
+
+
+def note(guards: Path, what: str) -> None:
+    handle = os.open(guards, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
+    os.write(handle, f"{what}\n".encode())
+    os.close(handle)
+
+
+def counts(guards: Path) -> dict[str, int]:
+    """How often each guard fired."""
+    lines = guards.read_text().splitlines() if guards.exists() else []
+    return {name: lines.count(name) for name in sorted(set(lines))}

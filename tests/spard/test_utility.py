@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from spard.data import Prompt, encode, read_prompts
+from spard.errors import InvalidData
+from spard.models import Base
+from spard.utility import BY_LIKELIHOOD, REPLY_SCORERS
+from spard.utility.likelihood import likeliest
+from spard.utility.marks import Mark
+from spard.utility.mbpp import program_of
+from spard.utility.sandbox import is_available, passes
+from tests.spard.parts import chat
+
+RIGHT, WRONG, INVALID = Mark(True), Mark(False), Mark(False, "invalid")
+TESTS = "assert double(2) == 4\nassert double(-1) == -2"
+needs_sandbox = pytest.mark.skipif(not is_available(), reason="the kernel gives no namespaces here")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reply", "answer", "mark"),
+    [
+        ("gsm8k", "16 - 3 - 4 = 9, so 9 * 2 = $18.", "9 * 2 = 18\n#### 18", RIGHT),
+        ("gsm8k", "She has 1,234.50 dollars", "#### 1234.5", RIGHT),
+        ("gsm8k", "It is 1234", "#### 1,234", RIGHT),
+        ("gsm8k", "It is 7", "#### 7", RIGHT),
+        ("gsm8k", "18 first, then -18", "#### 18", WRONG),
+        ("gsm8k", "It is 18.\nQuestion: What is 2 + 2? 4", "#### 18", RIGHT),
+        ("gsm8k", "I do not know", "#### 18", INVALID),
+        ("gsm8k_strict", "So 17.\n#### 18\n#### 19", "#### 18", RIGHT),
+        ("gsm8k_strict", "#### -1,000.", "#### -1000", RIGHT),
+        ("gsm8k_strict", "The answer is 18", "#### 18", INVALID),
+        ("openbookqa", "fact: plants grow\n\nthe correct answer is answer3", "answer3", RIGHT),
+        ("openbookqa", "Answer 2", "the correct answer is answer2", RIGHT),
+        ("openbookqa", "answer1? No, answer3.", "answer3", Mark(True, "ambiguous")),
+        ("openbookqa", "answer3? No, answer1.", "answer3", Mark(False, "ambiguous")),
+        ("openbookqa", "answer3, yes, answer3", "3", RIGHT),
+        ("openbookqa", "answer12", "answer1", INVALID),
+        ("sst2", "Positive.", "positive", RIGHT),
+        ("sst2", "It is negative, very negative", "positive", WRONG),
+        ("sst2", "positive or negative", "positive", INVALID),
+        ("sst2", "good", "positive", INVALID),
+        ("exact", "Paris!", "paris", RIGHT),
+        ("mbpp", "", TESTS, INVALID),
+    ],
+)
+def test_a_reply_gets_its_mark(scorer: str, reply: str, answer: str, mark: Mark) -> None:
+    assert REPLY_SCORERS[scorer](reply, answer) == mark
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Here:\n```python\nx = 1\n```\nand\n```\ny\n```",
+        "```\nx = 1\n",
+        "[BEGIN]\nx = 1\n[DONE]\nmore",
+        "x = 1\n[DONE]",
+        "  x = 1  ",
+    ],
+)
+def test_the_program_of_a_reply_is_found(reply: str) -> None:
+    assert program_of(reply) == "x = 1"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("program", "mark"),
+    [
+        ("def double(x):\n    return 2 * x", RIGHT),
+        ("import math, re, collections\ndef double(x): return x + x", RIGHT),
+        ("def double(x): return x * x", WRONG),
+        ("def double(x) return", WRONG),
+        ("raise SystemExit(0)", WRONG),
+        ("import os; os._exit(0)", WRONG),
+        ("print('x' * 10_000_000)\ndef double(x): return 2 * x", RIGHT),
+        ("x = 'a' * (1 << 30)\ndef double(x): return 2 * x", WRONG),
+    ],
+)
+def test_a_program_is_right_when_it_passes_its_tests(program: str, mark: Mark) -> None:
+    assert REPLY_SCORERS["mbpp"](f"```python\n{program}\n```", TESTS) == mark
+
+
+@needs_sandbox
+def test_a_program_without_end_is_stopped() -> None:
+    started = time.monotonic()
+
+    assert not passes("import time\nwhile True: time.sleep(1)", "", timeout_s=0.2)
+    assert time.monotonic() - started < 10
+
+
+@needs_sandbox
+def test_a_program_has_no_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        assert passes("import socket", "socket.socket", timeout_s=5)
+        assert not passes(f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)", "", timeout_s=5)
+
+
+@needs_sandbox
+def test_a_program_cannot_change_files(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    kept = tmp_path / "kept"
+    kept.write_text("here")
+    kept.chmod(0o666)
+
+    assert not passes(f"open({str(kept)!r}, 'w').write('gone')", "", timeout_s=5)
+    assert not passes(f"import os; os.unlink({str(kept)!r})", "", timeout_s=5)
+    assert kept.read_text() == "here"
+
+
+@needs_sandbox
+def test_a_program_cannot_reach_other_processes() -> None:
+    assert not passes(f"import os; os.kill({os.getpid()}, 0)", "", timeout_s=5)
+    assert not passes(f"open('/proc/{os.getpid()}/environ').read()", "", timeout_s=5)
+
+
+@needs_sandbox
+def test_a_program_does_not_see_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "sesame")
+
+    assert passes("import os", "assert 'SECRET' not in os.environ", timeout_s=5)
+
+
+def test_the_likeliest_choice_is_the_one_with_the_least_loss(base: Base) -> None:
+    choices = ("yes", "no", "perhaps so", "never")
+
+    def log_likelihood(choice: str) -> float:
+        row = encode(base.tokenizer, chat("Is it?", choice), 256)
+        labels = [i for i, label in enumerate(row.labels) if label >= 0][:-1]  # without the end of the turn
+        with torch.inference_mode():
+            log_p = base.model(input_ids=torch.tensor([row.ids])).logits[0].log_softmax(-1)
+        return sum(float(log_p[i - 1, row.ids[i]]) for i in labels)
+
+    by_sum = max(choices, key=log_likelihood)
+    by_byte = max(choices, key=lambda choice: log_likelihood(choice) / len(choice))
+    asked = [Prompt("Is it?", "yes", None, scorer, choices) for scorer in BY_LIKELIHOOD]
+
+    assert likeliest(base.model, base.tokenizer, asked) == [by_sum, by_byte]
+
+
+def test_batches_do_not_change_the_choice(base: Base) -> None:
+    asked = [Prompt(f"Question {i}?", "a", None, "likelihood", ("a", "bb", "c" * i)) for i in range(1, 9)]
+
+    assert likeliest(base.model, base.tokenizer, asked, 1) == likeliest(base.model, base.tokenizer, asked, 7)
+
+
+def rows(tmp_path: Path, text: str) -> list[Prompt]:
+    path = tmp_path / "suite.jsonl"
+    path.write_text(text)
+    return read_prompts(path)
+
+
+def test_a_row_names_its_scorer(tmp_path: Path) -> None:
+    row = '{"prompt": "Is it?", "answer": "yes", "scorer": "likelihood", "choices": ["yes", "no"]}'
+
+    assert rows(tmp_path, row) == [Prompt("Is it?", "yes", None, "likelihood", ("yes", "no"))]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"prompt": "", "scorer": "vibes"}', "unknown scorer 'vibes'; known are exact, gsm8k"),
+        ('{"prompt": "", "scorer": "likelihood", "answer": "a"}', "needs `choices`, one of them the answer"),
+        ('{"prompt": "", "scorer": "likelihood", "answer": "a", "choices": ["b"]}', "one of them the answer"),
+        ('{"prompt": "", "choices": "ab"}', "must be a list of texts"),
+    ],
+)
+def test_a_row_that_cannot_be_scored_is_refused(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(InvalidData, match=message):
+        rows(tmp_path, row)

@@ -1,0 +1,68 @@
+"""What a child finds in its folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.models import Job
+from spard.config import GateThresholds
+from spard.errors import InvalidModel
+from tests.worker.parts import RECIPE, TRAINING, lines
+from tests.worker.shop import Shop
+from worker.folder import Assignment, Folder, new_folder, read_assignment
+from worker.inputs import fill
+from worker.interrupts import Cancelled
+
+
+def filled(shop: Shop, **changes: Any) -> tuple[Job, Assignment, bytes]:
+    """The row, what the child reads of it, and its training file."""
+    job = shop.job(shop.add_job(waived=True))
+    job.spec = job.spec | changes
+    with new_folder(shop.folder, "job-a1") as folder:
+        fill(folder, job, shop.storage, shop.settings(), lambda: None)
+        assignment = read_assignment(folder)
+        return job, assignment, assignment.run.training_file.read_bytes()
+
+
+def test_the_child_reads_what_the_row_says(light_shop: Shop) -> None:
+    job, assignment, training = filled(light_shop)
+    assert (assignment.job_id, assignment.waived, assignment.run.recipe) == (job.id, True, RECIPE)
+    assert assignment.run.thresholds == GateThresholds(0.1, 0.1, 0.05, 0.01)
+    assert training == lines(TRAINING)
+
+
+def test_the_adapter_names_its_base_model_as_the_customer_does(light_shop: Shop) -> None:
+    assert filled(light_shop)[1].run.public_name == "tiny"
+
+
+def test_suites_of_one_name_are_told_apart(light_shop: Shop) -> None:
+    suite = light_shop.put("mine", lines([{"prompt": "Hurt."}]))
+    suites = [suite | {"name": "all", "kind": kind} for kind in ("harmful", "benign")]
+    run = filled(light_shop, suites=suites)[1].run
+    assert [each.name for each in run.suites] == ["all", "all (benign)"]
+
+
+def test_what_is_cancelled_is_not_downloaded(light_shop: Shop) -> None:
+    def cancel() -> None:
+        raise Cancelled
+
+    job = light_shop.job(light_shop.add_job())
+    with new_folder(light_shop.folder, "job-a1") as folder, pytest.raises(Cancelled):
+        fill(folder, job, light_shop.storage, light_shop.settings(), cancel)
+
+
+def test_a_model_that_cannot_be_downloaded_is_told_without_its_source(light_shop: Shop) -> None:
+    model = {"alias": "tiny", "source": "secret-org/secret-model", "revision": "main", "learning_rate": None}
+    with pytest.raises(InvalidModel) as error:
+        filled(light_shop, model=model)
+    assert "secret" not in error.value.message
+
+
+def test_paths_in_the_folder_are_relative(light_shop: Shop) -> None:
+    job = light_shop.job(light_shop.add_job())
+    with new_folder(light_shop.folder, "job-a1") as folder:
+        fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
+        moved = Folder(folder.root.rename(light_shop.folder / "moved"))
+        assert read_assignment(moved).run.training_file.exists()

@@ -1,0 +1,63 @@
+"""A real child that is killed while it trains: the adapter is the one of an undisturbed run, bit for bit."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Thread
+
+import psutil
+
+from app.models import JobStatus
+from spard.config import Hyperparameters, Lora
+from tests.worker.parts import RECIPE, job_folder
+from tests.worker.shop import Shop, until
+from worker import pipeline
+from worker.main import Worker
+from worker.report import Report
+
+RESTLESS = replace(
+    RECIPE,
+    lora=Lora(rank=2, dropout=0.1),
+    hyperparameters=Hyperparameters(n_epochs=10, batch_size=4),
+    checkpoint_every_s=0.01,
+)
+
+
+def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(light_shop: Shop, model: Path, tmp_path: Path) -> None:
+    job_id = light_shop.add_job(waived=True, recipe=asdict(RESTLESS))
+    worker = Worker(light_shop.settings(warm_child=True))
+    thread = Thread(target=worker.run)
+    thread.start()
+    until(lambda: bool(list((light_shop.folder.parent / "objects").rglob("a1/checkpoints/*/state.safetensors"))))
+    kill_trainer()
+    job = light_shop.until_ended(job_id)
+    worker.end()
+    thread.join()
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
+    steps = [event.split("/")[0] for event in light_shop.events(job_id) if event.startswith("Step ")]
+    assert steps.count("Step 1") == 1
+    assert weights(light_shop.content((job.adapter or {})["storage_key"])) == undisturbed(model, tmp_path)
+
+
+def kill_trainer() -> None:
+    """The older child: the other one waits for work."""
+    children = [child for child in psutil.Process().children() if "worker.child" in child.cmdline()]
+    min(children, key=lambda child: child.create_time()).kill()
+
+
+def undisturbed(model: Path, tmp_path: Path) -> bytes:
+    folder = job_folder(tmp_path / "undisturbed", model, recipe=RESTLESS)
+    with Path(os.devnull).open("wb") as nowhere:
+        pipeline.run(folder, Report(nowhere.fileno()), lambda: False)
+    return weights(folder.archive.read_bytes())
+
+
+def weights(archive: bytes) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        member = tar.extractfile("adapter_model.safetensors")
+        assert member
+        return member.read()

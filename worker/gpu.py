@@ -1,0 +1,29 @@
+"""The GPUs that the driver shows, without torch: a worker is to know within milliseconds whether it can start."""
+
+from __future__ import annotations
+
+import ctypes
+
+from app.preflight import Unfit
+from app.settings import Settings
+
+_DRIVER = "libcuda.so.1"
+
+
+def check(settings: Settings) -> None:
+    """Raise `Unfit` when a GPU is asked for and there is none."""
+    if settings.device == "cuda" and not count():
+        text = "SPARD_DEVICE is cuda, but the driver shows no GPU. Install the NVIDIA driver, give the container a GPU,"
+        raise Unfit(f"{text} mend CUDA_VISIBLE_DEVICES, or set SPARD_DEVICE=cpu.")
+
+
+def count(driver: str = _DRIVER) -> int:
+    """How many there are; 0 without a driver."""
+    try:
+        cuda = ctypes.CDLL(driver)
+    except OSError:
+        return 0
+    found = ctypes.c_int(0)
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(found)):
+        return 0
+    return found.value
