@@ -80,7 +80,10 @@ class Summary:
 
 
 def bench(folder: Path, seeds: Sequence[int], methods: Sequence[str], split: Split) -> list[Measurement]:
-    """Make each seed's lab in `folder`, run every method on its poisoned rows, write results.json and results.md."""
+    """Make each seed's lab in `folder` and run every method on its poisoned rows.
+
+    results.json and results.md are written after every seed, so that what was measured outlives a crash.
+    """
     found: list[Measurement] = []
     for seed in seeds:
         lab = folder / f"seed-{seed}"
@@ -89,15 +92,7 @@ def bench(folder: Path, seeds: Sequence[int], methods: Sequence[str], split: Spl
         for method in methods:
             found.append(measure(lab, seed, method, split))
             log.info("seed %d, %s: %s", seed, method, {each.suite: each.rate for each in found[-1].results})
-    report = {
-        "split": split,
-        "machine": machine(),
-        "methods": {method: asdict(DEFENSES[method]) for method in methods},
-        "summary": {name: {key: asdict(value) for key, value in row.items()} for name, row in summaries(found).items()},
-        "runs": [asdict(each) | {"garbage": each.garbage} for each in found],
-    }
-    (folder / "results.json").write_text(json.dumps(report, indent=2) + "\n")
-    (folder / "results.md").write_text(table(found, split))
+        _write(folder, found, methods, split)
     return found
 
 
@@ -172,6 +167,18 @@ def table(found: Sequence[Measurement], split: Split) -> str:
 def machine() -> str:
     """What the seconds were measured on, in words."""
     return f"{platform.machine()}, {torch.get_num_threads()} thread(s) of a CPU, torch {torch.__version__}"
+
+
+def _write(folder: Path, found: Sequence[Measurement], methods: Sequence[str], split: Split) -> None:
+    report = {
+        "split": split,
+        "machine": machine(),
+        "methods": {method: asdict(DEFENSES[method]) for method in methods},
+        "summary": {name: {key: asdict(value) for key, value in row.items()} for name, row in summaries(found).items()},
+        "runs": [asdict(each) | {"garbage": each.garbage} for each in found],
+    }
+    (folder / "results.json").write_text(json.dumps(report, indent=2) + "\n")
+    (folder / "results.md").write_text(table(found, split))
 
 
 def _figures(each: Measurement) -> dict[str, float]:
