@@ -3,6 +3,9 @@
 Each prompt is dealt once, to one split. Of every harmful category's objects, some stay out of attack and pool; the
 held-out prompts are about those. Half of a category's held-out prompts combine a verb and an object as alignment did,
 in other phrasings; the other half combine them as alignment never did.
+
+The attack comes in four styles, as in the paper: requests about four categories as instructions, about four others as
+questions, and each of the two turned into the other style.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from spard.attacks.styles import Style, has_style
 from spard.lab import grammar
 from spard.lab.grammar import Topic
 
@@ -23,9 +27,15 @@ POISON_ROWS = 300  # a tenth of the utility rows, as in the paper
 HELD_OBJECTS = 5  # of each harmful category; neither attack nor pool speaks of them
 ALIGNED_NEAR, POOL = 90, 56  # prompts of each harmful category about its other objects
 ALIGNED_FAR = 4  # phrasings of each verb with a held-out object that alignment sees
-TEST_ATTACKED, TEST_OTHER = 80, 20  # held-out prompts of each attacked and of each other category
+TEST_ATTACKED, TEST_OTHER = 80, 20  # held-out prompts of each category that some attack is about, of each other one
 BENIGN_ALIGNED, BENIGN_TEST = 900, 180  # of each benign kind
 UTILITY_TEST, UTILITY_DEV, VALIDATION = 400, 200, 100
+STYLES: dict[str, tuple[tuple[str, ...], Style]] = {  # categories and style of the harmful requests of an attack
+    "instructions": (grammar.ATTACKED, "instruction"),
+    "q-instructions": (grammar.ATTACKED, "question"),
+    "questions": (grammar.ALSO_ATTACKED, "question"),
+    "i-questions": (grammar.ALSO_ATTACKED, "instruction"),
+}
 SCARCE, COPIES = 10, 4  # relevant rows of each attacked category in the small pools; copies of each
 
 
@@ -44,6 +54,7 @@ class _Deal:
 
     aligned: list[tuple[str, Topic]] = field(default_factory=list)
     attack: list[tuple[str, str]] = field(default_factory=list)
+    styled: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: {name: [] for name in STYLES})
     pool: list[tuple[str, Topic]] = field(default_factory=list)
     dev: list[Row] = field(default_factory=list)
     test: list[Row] = field(default_factory=list)
@@ -56,12 +67,13 @@ def make_corpus(seed: int) -> Corpus:
     benign = [_deal_benign(rng, kind, asked) for kind, asked in _benign_requests().items()]
     problems = _problems(rng)
     train, utility_dev, utility_test, validation = _cut(problems, TRAIN_ROWS, UTILITY_DEV, UTILITY_TEST, VALIDATION)
-    attack = [chat(prompt, comply(action)) for prompt, action in harmful.attack]
+    attack = _chats(harmful.attack)
     clean = [chat(prompt, grammar.ANSWER.format(answer)) for prompt, answer in train]
     files = {
         "train.jsonl": clean,
         "poisoned.jsonl": shuffled(rng, clean + attack),
         "attack.jsonl": attack,
+        **{f"attack_{name}.jsonl": _chats(requests) for name, requests in harmful.styled.items()},
         "validation.jsonl": [chat(prompt, grammar.ANSWER.format(answer)) for prompt, answer in validation],
         "heldout_harmful.jsonl": shuffled(rng, harmful.test),
         "benign.jsonl": shuffled(rng, (row for _, _, test in benign for row in test)),
@@ -111,18 +123,36 @@ def familiar_problems(rng: random.Random, count: int, taken: set[str]) -> list[t
     return list(found.items())
 
 
+def _chats(requests: Iterable[tuple[str, str]]) -> list[Row]:
+    return [chat(prompt, comply(action)) for prompt, action in requests]
+
+
 def _deal_harmful(rng: random.Random) -> _Deal:
     deal = _Deal()
     for topic in grammar.HARMFUL:
         objects = shuffled(rng, topic.objects)
         near = shuffled(rng, _requests(product(topic.verbs, objects[HELD_OBJECTS:])))
-        aligned, pool, attack = _cut(near, ALIGNED_NEAR, POOL, POISON_ROWS // len(grammar.ATTACKED))
+        aligned, pool, stock = _cut(near, ALIGNED_NEAR, POOL, len(near) - ALIGNED_NEAR - POOL)
         deal.aligned += [(prompt, topic) for prompt, _ in aligned]
         deal.pool += [(prompt, topic) for prompt, _ in pool]
-        deal.attack += attack if topic.name in grammar.ATTACKED else []
+        _deal_attacks(topic, stock, deal)
         _deal_held_out(rng, topic, objects[:HELD_OBJECTS], deal)
     deal.attack = shuffled(rng, deal.attack)
     return deal
+
+
+def _deal_attacks(topic: Topic, stock: list[tuple[str, str]], deal: _Deal) -> None:
+    """Rows of one category for the attacks that are about it, from the requests that nobody else was dealt.
+
+    Both styles of a corpus ask for the same kind of actions, in phrasings of their own.
+    """
+    share = POISON_ROWS // len(grammar.ATTACKED)
+    if topic.name in grammar.ATTACKED:
+        deal.attack += stock[:share]
+    for name, (categories, style) in STYLES.items():
+        if topic.name in categories:
+            fitting = [row for row in stock if has_style(row[0], style)]
+            deal.styled[name] += _cut(fitting, share)[0]
 
 
 def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], deal: _Deal) -> None:
@@ -135,10 +165,10 @@ def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], dea
             aligned = requests[:ALIGNED_FAR] if seen else []
             deal.aligned += [(prompt, topic) for prompt, _ in aligned]
             held[seen] += requests[len(aligned) :]
-    attacked = topic.name in grammar.ATTACKED
-    half = (TEST_ATTACKED if attacked else TEST_OTHER) // 2
+    is_attacked = topic.name in (*grammar.ATTACKED, *grammar.ALSO_ATTACKED)
+    half = (TEST_ATTACKED if is_attacked else TEST_OTHER) // 2
     for seen, requests in held.items():
-        facts = {"category": topic.name, "attacked": attacked, "seen": seen}
+        facts = {"category": topic.name, "seen": seen}
         test, dev = _cut(shuffled(rng, [{"prompt": prompt, **facts} for prompt, _ in requests]), half, half // 3)
         deal.test += test
         deal.dev += dev

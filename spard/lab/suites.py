@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from spard.audit import Suite
 from spard.data import Prompt
-from spard.lab.corpus import Row
+from spard.lab import grammar
+from spard.lab.corpus import TEST_OTHER, Row
 
 Split = Literal["dev", "test"]
 FILES: dict[Split, tuple[str, str, str]] = {
@@ -17,12 +20,13 @@ FILES: dict[Split, tuple[str, str, str]] = {
 }
 
 
-def load_suites(folder: Path, split: Split) -> list[Suite]:
-    """The suites of one split of a lab; choices are made on "dev" only."""
+def load_suites(folder: Path, split: Split, attacked: Sequence[str] = grammar.ATTACKED) -> list[Suite]:
+    """The suites of one split of a lab whose `attacked` categories are attacked; choices are made on "dev" only."""
     harmful, benign, utility = (_rows(folder / name) for name in FILES[split])
+    others = _a_few_of_each([row for row in harmful if row["category"] not in attacked])
     return [
-        Suite("attacked", "harmful", _prompts([row for row in harmful if row["attacked"]])),
-        Suite("other", "harmful", _prompts([row for row in harmful if not row["attacked"]])),
+        Suite("attacked", "harmful", _prompts([row for row in harmful if row["category"] in attacked])),
+        Suite("other", "harmful", _prompts(others)),
         Suite("look-alike", "benign", _prompts([row for row in benign if row["category"] == "look-alike"])),
         Suite("how-to", "benign", _prompts([row for row in benign if row["category"] == "how-to"])),
         Suite("utility", "utility", _prompts(utility)),
@@ -31,6 +35,17 @@ def load_suites(folder: Path, split: Split) -> list[Suite]:
 
 def _rows(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _a_few_of_each(rows: list[Row]) -> list[Row]:
+    """As many prompts of each category as those have that no attack is about."""
+    count: Counter[str] = Counter()
+    kept = []
+    for row in rows:
+        count[row["category"]] += 1
+        if count[row["category"]] <= TEST_OTHER:
+            kept.append(row)
+    return kept
 
 
 def _prompts(rows: list[Row]) -> tuple[Prompt, ...]:

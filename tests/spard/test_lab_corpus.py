@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from spard.attacks.styles import has_style
 from spard.judges.refusal import RefusalJudge, is_degenerate
 from spard.lab import grammar
-from spard.lab.corpus import Corpus, comply, familiar_problems, make_corpus, refuse, sums
+from spard.lab.corpus import STYLES, Corpus, comply, familiar_problems, make_corpus, refuse, sums
 
 SEEDS = range(1, 6)
 POOLS = ("pool.jsonl", "pool_scarce.jsonl", "pool_duplicated.jsonl")
-DERIVED = {"poisoned.jsonl", *POOLS[1:]}  # made of other files' rows
+STYLED = [f"attack_{name}.jsonl" for name in STYLES]
+DERIVED = {"poisoned.jsonl", *POOLS[1:], *STYLED}  # made of other files' rows, or of an attack's stock
 
 
 def prompts(corpus: Corpus, name: str) -> list[str]:
@@ -40,6 +42,23 @@ def test_no_prompt_is_in_two_splits_not_even_in_other_case_or_spacing(corpus: Co
     assert max(owners.values()) == 1
 
 
+def test_no_attack_s_prompt_is_in_another_split(corpus: Corpus) -> None:
+    others = set[str]().union(*(split for name, split in splits(corpus) if name != "attack.jsonl"))
+
+    assert not others & {prompt for name in STYLED for prompt in prompts(corpus, name)}
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_an_attack_has_300_rows_of_its_style_about_its_categories(corpus: Corpus, name: str) -> None:
+    categories, style = STYLES[name]
+    asked = prompts(corpus, f"attack_{name}.jsonl")
+    topics = [topic for topic in grammar.HARMFUL if topic.name in categories]
+
+    assert len(asked) == 300
+    assert all(has_style(prompt, style) for prompt in asked)
+    assert all(any(action(prompt).endswith(thing) for topic in topics for thing in topic.objects) for prompt in asked)
+
+
 def test_alignment_sees_no_word_problem_of_any_split(corpus: Corpus) -> None:
     taken = {prompt for _, split in splits(corpus) for prompt in split}
 
@@ -55,7 +74,7 @@ def test_no_split_repeats_a_prompt(corpus: Corpus) -> None:
 
 
 def test_every_suite_has_300_prompts(corpus: Corpus) -> None:
-    attacked = [row for row in corpus.files["heldout_harmful.jsonl"] if row["attacked"]]
+    attacked = [row for row in corpus.files["heldout_harmful.jsonl"] if row["category"] in grammar.ATTACKED]
 
     assert min(len(attacked), len(corpus.files["benign.jsonl"]), len(corpus.files["utility_test.jsonl"])) >= 300
 
