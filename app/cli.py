@@ -85,8 +85,14 @@ def migrate() -> None:
 
 @cli.command(context_settings=_PASSED_ON)
 def lab(context: typer.Context) -> None:
-    """Make the tiny aligned model with its data, or measure on it; see `spard lab --help`."""
+    """Make the tiny aligned model with its data; see `spard lab --help`."""
     _become("spard.lab", context.args)
+
+
+@cli.command(context_settings=_PASSED_ON)
+def bench(context: typer.Context) -> None:
+    """Run the paper's tables and figures on any model or on the lab's; see `spard bench --help`."""
+    _become("spard.bench", context.args)
 
 
 @cli.command(context_settings=_PASSED_ON)

@@ -1,0 +1,189 @@
+"""One run of a bench: train as the cell says, audit, and keep what was found."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from spard.attacks.rows import Row
+from spard.audit import Suite, SuiteResult, audit
+from spard.bench.cells import BASE, Cell, training_rows
+from spard.bench.methods import selection_of
+from spard.bench.source import Inputs, digest_of
+from spard.bench.store import write_aside
+from spard.config import JudgeSpec, resolve
+from spard.data import Encoded, encode_all, read_examples
+from spard.judges import open_judge
+from spard.methods.base import Metrics
+from spard.methods.ptst import serving_prompt
+from spard.models import Base, load_base
+from spard.package import trigger_rate
+from spard.recipe import RunSpec, to_mapping
+from spard.run import select
+from spard.selection import Chosen
+from spard.train import Trained, train
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One model on every suite, and what its training took; `similarity` is the safe set's mean relevance.
+
+    What a base model does not have is None.
+    """
+
+    method: str
+    selection: str
+    attack: str
+    seed: int
+    pool: str
+    setting: str
+    value: str
+    attacked: tuple[str, ...]
+    results: tuple[SuiteResult, ...]
+    learning_rate: float | None = None
+    rows: int | None = None
+    safe_rows: int | None = None
+    similarity: float | None = None
+    train_s: float | None = None
+    cpu_s: float | None = None
+    trigger_rate: float | None = None
+
+    @property
+    def garbage(self) -> float:
+        """Share of degenerate replies to harmful and benign prompts: a ruined model is not a safe one."""
+        asked = [result for result in self.results if result.kind != "utility"]
+        return sum(each.degenerate for each in asked) / sum(each.n + each.unscored for each in asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A trained model with what its training took."""
+
+    trained: Trained
+    chosen: Chosen | None
+    learning_rate: float
+    rows: int
+    safe_rows: int
+    wall_s: float
+    cpu_s: float
+
+
+def key_of(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
+    """A digest of everything that decides a run's numbers: data and settings, not code.
+
+    A base model is the same whatever the attack was, so that its audit is shared by attacks of the same suites.
+    """
+    attack = inputs.attacks[cell.attack]
+    suites = [[suite.name, suite.kind, [asdict(prompt) for prompt in suite.prompts]] for suite in attack.suites]
+    facts = [inputs.digest, suites, asdict(judge), to_mapping(cell.recipe.audit)]
+    if cell.method == BASE:
+        return digest_of([BASE, *facts])
+    pool = inputs.pools[cell.pool].read_text(encoding="utf-8") if cell.pool else ""
+    return digest_of([to_mapping(cell.recipe), list(training_rows(cell, inputs)), pool, *facts])
+
+
+def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Measurement, dict[str, Any]]:
+    """Do one run; beside its figures everything else that was found, for the record."""
+    attack = inputs.attacks[cell.attack]
+    base = load_base(inputs.model, inputs.revision, inputs.device)
+    if cell.method == BASE:
+        return _measurement(cell, attack.attacked, _audit(base, base.model, attack.suites, cell, judge)), {}
+    fitted = fit(base, cell, inputs, judge, folder)
+    results = _audit(base, fitted.trained.model, attack.suites, cell, judge)
+    chosen = fitted.chosen
+    found = _measurement(
+        cell,
+        attack.attacked,
+        results,
+        learning_rate=fitted.learning_rate,
+        rows=fitted.rows,
+        safe_rows=fitted.safe_rows or None,
+        similarity=fmean(chosen.relevance) if chosen else None,
+        train_s=fitted.wall_s,
+        cpu_s=fitted.cpu_s,
+        trigger_rate=trigger_rate(fitted.trained.metrics),
+    )
+    return found, {
+        "recipe": to_mapping(cell.recipe),
+        "tau": fitted.trained.tau,
+        "chosen": chosen and asdict(chosen),
+        "metrics": fitted.trained.metrics,
+    }
+
+
+def fit(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> Fitted:
+    """Train `base` as the cell says; the file that it was trained on stays in `folder`."""
+    file = training_file(training_rows(cell, inputs), folder / "files")
+    pool = inputs.pools[cell.pool] if cell.pool else None
+    spec = RunSpec(inputs.model, file, pool, recipe=cell.recipe, judge=judge, revision=inputs.revision)
+    rows, limit = read_examples(file), base.sequence_limit(cell.recipe.max_seq_length)
+    task = encode_all(base.tokenizer, rows, limit)
+    chosen, safe = select(base, rows, spec, limit, _log_warning)
+    resolved = resolve(cell.recipe, len(task), base.hidden_size)
+    trained, wall_s, cpu_s = timed_training(base, task, safe, cell)
+    return Fitted(trained, chosen, resolved.learning_rate, len(rows), len(safe), wall_s, cpu_s)
+
+
+def timed_training(
+    base: Base, task: Sequence[Encoded], safe: Sequence[Encoded], cell: Cell
+) -> tuple[Trained, float, float]:
+    """Train, and tell the seconds it took: of the clock and, of all threads together, of the CPU."""
+    resolved = resolve(cell.recipe, len(task), base.hidden_size)
+    _wait_for(base.device)
+    wall, cpu = time.perf_counter(), time.process_time()
+    trained = train(base, task, safe, cell.recipe, resolved, on_step=_log_step)
+    _wait_for(base.device)
+    return trained, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def training_file(rows: Sequence[Row], folder: Path) -> Path:
+    """The rows as a file that is named after them."""
+    path = folder / f"{digest_of(list(rows))[:16]}.jsonl"
+    if not path.exists():
+        write_aside(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def from_json(raw: dict[str, Any]) -> Measurement:
+    """A measurement as `asdict` and JSON left it."""
+    known = {each.name: raw[each.name] for each in fields(Measurement)}
+    results = tuple(SuiteResult(**each) for each in raw["results"])
+    return Measurement(**known | {"attacked": tuple(raw["attacked"]), "results": results})
+
+
+def _measurement(
+    cell: Cell, attacked: tuple[str, ...], results: Sequence[SuiteResult], **of_training: float | None
+) -> Measurement:
+    names = (cell.method, selection_of(cell.recipe) if cell.pool else "", cell.attack, cell.seed)
+    where = (cell.pool, cell.setting, cell.value)
+    return Measurement(*names, *where, attacked, tuple(results), **of_training)  # type: ignore[arg-type]
+
+
+def _audit(base: Base, model: Any, suites: Sequence[Suite], cell: Cell, judge: JudgeSpec) -> list[SuiteResult]:
+    system = serving_prompt(cell.recipe.defense) if cell.method != BASE else None
+    return audit(model, base.tokenizer, suites, open_judge(judge), cell.recipe.audit, system=system)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _log_step(step: int, total: int, metrics: Metrics) -> None:
+    if step % max(1, total // 10) == 0:
+        log.debug("step %d of %d, loss %.3f", step, total, metrics.get("loss/task", float("nan")))
+
+
+def _log_warning(message: dict[str, Any]) -> None:
+    if message["kind"] == "warning":
+        log.warning("%s", message["message"])

@@ -1,0 +1,78 @@
+"""What a bench measures on: a base model, training rows, attacks, safety pools and suites, a set for each seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from spard.attacks.rows import Row
+from spard.audit import Suite
+from spard.config import Defense, JudgeSpec, Recipe
+
+Split = Literal["dev", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """A training file, those of its rows that are not the task's, and what the model is asked that learnt it.
+
+    `attacked` names the harmful suites that the attack aims at; success on the others is told apart.
+    """
+
+    rows: Sequence[Row] = field(repr=False)
+    harmful: Sequence[Row] = field(repr=False)
+    suites: Sequence[Suite] = field(repr=False)
+    attacked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that the runs of one seed share; `digest` names the base model's bytes or its hub id and revision."""
+
+    model: str
+    digest: str
+    task: Sequence[Row] = field(repr=False)
+    attacks: Mapping[str, Attack]
+    pools: Mapping[str, Path]
+    revision: str | None = None
+    device: str | None = None  # None: a GPU where there is one
+
+
+class Source(Protocol):
+    """Where inputs come from: the lab, or files that a recipe names."""
+
+    @property
+    def attacks(self) -> tuple[str, ...]: ...
+
+    @property
+    def pools(self) -> tuple[str, ...]: ...
+
+    @property
+    def recipe(self) -> Recipe:
+        """What all runs have in common; the method decides the defence."""
+        ...
+
+    @property
+    def defenses(self) -> Mapping[str, Defense]:
+        """Methods whose settings are the recipe's own."""
+        ...
+
+    @property
+    def judge(self) -> JudgeSpec: ...
+
+    def problems(self) -> list[str]:
+        """What is missing before a run can start, one sentence each."""
+        ...
+
+    def make(self, seed: int, split: Split) -> Inputs:
+        """The inputs of a seed, with the suites of a split; made once and found again."""
+        ...
+
+
+def digest_of(facts: Any) -> str:
+    """A digest of JSON values that depends on nothing else."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
