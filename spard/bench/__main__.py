@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -15,25 +14,25 @@ from typing import TypeVar
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from spard.bench.bench import Workplace, run_cells
-from spard.bench.cells import SELECTIONS, Asked, Cell, method_cells, selection_cells, sweep_cells
+from spard.bench.bench import Workplace
+from spard.bench.cells import SELECTIONS, Asked
 from spard.bench.files import FileSource
+from spard.bench.kinds import KINDS, Order
 from spard.bench.lab import LabSource
-from spard.bench.measure import Measurement
-from spard.bench.report import results_json, results_md, write_csv
 from spard.bench.source import Source
 from spard.bench.spec import LabSpec, load_spec
-from spard.bench.store import write_aside
-from spard.bench.tune import at_rate, tune, tune_seeds
+from spard.bench.tune import tune, tune_seeds
 from spard.errors import InvalidRecipe, SpardError
 
 T = TypeVar("T")
-KINDS: dict[str, Callable[[Source, Asked], list[Cell]]] = {
-    "methods": method_cells,
-    "selection": selection_cells,
-    "sweep": sweep_cells,
+DEFAULT_METHODS = {
+    "methods": ("none", "spard"),
+    "overhead": ("none", "safeinstr", "lisa", "safegrad", "spard"),
+    "selection": ("spard", "safeinstr"),
+    "similarity": ("spard", "safeinstr"),
+    "sweep": ("spard",),
+    "map": (),
 }
-DEFAULT_METHODS = {"methods": ("none", "spard"), "selection": ("spard", "safeinstr"), "sweep": ("spard",)}
 log = logging.getLogger(__name__)
 
 
@@ -62,19 +61,9 @@ def _bench(asked: argparse.Namespace, source: Source) -> None:
     torch.set_num_threads(asked.threads)
     table = _asked(asked, source)
     multiples = _rates(asked, source, table)
-    cells = [at_rate(cell, multiples.get(cell.method, 1.0)) for cell in KINDS[asked.kind](source, table)]
-    if not cells:
-        raise InvalidRecipe("there is nothing to run: no method and setting that were asked for fit together")
-    facts = {"kind": asked.kind, "recipe": asked.recipe, "split": asked.split, "learning_rates": multiples}
-    title = f"spard bench {asked.kind}: {asked.recipe}, {asked.split} split"
-
-    def write(found: Sequence[Measurement]) -> None:
-        write_csv(asked.out, found)
-        write_aside(asked.out / "results.json", json.dumps(results_json(found, facts), indent=1) + "\n")
-        write_aside(asked.out / "results.md", results_md(found, title))
-
-    found = run_cells(Workplace(source, asked.out, asked.split), cells, write)
-    sys.stdout.write(results_md(found, title))
+    limits = {"levels": asked.levels, "rounds": asked.rounds, "steps": asked.steps}
+    order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, **limits)
+    sys.stdout.write(KINDS[asked.kind](order))
 
 
 def _rates(asked: argparse.Namespace, source: Source, table: Asked) -> dict[str, float]:
@@ -134,6 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--learning-rates", choices=("default", "best"), default="default")
     parser.add_argument("--rates", type=_list(float), default=(0.25, 0.5, 1.0, 2.0), metavar="0.25,0.5,...")
     parser.add_argument("--tune-seeds", type=_list(int), default=(), metavar="101,102")
+    parser.add_argument("--levels", type=int, default=5, help="similarity: parts that the pool is cut into")
+    parser.add_argument("--rounds", type=int, default=5, help="overhead: how often each method is timed")
+    parser.add_argument("--steps", type=int, help="overhead: train so many steps only")
     parser.add_argument("--device", help="cpu or cuda; the lab takes cpu, other models a GPU where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; more are slower beside a busy neighbour")
     parser.add_argument("--check", action="store_true", help="only tell what is missing")

@@ -14,22 +14,24 @@ from spard.bench.measure import Measurement, from_json, key_of, measure
 from spard.bench.report import figures, machine
 from spard.bench.source import Inputs, Source, Split
 from spard.bench.store import read_run, write_run
+from spard.errors import InvalidRecipe
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Workplace:
-    """Where runs are done and kept; the inputs of the newest seed stay in memory."""
+    """Where runs are done and kept; `extend` adds to the inputs of a seed, and those of the newest stay in memory."""
 
     source: Source
     folder: Path
     split: Split
+    extend: Callable[[Inputs, int], Inputs] = lambda inputs, seed: inputs
     _made: tuple[int, Inputs] | None = field(default=None, init=False)
 
     def inputs(self, seed: int) -> Inputs:
         if self._made is None or self._made[0] != seed:
-            self._made = seed, self.source.make(seed, self.split)
+            self._made = seed, self.extend(self.source.make(seed, self.split), seed)
         return self._made[1]
 
     def find(self, cell: Cell) -> Measurement | None:
@@ -52,6 +54,8 @@ def run_cells(
     place: Workplace, cells: Sequence[Cell], on_found: Callable[[Sequence[Measurement]], None] = lambda found: None
 ) -> list[Measurement]:
     """Every cell's measurement in order; `on_found` sees all so far after each that was new."""
+    if not cells:
+        raise InvalidRecipe("there is nothing to run: no method and setting that were asked for fit together")
     found: list[Measurement] = []
     took: list[float] = []
     for i, cell in enumerate(cells, start=1):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from spard.attacks.mixing import add_harmful
@@ -15,9 +17,12 @@ from spard.bench.source import Attack, Inputs, Split
 from spard.bench.spec import AttackSpec, FilesSpec, variables
 from spard.config import Defense, JudgeSpec, Recipe, SafeLora
 from spard.errors import InvalidRecipe, SpardError
+from spard.leaks import leak_reasons
 from spard.models import folder_digest
 from spard.recipe import SuiteSpec
 from spard.rows import read_examples, read_pool, read_prompts
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class FileSource:
         for path, kind in self._files():
             if not variables(str(path)):
                 found += _problems(path, kind)
+        if not found and (lacking := _too_few(spec)):
+            found += lacking
         if not Path(spec.model).is_dir() and Path(spec.model).is_absolute() and not variables(spec.model):
             found.append(f"The model's folder {spec.model} is not there.")
         return found
@@ -77,6 +84,8 @@ class FileSource:
             harmful = load_rows(attack.rows)
             rows = add_harmful(task, harmful, spec.harmful_ratio, seed)
             suites = [Suite(attack.name, "harmful", tuple(read_prompts(_asked_of(attack, split)))), *common]
+            for reason in chain.from_iterable(leak_reasons(suites, {"attack": read_examples(attack.rows)}).values()):
+                log.warning("%s", reason)
             attacks[attack.name] = Attack(rows, harmful, suites, (attack.name,))
         model, is_folder = spec.model, Path(spec.model).is_dir()
         digest = folder_digest(Path(model)) if is_folder else f"{model}@{spec.revision}"
@@ -91,6 +100,17 @@ class FileSource:
             yield from ((path, "prompts") for path in (attack.suite, attack.dev_suite) if path)
         yield from ((pool.path, "pool") for pool in self.spec.pools)
         yield from ((suite.path, "prompts") for suite in (*self.spec.suites, *self.spec.dev_suites))
+
+
+def _too_few(spec: FilesSpec) -> list[str]:
+    """Attacks with fewer rows than the harmful ratio asks for."""
+    wanted = round(spec.harmful_ratio * len(read_examples(spec.task)))
+    counts = {attack.name: len(read_examples(attack.rows)) for attack in spec.attacks}
+    return [
+        f"Attack {name} has {n} rows; a harmful ratio of {spec.harmful_ratio:g} asks for {wanted}."
+        for name, n in counts.items()
+        if n < wanted
+    ]
 
 
 def _suites(specs: tuple[SuiteSpec, ...]) -> list[Suite]:

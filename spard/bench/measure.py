@@ -19,10 +19,9 @@ from spard.bench.cells import BASE, Cell, training_rows
 from spard.bench.methods import selection_of
 from spard.bench.source import Inputs, digest_of
 from spard.bench.store import write_aside
-from spard.config import JudgeSpec, resolve
+from spard.config import JudgeSpec, Recipe, resolve
 from spard.data import Encoded, encode_all, read_examples
 from spard.judges import open_judge
-from spard.methods.base import Metrics
 from spard.methods.ptst import serving_prompt
 from spard.models import Base, load_base
 from spard.package import trigger_rate
@@ -59,21 +58,27 @@ class Measurement:
     trigger_rate: float | None = None
 
     @property
-    def garbage(self) -> float:
+    def garbage(self) -> float | None:
         """Share of degenerate replies to harmful and benign prompts: a ruined model is not a safe one."""
         asked = [result for result in self.results if result.kind != "utility"]
-        return sum(each.degenerate for each in asked) / sum(each.n + each.unscored for each in asked)
+        replies = sum(each.n + each.unscored for each in asked)
+        return sum(each.degenerate for each in asked) / replies if replies else None
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """A trained model with what its training took."""
+class Prepared:
+    """What a run trains on, as tokens, and how its safe set was chosen."""
+
+    task: list[Encoded]
+    safe: list[Encoded]
+    chosen: Chosen | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A trained model and the seconds its training took: of the clock and, of all threads together, of the CPU."""
 
     trained: Trained
-    chosen: Chosen | None
-    learning_rate: float
-    rows: int
-    safe_rows: int
     wall_s: float
     cpu_s: float
 
@@ -98,52 +103,49 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
     base = load_base(inputs.model, inputs.revision, inputs.device)
     if cell.method == BASE:
         return _measurement(cell, attack.attacked, _audit(base, base.model, attack.suites, cell, judge)), {}
-    fitted = fit(base, cell, inputs, judge, folder)
-    results = _audit(base, fitted.trained.model, attack.suites, cell, judge)
-    chosen = fitted.chosen
+    prepared = prepare(base, cell, inputs, judge, folder)
+    timed = train_timed(base, prepared, cell.recipe)
+    results = _audit(base, timed.trained.model, attack.suites, cell, judge)
+    chosen = prepared.chosen
     found = _measurement(
         cell,
         attack.attacked,
         results,
-        learning_rate=fitted.learning_rate,
-        rows=fitted.rows,
-        safe_rows=fitted.safe_rows or None,
+        learning_rate=resolve(cell.recipe, len(prepared.task), base.hidden_size).learning_rate,
+        rows=len(prepared.task),
+        safe_rows=len(prepared.safe) or None,
         similarity=fmean(chosen.relevance) if chosen else None,
-        train_s=fitted.wall_s,
-        cpu_s=fitted.cpu_s,
-        trigger_rate=trigger_rate(fitted.trained.metrics),
+        train_s=timed.wall_s,
+        cpu_s=timed.cpu_s,
+        trigger_rate=trigger_rate(timed.trained.metrics),
     )
     return found, {
         "recipe": to_mapping(cell.recipe),
-        "tau": fitted.trained.tau,
+        "tau": timed.trained.tau,
         "chosen": chosen and asdict(chosen),
-        "metrics": fitted.trained.metrics,
+        "metrics": timed.trained.metrics,
     }
 
 
-def fit(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> Fitted:
-    """Train `base` as the cell says; the file that it was trained on stays in `folder`."""
+def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> Prepared:
+    """Rows and safe set of a cell; the file of the rows stays in `folder`."""
     file = training_file(training_rows(cell, inputs), folder / "files")
     pool = inputs.pools[cell.pool] if cell.pool else None
     spec = RunSpec(inputs.model, file, pool, recipe=cell.recipe, judge=judge, revision=inputs.revision)
     rows, limit = read_examples(file), base.sequence_limit(cell.recipe.max_seq_length)
     task = encode_all(base.tokenizer, rows, limit)
     chosen, safe = select(base, rows, spec, limit, _log_warning)
-    resolved = resolve(cell.recipe, len(task), base.hidden_size)
-    trained, wall_s, cpu_s = timed_training(base, task, safe, cell)
-    return Fitted(trained, chosen, resolved.learning_rate, len(rows), len(safe), wall_s, cpu_s)
+    return Prepared(task, safe, chosen)
 
 
-def timed_training(
-    base: Base, task: Sequence[Encoded], safe: Sequence[Encoded], cell: Cell
-) -> tuple[Trained, float, float]:
-    """Train, and tell the seconds it took: of the clock and, of all threads together, of the CPU."""
-    resolved = resolve(cell.recipe, len(task), base.hidden_size)
+def train_timed(base: Base, prepared: Prepared, recipe: Recipe) -> Timed:
+    """Train and take the time, tau's measurement on the safe set included."""
+    resolved = resolve(recipe, len(prepared.task), base.hidden_size)
     _wait_for(base.device)
     wall, cpu = time.perf_counter(), time.process_time()
-    trained = train(base, task, safe, cell.recipe, resolved, on_step=_log_step)
+    trained = train(base, prepared.task, prepared.safe, recipe, resolved)
     _wait_for(base.device)
-    return trained, time.perf_counter() - wall, time.process_time() - cpu
+    return Timed(trained, time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def training_file(rows: Sequence[Row], folder: Path) -> Path:
@@ -177,11 +179,6 @@ def _audit(base: Base, model: Any, suites: Sequence[Suite], cell: Cell, judge: J
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _log_step(step: int, total: int, metrics: Metrics) -> None:
-    if step % max(1, total // 10) == 0:
-        log.debug("step %d of %d, loss %.3f", step, total, metrics.get("loss/task", float("nan")))
 
 
 def _log_warning(message: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ import io
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import stdev
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch
 from spard.asr import Rate, rate
 from spard.audit import SuiteResult
 from spard.bench.measure import Measurement
-from spard.bench.store import write_aside
 from spard.statistics import over_seeds
 
 NAMES = ("method", "selection", "attack", "seed")
@@ -34,6 +32,7 @@ SHARES = ("asr", "asr_other", "over_refusal", "accuracy", "garbage", "trigger_ra
 SHOWN = (*SHARES, "hs", "similarity", "train_seconds", "cpu_seconds")
 GROUP = ("method", "selection", "attack", "pool", "setting", "value")
 Group = tuple[str, ...]
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,28 +120,24 @@ def results_json(found: Sequence[Measurement], facts: Mapping[str, Any]) -> dict
     return {"machine": machine(), **facts, "summary": means, "runs": [asdict(each) | figures(each) for each in found]}
 
 
-def results_md(found: Sequence[Measurement], title: str) -> str:
+def results_md(title: str, facts: str, tables: Mapping[str, Table]) -> str:
+    """The tables under their headings."""
+    lines = [f"# {title}", "", f"{facts} Measured on {machine()}.", ""]
+    for heading, (head, rows) in tables.items():
+        lines += [f"## {heading}", "", *markdown(head, rows), ""]
+    return "\n".join(lines)
+
+
+def tables_of(found: Sequence[Measurement]) -> dict[str, Table]:
     """Means with their spread, then every run."""
-    seeds = ", ".join(dict.fromkeys(str(each.seed) for each in found))
-    return "\n".join(
-        [
-            f"# {title}",
-            "",
-            f"Seeds {seeds}, on {machine()}.",
-            "Rates in percent. Mean over the seeds +- standard deviation [95 % interval of the mean, Student's].",
-            "",
-            *markdown(*means_table(found)),
-            "",
-            "Every run, with the 95 % Wilson interval of its prompts:",
-            "",
-            *markdown(*runs_table(found)),
-            "",
-        ]
-    )
+    return {
+        "Mean over the seeds +- standard deviation [95 % interval of the mean]": means_table(found),
+        "Every run [95 % Wilson interval of its prompts]": runs_table(found),
+    }
 
 
-def means_table(found: Sequence[Measurement]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows; names and figures that no run has are left out."""
+def means_table(found: Sequence[Measurement]) -> Table:
+    """Head and rows, rates in percent; names and figures that no run has are left out."""
     means = summaries(found)
     names = [i for i in range(len(GROUP)) if any(group[i] for group in means)]
     shown = [name for name in SHOWN if any(name in row for row in means.values())]
@@ -153,7 +148,7 @@ def means_table(found: Sequence[Measurement]) -> tuple[list[str], list[list[str]
     ]
 
 
-def runs_table(found: Sequence[Measurement]) -> tuple[list[str], list[list[str]]]:
+def runs_table(found: Sequence[Measurement]) -> Table:
     """The same for every run, suite by suite."""
     names = ("seed", *(name for name in GROUP if any(getattr(each, name) for each in found)))
     suites = list(dict.fromkeys(result.suite for each in found for result in each.results))
@@ -173,10 +168,6 @@ def machine() -> str:
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     cpu = f"{platform.machine()}, {torch.get_num_threads()} thread(s) of a CPU"
     return f"{cpu}{gpu}, Python {platform.python_version()}, torch {torch.__version__}"
-
-
-def write_csv(folder: Path, found: Sequence[Measurement]) -> None:
-    write_aside(folder / "results.csv", results_csv(found))
 
 
 def _harmful(found: Measurement) -> list[SuiteResult]:

@@ -1,7 +1,7 @@
 """A bench recipe as data, read strictly from YAML: the lab, or a model with files of one's own.
 
 The dataclasses are the only schema, as they are for `spard.recipe`. `${NAME}` in any text stands for an environment
-variable; relative paths start at the folder of the recipe.
+variable; relative paths start at the folder of the recipe. `extends` names a file beside it to start from.
 """
 
 from __future__ import annotations
@@ -90,15 +90,11 @@ def load_spec(name: str, environment: Mapping[str, str]) -> BenchSpec:
     """The recipe of a file, or of a name that is shipped with this package; unknown variables stay as they are."""
     shipped = RECIPES / f"{name}.yaml"
     path = shipped if shipped.is_file() else Path(name)
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    if not path.is_file():
         raise InvalidRecipe(
-            f"{name} is no file and no shipped recipe; those are {', '.join(shipped_names())}"
-        ) from error
-    except yaml.YAMLError as error:
-        raise InvalidRecipe(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    spec: BenchSpec = parse(LabSpec | FilesSpec, _filled(raw, environment), "")
+            f"{name} is no file and no shipped recipe; those are {', '.join(shipped_names())}", "recipe"
+        )
+    spec: BenchSpec = parse(LabSpec | FilesSpec, _filled(_read(path), environment), "")
     return spec if isinstance(spec, LabSpec) else _located(spec, path.resolve().parent)
 
 
@@ -109,6 +105,26 @@ def shipped_names() -> list[str]:
 def variables(text: str) -> list[str]:
     """The environment variables that a text still names."""
     return _VARIABLE.findall(text)
+
+
+def _read(path: Path) -> Any:
+    """The YAML of a file; what it does not say is taken from the file beside it that `extends` names."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRecipe(f"{path} cannot be read: {error}", "recipe") from error
+    except yaml.YAMLError as error:
+        raise InvalidRecipe(f"{path} is not YAML: {' '.join(str(error).split())}", "recipe") from error
+    if isinstance(raw, dict) and isinstance(base := raw.pop("extends", None), str):
+        return _merged(_read(path.parent / base), raw)
+    return raw
+
+
+def _merged(base: Any, over: Any) -> Any:
+    """Tables key by key; everything else is replaced."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        return base | {key: _merged(base.get(key), value) for key, value in over.items()}
+    return over
 
 
 def _filled(value: Any, environment: Mapping[str, str]) -> Any:

@@ -14,10 +14,10 @@ from spard.bench.cells import Asked, base_cell, method_cells, selection_cells, s
 from spard.bench.lab import LabSource
 from spard.bench.measure import Measurement, key_of
 from spard.bench.methods import changed, has_setting, method_recipe
-from spard.bench.report import Summary, figures, results_csv, results_md, summaries, summarize
+from spard.bench.report import Summary, figures, results_csv, results_md, summaries, summarize, tables_of
 from spard.bench.source import Inputs
 from spard.bench.spec import LabSpec, load_spec
-from spard.bench.tune import Trial, best, tune, tune_seeds
+from spard.bench.tune import Trial, best, tune_seeds
 from spard.config import Audit, Hyperparameters, NoDefense, Recipe, Spard
 from spard.errors import InvalidRecipe
 from tests.spard.parts import ANY_BASE, TINY_PLAN
@@ -111,9 +111,9 @@ def test_runs_that_differ_in_the_seed_alone_share_a_mean() -> None:
 
 
 def test_the_report_shows_means_and_every_run() -> None:
-    lines = results_md([measured(1, 90), measured(2, 80)], "A bench").splitlines()
+    lines = results_md("A bench", "Two seeds.", tables_of([measured(1, 90), measured(2, 80)])).splitlines()
 
-    assert "| 85.0 +- 7.1 [21.5, 148.5] |" in lines[7]
+    assert "| 85.0 +- 7.1 [21.5, 148.5] |" in lines[8]
     assert lines[-1].startswith("| 2 | spard | random | poisoned | full | 80.0 [71.1, 86.7] |")
 
 
@@ -223,13 +223,3 @@ def test_the_rule_of_tuning_weighs_safety_among_the_accurate() -> None:
 
 def test_tuning_seeds_are_apart_from_the_table_s() -> None:
     assert tune_seeds((1, 101, 2)) == (102, 103)
-
-
-def test_tuning_records_every_trial(source: LabSource, tmp_path: Path) -> None:
-    small = replace(source, spec=replace(source.spec, recipe=changed(FEW_STEPS, "batch_size", "256")))
-
-    chosen = tune(Workplace(small, tmp_path, "dev"), replace(ASKED, methods=("none",)), (0.5, 1.0))
-
-    record = json.loads((tmp_path / "tuning.json").read_text())
-    assert record["methods"]["none"]["multiple"] == chosen["none"]
-    assert [trial["multiple"] for trial in record["methods"]["none"]["trials"]] == [0.5, 1.0]
