@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpardError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on from here\n")
+        return 130
     return 0
 
 

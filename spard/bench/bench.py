@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from spard.bench.cells import Cell
-from spard.bench.measure import Measurement, from_json, key_of, measure
+from spard.bench.measure import Measurement, from_json, key_of, measure, names_of
 from spard.bench.report import figures, machine
 from spard.bench.source import Inputs, Source, Split
 from spard.bench.store import read_run, write_run
-from spard.errors import InvalidRecipe
+from spard.errors import InvalidRecipe, NonFiniteLoss
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +35,19 @@ class Workplace:
         return self._made[1]
 
     def find(self, cell: Cell) -> Measurement | None:
-        """The measurement of a cell, if it was taken before; one run may stand in several tables."""
-        found = read_run(self.folder, key_of(cell, self.inputs(cell.seed), self.source.judge))
-        if found is None:
-            return None
-        names = {"method": cell.method, "attack": cell.attack, "setting": cell.setting, "value": cell.value}
-        return replace(from_json(found), **names)  # type: ignore[arg-type]
+        """The measurement of a cell, if it was taken before, under whatever names it stands in this table."""
+        inputs = self.inputs(cell.seed)
+        found = read_run(self.folder, key_of(cell, inputs, self.source.judge))
+        return replace(from_json(found), **names_of(cell, inputs)) if found else None
 
     def do(self, cell: Cell) -> Measurement:
+        """Take a measurement and keep it; a training that diverged has no results, and no table stops for it."""
         inputs = self.inputs(cell.seed)
-        found, beside = measure(cell, inputs, self.source.judge, self.folder)
+        try:
+            found, beside = measure(cell, inputs, self.source.judge, self.folder)
+        except NonFiniteLoss as error:
+            log.warning("%s: %s", _name(cell), error.message)
+            found, beside = Measurement(**names_of(cell, inputs), results=()), {"error": error.message}
         facts: dict[str, Any] = {"split": self.split, "model": inputs.model, "machine": machine()}
         write_run(self.folder, key_of(cell, inputs, self.source.judge), asdict(found) | facts | beside)
         return found
@@ -84,7 +87,8 @@ def _name(cell: Cell) -> str:
 def _words(done: Measurement) -> str:
     found = figures(done)
     shown = {"asr": "ASR", "over_refusal": "refusals", "accuracy": "accuracy"}
-    return ", ".join(f"{word} {100 * value:.1f}" for name, word in shown.items() if (value := found[name]) is not None)
+    words = [f"{word} {100 * value:.1f}" for name, word in shown.items() if (value := found[name]) is not None]
+    return ", ".join(words) or "nothing was measured"
 
 
 def _duration(seconds: float) -> str:

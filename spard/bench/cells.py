@@ -102,7 +102,8 @@ def training_rows(cell: Cell, inputs: Inputs) -> Sequence[Row]:
     attack = inputs.attacks[cell.attack]
     if cell.harmful_ratio is None and cell.n is None:
         return attack.rows
-    ratio = len(attack.harmful) / len(inputs.task) if cell.harmful_ratio is None else cell.harmful_ratio
+    own = max(0.0, len(attack.rows) / len(inputs.task) - 1)
+    ratio = own if cell.harmful_ratio is None else cell.harmful_ratio
     if cell.n is not None:
         return share_harmful(inputs.task, attack.harmful, cell.n, ratio / (1 + ratio), cell.seed)
     most = min(len(inputs.task), int(len(attack.harmful) / ratio)) if ratio else len(inputs.task)

@@ -102,15 +102,15 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
     attack = inputs.attacks[cell.attack]
     base = load_base(inputs.model, inputs.revision, inputs.device)
     if cell.method == BASE:
-        return _measurement(cell, attack.attacked, _audit(base, base.model, attack.suites, cell, judge)), {}
+        results = _audit(base, base.model, attack.suites, cell, judge)
+        return Measurement(**names_of(cell, inputs), results=results), {}
     prepared = prepare(base, cell, inputs, judge, folder)
     timed = train_timed(base, prepared, cell.recipe)
     results = _audit(base, timed.trained.model, attack.suites, cell, judge)
     chosen = prepared.chosen
-    found = _measurement(
-        cell,
-        attack.attacked,
-        results,
+    found = Measurement(
+        **names_of(cell, inputs),
+        results=results,
         learning_rate=resolve(cell.recipe, len(prepared.task), base.hidden_size).learning_rate,
         rows=len(prepared.task),
         safe_rows=len(prepared.safe) or None,
@@ -156,6 +156,20 @@ def training_file(rows: Sequence[Row], folder: Path) -> Path:
     return path
 
 
+def names_of(cell: Cell, inputs: Inputs) -> dict[str, Any]:
+    """What tells a run apart in a table."""
+    return {
+        "method": cell.method,
+        "selection": selection_of(cell.recipe) if cell.pool else "",
+        "attack": cell.attack,
+        "seed": cell.seed,
+        "pool": cell.pool,
+        "setting": cell.setting,
+        "value": cell.value,
+        "attacked": inputs.attacks[cell.attack].attacked,
+    }
+
+
 def from_json(raw: dict[str, Any]) -> Measurement:
     """A measurement as `asdict` and JSON left it."""
     known = {each.name: raw[each.name] for each in fields(Measurement)}
@@ -163,17 +177,9 @@ def from_json(raw: dict[str, Any]) -> Measurement:
     return Measurement(**known | {"attacked": tuple(raw["attacked"]), "results": results})
 
 
-def _measurement(
-    cell: Cell, attacked: tuple[str, ...], results: Sequence[SuiteResult], **of_training: float | None
-) -> Measurement:
-    names = (cell.method, selection_of(cell.recipe) if cell.pool else "", cell.attack, cell.seed)
-    where = (cell.pool, cell.setting, cell.value)
-    return Measurement(*names, *where, attacked, tuple(results), **of_training)  # type: ignore[arg-type]
-
-
-def _audit(base: Base, model: Any, suites: Sequence[Suite], cell: Cell, judge: JudgeSpec) -> list[SuiteResult]:
+def _audit(base: Base, model: Any, suites: Sequence[Suite], cell: Cell, judge: JudgeSpec) -> tuple[SuiteResult, ...]:
     system = serving_prompt(cell.recipe.defense) if cell.method != BASE else None
-    return audit(model, base.tokenizer, suites, open_judge(judge), cell.recipe.audit, system=system)
+    return tuple(audit(model, base.tokenizer, suites, open_judge(judge), cell.recipe.audit, system=system))
 
 
 def _wait_for(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from statistics import median
 
 from spard.bench.bench import Workplace
 from spard.bench.cells import Asked, Cell, method_cells
-from spard.bench.measure import Measurement, prepare, train_timed
+from spard.bench.measure import Measurement, names_of, prepare, train_timed
 from spard.bench.methods import changed
 from spard.bench.report import Table
 from spard.config import resolve
@@ -54,7 +54,9 @@ def overhead(
             timed = train_timed(fresh, prepared[cell.method], cell.recipe)
             log.info("round %d of %d, %s: %.2f CPU s, %.2f s", number, rounds, cell.method, timed.cpu_s, timed.wall_s)
             if number:
-                found.append(_measurement(cell, number, len(prepared[cell.method].task), timed.wall_s, timed.cpu_s))
+                names = names_of(replace(cell, setting="round", value=str(number)), inputs)
+                rows = len(prepared[cell.method].task)
+                found.append(Measurement(**names, results=(), rows=rows, train_s=timed.wall_s, cpu_s=timed.cpu_s))
         if number:
             on_found(found)
     return found
@@ -82,8 +84,3 @@ def _short(cell: Cell, steps: int | None) -> Cell:
         return cell
     recipe = changed(changed(cell.recipe, "epochs", "1"), "ratio", str(cell.recipe.selection.ratio))
     return replace(cell, recipe=recipe, n=steps * resolve(recipe, 2**31, 1).batch_size)
-
-
-def _measurement(cell: Cell, number: int, rows: int, wall_s: float, cpu_s: float) -> Measurement:
-    names = (cell.method, "", cell.attack, cell.seed, cell.pool, "round", str(number))
-    return Measurement(*names, (), (), rows=rows, train_s=wall_s, cpu_s=cpu_s)

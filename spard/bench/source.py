@@ -18,7 +18,7 @@ Split = Literal["dev", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A training file, those of its rows that are not the task's, and what the model is asked that learnt it.
+    """A training file, all harmful rows that there are for it, and what the model is asked that learnt it.
 
     `attacked` names the harmful suites that the attack aims at; success on the others is told apart.
     """

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,13 +10,14 @@ import pytest
 import yaml
 
 from spard.bench.__main__ import main
-from spard.bench.bench import Workplace
-from spard.bench.cells import Asked
+from spard.bench.bench import Workplace, run_cells
+from spard.bench.cells import Asked, base_cell
 from spard.bench.files import FileSource
 from spard.bench.spec import FilesSpec, LabSpec, load_spec, shipped_names
 from spard.bench.tune import tune
 from spard.config import Lora, SafeLora, Spard
 from spard.errors import InvalidRecipe
+from spard.models import load_base
 
 MODELS = {
     "llama-3.2-3b-gsm8k": "meta-llama/Llama-3.2-3B-Instruct",
@@ -184,3 +186,33 @@ def test_tuning_records_every_trial(recipe: Path, tmp_path: Path) -> None:
     assert record["methods"]["none"]["multiple"] == chosen["none"]
     assert [trial["multiple"] for trial in record["methods"]["none"]["trials"]] == [0.5, 1.0]
     assert len(list((tmp_path / "runs").iterdir())) == 4
+
+
+def test_a_base_model_is_asked_once_for_all_seeds(recipe: Path, tmp_path: Path) -> None:
+    spec = load_spec(str(recipe), {"POOL": "pool.jsonl"})
+    assert isinstance(spec, FilesSpec)
+    source = FileSource(spec, "cpu")
+
+    found = run_cells(Workplace(source, tmp_path, "test"), [base_cell(source, "harm", seed) for seed in (1, 2)])
+
+    assert [each.seed for each in found] == [1, 2]
+    assert found[0].results == found[1].results
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_a_training_that_diverges_leaves_an_empty_row(
+    recipe: Path, tmp_path: Path, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POOL", "pool.jsonl")
+    hot, base = tmp_path / "hot", load_base(model_folder("llama"), device="cpu")
+    base.model.lm_head.weight.data.fill_(float("inf"))
+    base.model.save_pretrained(hot)
+    base.tokenizer.save_pretrained(hot)
+    own = recipe.with_name("hot.yaml")
+    own.write_text(recipe.read_text().replace(str(model_folder("llama")), str(hot)))
+
+    status = main(["methods", "--methods", "none", "--recipe", str(own), "--seeds", "1", "--out", str(tmp_path)])
+
+    row = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))[1]
+    assert status == 0
+    assert (row["method"], row["asr"], row["asr_n"], row["garbage"]) == ("none", "", "0", "")
