@@ -62,29 +62,24 @@ def method_cells(source: Source, asked: Asked) -> list[Cell]:
 
 
 def selection_cells(source: Source, asked: Asked) -> list[Cell]:
-    """Every way to choose the safe set, under each method that uses one, on each pool."""
+    """Every way to choose the safe set, under each method that uses one, on each pool; the base model first."""
     return [
-        replace(cell, recipe=with_selection(cell.recipe, selection), pool=pool)
+        cell
         for seed in asked.seeds
         for attack in asked.attacks
-        for pool in asked.pools
-        for cell in _methods(source, asked, attack, seed)
-        for selection in asked.selections
-        if cell.recipe.uses_pool
+        for cell in [base_cell(source, attack, seed), *_selections(source, asked, attack, seed)]
     ]
 
 
 def sweep_cells(source: Source, asked: Asked) -> list[Cell]:
-    """One setting at a time over its values; methods that do not know a setting are left out of its part."""
+    """One setting at a time over its values, the base model first; methods without it are left out of its part."""
     if not asked.over:
         raise InvalidRecipe("a sweep needs --over SETTING=VALUE,VALUE,...", "over")
     return [
         cell
         for seed in asked.seeds
         for attack in asked.attacks
-        for setting, values in asked.over
-        for each in _methods(source, asked, attack, seed)
-        for cell in _swept(each, setting, values)
+        for cell in [base_cell(source, attack, seed), *_sweeps(source, asked, attack, seed)]
     ]
 
 
@@ -117,6 +112,20 @@ def _methods(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[C
             log.warning("%s is left out: the recipe names no base_unaligned, the model before its alignment", method)
             continue
         yield Cell(method, attack, seed, recipe, asked.pools[0] if recipe.uses_pool else "")
+
+
+def _selections(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:
+    for pool in asked.pools:
+        for cell in _methods(source, asked, attack, seed):
+            if cell.recipe.uses_pool:
+                for selection in asked.selections:
+                    yield replace(cell, recipe=with_selection(cell.recipe, selection), pool=pool)
+
+
+def _sweeps(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:
+    for setting, values in asked.over:
+        for cell in _methods(source, asked, attack, seed):
+            yield from _swept(cell, setting, values)
 
 
 def _swept(cell: Cell, setting: str, values: Sequence[str]) -> Iterator[Cell]:

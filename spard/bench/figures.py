@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from spard.bench.cells import BASE
 from spard.bench.maps import Map
 from spard.bench.measure import Measurement
 from spard.bench.overhead import Cost
@@ -31,7 +32,7 @@ def of_methods(found: Sequence[Measurement]) -> dict[str, str]:
 
 
 def of_selection(found: Sequence[Measurement]) -> dict[str, str]:
-    drawn = plots()
+    drawn, found = plots(), _trained(found)
     pools = dict.fromkeys(each.pool for each in found)
     return {
         f"Ways to choose the safe set from the pool {pool}": drawn.dots(
@@ -43,7 +44,7 @@ def of_selection(found: Sequence[Measurement]) -> dict[str, str]:
 
 def of_sweep(found: Sequence[Measurement]) -> dict[str, str]:
     """A figure for each setting and attack, its values in the order that was asked for."""
-    drawn, figures = plots(), {}
+    drawn, figures, found = plots(), {}, _trained(found)
     for setting, attack in dict.fromkeys((each.setting, each.attack) for each in found):
         rows = [each for each in found if (each.setting, each.attack) == (setting, attack)]
         places = {value: float(i) for i, value in enumerate(dict.fromkeys(each.value for each in rows))}
@@ -57,6 +58,7 @@ def of_similarity(found: Sequence[Measurement], distributions: Any) -> dict[str,
     drawn = plots()
     if not drawn:
         return {}
+    found = _trained(found)
     levels = dict.fromkeys(each.value for each in found)
     places = {level: fmean(each.similarity or 0.0 for each in found if each.value == level) for level in levels}
     return {
@@ -73,3 +75,8 @@ def of_overhead(costs: Sequence[Cost]) -> dict[str, str]:
 def of_maps(found: Sequence[Map]) -> dict[str, str]:
     drawn = plots()
     return {f"Embeddings by {each.projection}": drawn.scatter(each) for each in (found if drawn else ())}
+
+
+def _trained(found: Sequence[Measurement]) -> list[Measurement]:
+    """Without the base model, which has no selection and no setting to stand at."""
+    return [each for each in found if each.method != BASE]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spard.bench.bench import Workplace
-from spard.bench.cells import Asked, Cell, selection_cells
+from spard.bench.cells import BASE, Asked, Cell, selection_cells
 from spard.bench.measure import training_file
 from spard.bench.source import Inputs, Source
 from spard.bench.store import write_aside
@@ -29,11 +29,10 @@ BINS = 40
 def level_cells(source: Source, asked: Asked, levels: int) -> list[Cell]:
     """Every method that uses a safe set, with one drawn at random from each level of the first pool."""
     asked = replace(asked, pools=asked.pools[:1], attacks=asked.attacks[:1], selections=("random",))
-    return [
-        replace(cell, pool=level_name(cell.pool, level, levels), setting="similarity level", value=str(level))
-        for cell in selection_cells(source, asked)
-        for level in range(1, levels + 1)
-    ]
+    found: list[Cell] = []
+    for cell in selection_cells(source, asked):
+        found += [cell] if cell.method == BASE else _levels(cell, levels)
+    return found
 
 
 def with_levels(inputs: Inputs, asked: Asked, seed: int, levels: int, folder: Path) -> Inputs:
@@ -48,6 +47,13 @@ def with_levels(inputs: Inputs, asked: Asked, seed: int, levels: int, folder: Pa
         pools[name] = folder / "pools" / f"seed-{seed}-{name.replace(' ', '-')}.jsonl"
         write_aside(pools[name], "".join(f"{lines[i]}\n" for i in rows))
     return replace(inputs, pools=pools)
+
+
+def _levels(cell: Cell, levels: int) -> list[Cell]:
+    named = replace(cell, setting="similarity level")
+    return [
+        replace(named, pool=level_name(cell.pool, level, levels), value=str(level)) for level in range(1, levels + 1)
+    ]
 
 
 def level_name(pool: str, level: int, levels: int) -> str:

@@ -145,9 +145,9 @@ def test_every_kind_lists_its_runs(source: LabSource) -> None:
     over = (("tau", ("0.1", "auto")), ("epochs", ("2",)))
 
     assert [cell.method for cell in method_cells(source, ASKED)] == ["base", "none", "spard"]
-    assert len(selection_cells(source, ASKED)) == 2 * 5
+    assert len(selection_cells(source, ASKED)) == 1 + 2 * 5
     swept = [(cell.method, cell.value) for cell in sweep_cells(source, replace(ASKED, over=over))]
-    assert swept == [("spard", "0.1"), ("spard", "auto"), ("none", "2"), ("spard", "2")]
+    assert swept == [("base", ""), ("spard", "0.1"), ("spard", "auto"), ("none", "2"), ("spard", "2")]
 
 
 def test_safelora_is_left_out_without_an_unaligned_model(source: LabSource, caplog: pytest.LogCaptureFixture) -> None:

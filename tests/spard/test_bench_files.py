@@ -164,7 +164,7 @@ def test_every_kind_leaves_tables_and_a_page(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: list[str]
 ) -> None:
     monkeypatch.setenv("POOL", "pool.jsonl")
-    rows = {"methods": 4, "selection": 2, "sweep": 4, "similarity": 2, "overhead": 4, "map": 0}
+    rows = {"methods": 4, "selection": 3, "sweep": 5, "similarity": 3, "overhead": 4, "map": 0}
 
     status = main([kind, "--recipe", str(recipe), "--seeds", "1", "--out", str(tmp_path), "--device", "cpu", *options])
 
