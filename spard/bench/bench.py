@@ -81,6 +81,8 @@ def run_cells(
 def _name(cell: Cell) -> str:
     parts = [f"seed {cell.seed}", cell.attack, cell.method]
     parts += [cell.recipe.selection.method, cell.pool] if cell.pool else []
+    multiple = cell.recipe.hyperparameters.learning_rate_multiplier
+    parts += [f"at {multiple} times its learning rate"] if multiple not in ("auto", 1.0) else []
     return " ".join([*parts, f"{cell.setting}={cell.value}"] if cell.setting else parts)
 
 
