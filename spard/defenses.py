@@ -76,7 +76,8 @@ class SafeLora:
     threshold: Annotated[float, Bound(ge=-1, le=1)] = 0.5
 
 
-ANCHOR_WEIGHT = 3.0  # chosen on the lab's development split: the least of 3, 10 and 50, and as good as they
+ANCHOR_WEIGHT = 10.0  # these two were chosen on the lab's development split
+CHECK_EVERY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,15 @@ class Spard:
     tau         nats per token; "auto" is the base model's own loss on the selected safe examples.
     delta       violations of at most delta are ignored.
     margin      projections aim at tau - margin; `reference` and `gated` have no aim.
-    eta_safe    `trust_region`: radius as a multiple of lr * sqrt(parameters) ("auto" = 1); `preconditioned`: the cap on
-                each coordinate, and `gated`: the learning rate, as multiples of lr ("auto" = 1); `closed_form`: the
-                cap on alpha ("auto" = the learning rate, as in the paper); `reference`: the cap on each tensor's
-                alpha ("auto" = 1).
+    eta_safe    `trust_region`: radius as a multiple of lr sqrt(parameters check_every) ("auto" = 1); `preconditioned`:
+                the cap on each coordinate, and `gated`: the learning rate, as multiples of lr ("auto" = 1);
+                `closed_form`: the cap on alpha ("auto" = the learning rate, as in the paper); `reference`: the cap on
+                each tensor's alpha ("auto" = 1).
     constraint  which safe loss is bounded: the token mean, the mean of each answer's first tokens, or both.
+    check_every  steps between two looks at the safe loss, the last step included; "auto" is 4 for `trust_region`, whose
+                radius grows with the root of it, and 1 for the others.
     anchor_weight  of the representation anchor on the safe prompts (`spard.anchor`), which keeps the projection from
-                spilling over to benign prompts; "auto" is 3 where the variant is ours and 0 for the paper's two.
+                spilling over to benign prompts; "auto" is 10 where the variant is ours and 0 for the paper's two.
     """
 
     type: Literal["spard"] = "spard"
@@ -106,7 +109,15 @@ class Spard:
     eta_safe: Annotated[float, Bound(gt=0, le=1e3)] | Auto = "auto"
     safe_batch_size: BatchSize = 4
     constraint: Literal["mean", "prefix", "both"] = "both"
+    check_every: Annotated[int, Bound(ge=1, le=1000)] | Auto = "auto"
     anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] | Auto = "auto"
+
+    @property
+    def every(self) -> int:
+        """`check_every` in numbers."""
+        if self.check_every != "auto":
+            return self.check_every
+        return CHECK_EVERY if self.variant == "trust_region" else 1
 
     @property
     def anchor(self) -> float:

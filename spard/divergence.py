@@ -28,7 +28,7 @@ class Reference:
     @torch.no_grad()
     def states(self, batch: Batch) -> tuple[Head, Tensor]:
         with self.frozen(self.model):
-            return labelled_states(self.model, batch)
+            return labelled_states(self.model, batch)[:2]
 
 
 def reference_of(model: Any, *, has_lora: bool) -> Reference:
@@ -42,7 +42,7 @@ def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:
     """KL(P_reference || P_model) at each labelled token, in float32; whole logits are never held."""
     with mixed_precision(batch.ids_BT.device):
         fixed_head, fixed_SD = reference.states(batch)
-        head, hidden_SD = labelled_states(model, batch)
+        head, hidden_SD, _ = labelled_states(model, batch)
         (kl_S,) = in_chunks(partial(_divergence, head, fixed_head), vocabulary(model), hidden_SD, fixed_SD)
     return kl_S
 

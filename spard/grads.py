@@ -16,7 +16,7 @@ from torch import Tensor
 from spard.constrained import weighted
 from spard.data import NO_LOSS, Batch
 from spard.divergence import Reference, token_divergences
-from spard.losses import token_losses
+from spard.losses import losses_and_states, token_losses
 from spard.vectors import Vector, add_, norm, scale_
 
 
@@ -56,24 +56,23 @@ def utility_gradient(
     pieces: Sequence[Batch],
     max_norm: float,
     references: Sequence[Tensor] = (),
-    more: Callable[[], Vector] | None = None,
+    penalty: Callable[[Tensor], Tensor] | None = None,
 ) -> Gradient:
     """The mean loss over all labelled tokens of a batch that comes in pieces, and its gradient clipped to `max_norm`.
 
     Each piece is weighted by its tokens, so the result does not depend on how the batch was cut. With `references`,
-    the token losses of each piece before training, the gradient is that of the constrained loss; what `more` gives is
-    added to it before it is clipped. The loss told is the plain one.
+    the token losses of each piece before training, the gradient is that of the constrained loss. `penalty` makes a term
+    of the first piece's final hidden states, which may have rows without labels for it. The loss told is the plain one.
     """
     tokens = sum(piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces)
     total: Vector = []
     sums = []
     for i, piece in enumerate(pieces):
-        losses = token_losses(model, piece)
+        losses, hidden_BTD = losses_and_states(model, piece)
         loss_S = weighted(losses, references[i]) if references else losses.loss_S
-        total = _sum(total, gradient(loss_S.sum() / tokens, theta))
+        loss = loss_S.sum() / tokens
+        total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty and i == 0 else loss, theta))
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
-    if more:
-        total = _sum(total, more())
     length = norm(total)
     scale_(total, (max_norm / (length + 1e-6)).clamp(max=1.0))
     value, accuracy, found = torch.cat([torch.stack(sums).sum(dim=0), length[None]]).tolist()

@@ -27,8 +27,9 @@ class SafetyProjection(Optimizer):
         optimizer.step()
 
     `safe_loss` draws a safe batch and returns its loss with its graph, dropout off, or several losses by name; the one
-    that is violated more is projected on. With tau "auto" each tau is the mean over `calibration` calls made now, so
-    build it before the first step and let these calls go once through the safe set. `metrics` tells of the last step.
+    that is violated more is projected on. It is called every `check_every` steps; the anchor is the training loop's.
+    With tau "auto" each tau is the mean over `calibration` calls made now, so build it before the first step and let
+    these calls go once through the safe set. `metrics` tells of the last step, and is empty where it was not called.
     The state dict holds tau and moments too. One process and full-precision parameters: with several processes, or
     parameters in 16 bits that a small step cannot move, use the training loop of this package.
     """
@@ -39,7 +40,7 @@ class SafetyProjection(Optimizer):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise InvalidRecipe("SafetyProjection works in one process; safe losses are not averaged over ranks")
         self.optimizer, self.safe_loss, self.defense = optimizer, safe_loss, defense or Spard()
-        self.safety = safety_of(self.defense.variant)
+        self.safety = safety_of(self.defense)
         self.tau = self._measure_tau(calibration)
         self.metrics: Metrics = {}
 

@@ -47,14 +47,19 @@ def token_losses(model: Any, batch: Batch) -> TokenLosses:
 
     Padding stands on the right and attention is causal, so no padding mask is needed.
     """
+    return losses_and_states(model, batch)[0]
+
+
+def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
+    """The same, and the final hidden states of all tokens from the same forward pass, B x T x D."""
     target_BT = batch.labels_BT[:, 1:]
     is_label_BT = target_BT != NO_LOSS
     label_S = target_BT[is_label_BT]
     with mixed_precision(batch.ids_BT.device):
-        head, hidden_SD = labelled_states(model, batch)
-        loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), hidden_SD, label_S)
+        head, states_SD, hidden_BTD = labelled_states(model, batch)
+        loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), states_SD, label_S)
     place_S = is_label_BT.cumsum(dim=1)[is_label_BT]
-    return TokenLosses(loss_S, right_S, (place_S <= PREFIX).float(), place_S)
+    return TokenLosses(loss_S, right_S, (place_S <= PREFIX).float(), place_S), hidden_BTD
 
 
 @torch.no_grad()
@@ -87,17 +92,18 @@ def mixed_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def labelled_states(model: Any, batch: Batch) -> tuple[Head, Tensor]:
-    """The states that predict the labelled tokens, row by row, and the head that makes logits of them.
+def labelled_states(model: Any, batch: Batch) -> tuple[Head, Tensor, Tensor]:
+    """A head, what it makes the logits of the labelled tokens from, row by row, and all final hidden states.
 
-    For a model whose head does more than multiply the states are its logits already.
+    For a model whose head does more than multiply the second are its logits already.
     """
     config = model.config.get_text_config()
     is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
     if any(getattr(config, extra, None) not in (None, 1.0) for extra in _HEAD_EXTRAS):
-        return _unchanged, model(input_ids=batch.ids_BT, use_cache=False).logits[:, :-1][is_label_BT]
+        found = model(input_ids=batch.ids_BT, use_cache=False, output_hidden_states=True)
+        return _unchanged, found.logits[:, :-1][is_label_BT], found.hidden_states[-1]
     hidden_BTD = model.get_decoder()(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
-    return model.get_output_embeddings(), hidden_BTD[:, :-1][is_label_BT]
+    return model.get_output_embeddings(), hidden_BTD[:, :-1][is_label_BT], hidden_BTD
 
 
 def vocabulary(model: Any) -> int:

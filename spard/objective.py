@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import assert_never
 
 import torch
@@ -13,7 +12,7 @@ from spard.config import Defense, Lisa, NoDefense, Ptst, Recipe, SafeGrad, SafeI
 from spard.constrained import reference_losses
 from spard.data import Batch, Encoded, collate
 from spard.divergence import reference_of
-from spard.grads import Gradient, Loss, gradient, safe_divergence, safe_losses, utility_gradient
+from spard.grads import Gradient, Loss, safe_divergence, safe_losses, utility_gradient
 from spard.lora import dropping_modules
 from spard.methods import clips_itself
 from spard.methods.safeinstr import mixed
@@ -42,10 +41,11 @@ class Objective:
         self._set_dropout(True)
         piece = self.recipe.micro_batch_size or len(rows)
         cut = [rows[i : i + piece] for i in range(0, len(rows), piece)]
-        pieces = [self._batch([self.task[row] for row in part]) for part in cut]
+        prompts, penalty = self.anchor.riding(anchors) if self.anchor else ([], None)
+        parts = [[self.task[row] for row in part] for part in cut]
+        pieces = [self._batch([*part, *(prompts if i == 0 else [])]) for i, part in enumerate(parts)]
         references = [torch.cat([self.before[row] for row in part]) for part in cut] if self.before else []
-        more = partial(self._anchor_gradient, self.anchor, theta, anchors) if self.anchor else None
-        return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, more)
+        return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, penalty)
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> dict[str, Loss]:
         """The safe losses on some safe rows, without dropout."""
@@ -54,10 +54,6 @@ class Objective:
         if self.reference:
             return safe_divergence(self.base.model, theta, batch, self.reference)
         return safe_losses(self.base.model, theta, batch)
-
-    def _anchor_gradient(self, anchor: Anchor, theta: Vector, rows: Sequence[int]) -> Vector:
-        self._set_dropout(False)
-        return gradient(anchor.penalty(self.base.model, rows), theta)
 
     def _set_dropout(self, on: bool) -> None:
         """A mode, not a context: gradient checkpointing runs the forward pass again inside the backward pass."""

@@ -34,7 +34,8 @@ def metrics_csv(metrics: Sequence[Mapping[str, float]], validation: Evaluation |
     ]
     if rows and validation:
         rows[-1] |= {"valid_loss": validation.loss, "valid_mean_token_accuracy": validation.accuracy}
-    extra = [name for name in (rows[0] if rows else {}) if name not in OPENAI_COLUMNS]
+    names = dict.fromkeys(name for row in rows for name in row)  # a defence may report now and then
+    extra = [name for name in names if name not in OPENAI_COLUMNS]
     text = io.StringIO()
     writer = csv.DictWriter(text, [*OPENAI_COLUMNS, *extra], lineterminator="\n")
     writer.writeheader()

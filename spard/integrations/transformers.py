@@ -44,7 +44,6 @@ class SpardCallback(TrainerCallback):
         if not safe:
             raise InvalidData("there are no safe examples to train on")
         self.examples, self.defense, self.seed = safe, defense or Spard(), seed
-        self.safety = safety_of(self.defense.variant)
         self.tau: dict[str, float] = {}
         self.drawn = 0
         self.metrics: list[Metrics] = []
@@ -57,6 +56,7 @@ class SpardCallback(TrainerCallback):
         set_plain_template(tokenizer)
         self.model = model.get_base_model() if isinstance(model, PeftModel) else model
         self.theta = [part for part in model.parameters() if part.requires_grad]
+        self.safety = safety_of(self.defense, state.max_steps)
         self.dropping, self.pad_id = dropping_modules(model), tokenizer.pad_token_id
         self.safe: list[Encoded] = encode_all(tokenizer, self.examples, _ANY_LENGTH)
         if state.global_step:

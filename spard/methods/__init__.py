@@ -11,6 +11,7 @@ from spard.config import Defense, Lisa, NoDefense, Ptst, SafeGrad, SafeInstr, Sa
 from spard.methods.base import Stateful, Step
 from spard.methods.gated import Gated
 from spard.methods.lisa import LisaStep
+from spard.methods.periodic import Periodic
 from spard.methods.preconditioned import preconditioned_
 from spard.methods.reference import reference_
 from spard.methods.safegrad import safegrad_step
@@ -33,7 +34,7 @@ def step_of(defense: Defense, tau: Mapping[str, float], total_steps: int = 0, ma
         case SafeGrad():
             return partial(safegrad_step, rho=defense.rho, max_norm=max_norm)
         case Spard():
-            return SpagStep(safety_of(defense.variant), constraint_of(defense, tau))
+            return SpagStep(safety_of(defense, total_steps), constraint_of(defense, tau))
         case _:
             assert_never(defense)
 
@@ -45,11 +46,16 @@ def clips_itself(defense: Defense) -> bool:
 
 def constraint_of(defense: Spard, tau: Mapping[str, float]) -> Constraint:
     """What a recipe bounds, and how strictly."""
-    return Constraint(tau, defense.delta, defense.eta_safe, defense.margin)
+    return Constraint(tau, defense.delta, defense.eta_safe, defense.margin, defense.every)
 
 
-def safety_of(variant: Variant) -> SafetyStep:
-    """The safety half of a SPAG step."""
+def safety_of(defense: Spard, total_steps: int = 0) -> SafetyStep:
+    """The safety half of a SPAG step, as often as the recipe asks; 0 steps in all: nobody knows which is the last."""
+    safety = _variant(defense.variant)
+    return Periodic(safety, defense.every, total_steps) if defense.every > 1 else safety
+
+
+def _variant(variant: Variant) -> SafetyStep:
     match variant:
         case "trust_region":
             return trust_region_

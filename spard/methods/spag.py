@@ -6,9 +6,10 @@ Two safe losses l may be bounded, each by its own tau: the token mean and the me
 The one that is violated more is projected on. All variants run the safety forward without dropout and go backward
 only when the constraint is violated; they differ in the safety half of the step. Two of them stand here:
 
-trust_region   alpha = min((l - tau) / |g|^2, R / |g|) with R = eta_safe lr sqrt(N) for N parameters. The paper caps
-               alpha by the learning rate, which is a length in units of plain gradient descent and, under AdamW, far
-               too short to matter; R is about the length of one AdamW step. Applied to theta, past the optimizer.
+trust_region   alpha = min((l - tau) / |g|^2, R / |g|) with R = eta_safe lr sqrt(N k) for N parameters and a look at
+               the safe loss every k steps. The paper caps alpha by the learning rate, which is a length in units of
+               plain gradient descent and, under AdamW, far too short to matter; R is about as far as AdamW goes in k
+               steps. Applied to theta, past the optimizer.
 closed_form    the paper: alpha = min((l - tau) / |g|^2, eta_safe), eta_safe = lr.
 
 With a margin m both aim at tau - m: an exact projection leaves the model on the boundary. The other variants are
@@ -36,12 +37,16 @@ METRIC = {"mean": "loss/safe", "prefix": "loss/safe_prefix"}
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Keep each loss named in `tau` at or below its tau; ignore violations up to delta, aim at tau - margin."""
+    """Keep each loss named in `tau` at or below its tau; ignore violations up to delta, aim at tau - margin.
+
+    `every` is the number of utility steps between two looks.
+    """
 
     tau: Mapping[str, float]
     delta: float = 0.0
     eta_safe: float | Auto = "auto"
     margin: float = 0.0
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +91,11 @@ class SpagStep:
 
 
 def trust_region_(theta: Vector, safe: Losses, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-    """alpha = min((l - tau) / |g|^2, R / |g|): no longer than the utility optimizer's own step."""
+    """alpha = min((l - tau) / |g|^2, R / |g|): no longer than the utility optimizer's own way since the last look."""
     losses = safe()
     violation = most_violated(losses, constraint)
-    radius = or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer) * math.sqrt(size(theta))
+    reach = learning_rate(optimizer) * math.sqrt(size(theta) * constraint.every)
+    radius = or_auto(constraint.eta_safe, 1.0) * reach
     return values(losses) | (_project_(theta, violation, radius=radius) if violation else moved())
 
 

@@ -54,7 +54,7 @@ def test_the_safe_loss_stays_down_where_the_plain_loop_loses_it(variant: Variant
 
 @pytest.mark.parametrize("variant", get_args(Variant))
 def test_it_is_the_step_of_the_training_loop(variant: Variant):
-    defense = Spard(variant=variant, tau=10.0)
+    defense = Spard(variant=variant, tau=10.0, check_every=1)
     theta, twin = point(), point()
     inner = AdamW(theta, lr=0.1)
     step_of(defense, {"mean": 10.0})(twin, task(twin, 1.0, -2.0), safe(twin, "mean", 3.0, 4.0), AdamW(twin, lr=0.1))
@@ -73,7 +73,7 @@ def test_a_safe_loop_is_the_plain_loop():
 
 def test_any_optimizer_can_be_wrapped():
     theta = point()
-    bound = Spard(variant="trust_region", tau=3.5, eta_safe=9.0)
+    bound = Spard(variant="trust_region", tau=3.5, eta_safe=9.0, check_every=1)
     optimizer = SafetyProjection(SGD(theta, lr=0.1, momentum=0.9), lambda: theta[0].sum() + 3, bound)
     (-theta[0]).sum().backward()
     optimizer.step()
@@ -85,7 +85,7 @@ def test_several_losses_may_be_named():
     optimizer = SafetyProjection(
         SGD(theta, lr=1.0),
         lambda: {"refusals": theta[0].sum(), "facts": theta[1].sum()},
-        Spard(tau=1.5, eta_safe=9.0),
+        Spard(tau=1.5, eta_safe=9.0, check_every=1),
     )
     optimizer.step()
     assert values(theta) == pytest.approx([1.0, 1.5])

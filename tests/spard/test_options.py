@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from spard.anchor import Anchor
+from spard.anchor import TOLERANCE, Anchor
 from spard.config import Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard, resolve
 from spard.constrained import reference_losses, weighted
-from spard.data import encode_all
+from spard.data import collate, encode_all
 from spard.ema import Ema
 from spard.errors import InvalidData, Stopped
 from spard.generate import generate
+from spard.grads import gradient, utility_gradient
 from spard.judges.base import Verdict
-from spard.losses import TokenLosses, evaluate
+from spard.losses import TokenLosses, evaluate, losses_and_states
 from spard.models import Base
 from spard.own_answers import safe_set, with_own_answers
 from spard.train import Trained, train
@@ -119,16 +120,49 @@ def test_averaged_weights_lie_nearer_to_the_start(load: Callable[..., Base]):
     assert distances[1] < 0.5 * distances[0]
 
 
-def test_the_anchor_is_the_mean_squared_distance_at_the_last_prompt_token(base: Base):
-    rows = refusals(base)
-    anchor = Anchor(base.model, rows, base.tokenizer.pad_token_id, 10.0)
-    assert float(anchor.penalty(base.model, [0, 3]).detach()) == pytest.approx(0.0, abs=1e-9)
+def drift(anchor: Anchor, base: Base, rows: Sequence[int]) -> float:
+    """The penalty on some prompts, in a batch with a longer row before them."""
+    prompts, penalty = anchor.riding(rows)
+    longest = max(sums(base) + refusals(base), key=lambda row: len(row.ids))
+    batch = collate([longest, *prompts], base.tokenizer.pad_token_id, base.device)
+    return float(penalty(losses_and_states(base.model, batch)[1]).detach())
+
+
+def test_the_anchor_is_the_relative_squared_distance_at_the_last_prompt_token_beyond_the_tolerance(base: Base):
+    anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
+    assert drift(anchor, base, [0, 3]) == 0.0
 
     with torch.no_grad():
-        base.model.model.norm.weight.mul_(2.0)
+        base.model.model.norm.weight.mul_(1.5)
 
-    expected = 10.0 * anchor.reference_ND[[0, 3]].square().mean()
-    assert float(anchor.penalty(base.model, [0, 3]).detach()) == pytest.approx(float(expected), rel=1e-5)
+    assert drift(anchor, base, [0, 3]) == pytest.approx(10.0 * (0.25 - TOLERANCE), rel=1e-4)
+
+
+def test_a_small_drift_costs_nothing(base: Base):
+    anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
+    with torch.no_grad():
+        base.model.model.norm.weight.mul_(1.0 + 0.9 * TOLERANCE**0.5)
+
+    assert drift(anchor, base, [0, 3]) == 0.0
+
+
+def test_the_anchor_s_gradient_comes_with_the_task_s(base: Base):
+    base.model.requires_grad_(True)
+    theta, rows = list(base.model.parameters()), sums(base)[:4]
+    anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
+    with torch.no_grad():
+        base.model.model.norm.weight.mul_(1.5)
+    prompts, penalty = anchor.riding([1, 2])
+    pad = base.tokenizer.pad_token_id
+    batches = [collate(each, pad, base.device) for each in ([*rows[:2], *prompts], rows[2:])]
+
+    found = utility_gradient(base.model, theta, batches, float("inf"), penalty=penalty)
+
+    plain = utility_gradient(base.model, theta, [collate(rows, pad, base.device)], float("inf"))
+    alone = gradient(penalty(losses_and_states(base.model, collate(prompts, pad, base.device))[1]), theta)
+    assert found.loss == pytest.approx(plain.loss, rel=1e-5)
+    for part, first, second in zip(found.grad, plain.grad, alone, strict=True):
+        torch.testing.assert_close(part, first + second, rtol=1e-3, atol=1e-5)
 
 
 def test_the_anchor_does_not_depend_on_padding(base: Base):
@@ -144,7 +178,7 @@ def test_an_anchored_model_moves_less_on_the_prompts_of_the_safe_set(load: Calla
         base = load()
         anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 1.0)
         run(base, replace(RECIPE, anchor_weight=weight))
-        found.append(float(anchor.penalty(base.model, range(7)).detach()))
+        found.append(drift(anchor, base, range(7)))
     assert found[1] < 0.5 * found[0]
 
 

@@ -232,7 +232,7 @@ def test_the_more_violated_of_two_constraints_is_projected_on():
 
 @pytest.mark.parametrize("variant", get_args(Variant))
 def test_variants_are_picked_by_name(variant: Variant):
-    step = step_of(Spard(variant=variant, delta=0.3, eta_safe=2.0, margin=0.1), {"mean": 1.0})
+    step = step_of(Spard(variant=variant, delta=0.3, eta_safe=2.0, margin=0.1, check_every=1), {"mean": 1.0})
     assert isinstance(step, SpagStep)
     assert step.constraint == Constraint({"mean": 1.0}, 0.3, 2.0, 0.1)
     name = type(step.safety).__name__.lower() if variant == "gated" else step.safety.__name__.rstrip("_")  # type: ignore[attr-defined]

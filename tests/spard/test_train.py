@@ -166,7 +166,7 @@ def test_the_defence_holds_the_safe_loss_that_plain_fine_tuning_loses(load: Call
     trained = run(defended, replace(RECIPE, defense=Spard(tau=4.0, constraint="mean", anchor_weight=0.0)))
 
     assert evaluate(defended.model, refusals(defended), pad).loss < evaluate(plain.model, refusals(plain), pad).loss
-    assert any(step["spag/triggered"] for step in trained.metrics)
+    assert any(step.get("spag/triggered") for step in trained.metrics)
 
 
 @pytest.mark.parametrize("micro", [1, 4])
@@ -186,10 +186,9 @@ def test_gradient_checkpointing_changes_no_more_than_rounding(load: Callable[...
 def test_metrics_are_flat_and_complete(base: Base):
     trained = run(base)
     assert len(trained.metrics) == trained.steps == 12
-    assert set(trained.metrics[0]) == {
-        "loss/task",
-        "accuracy/task",
-        "grad_norm",
+    always = {"loss/task", "accuracy/task", "grad_norm", "lr", "tokens_per_s"}
+    assert set(trained.metrics[0]) == always
+    assert set(trained.metrics[3]) == always | {
         "loss/safe",
         "loss/safe_prefix",
         "spag/alpha",
@@ -197,8 +196,6 @@ def test_metrics_are_flat_and_complete(base: Base):
         "spag/capped",
         "spag/skipped",
         "spag/step",
-        "lr",
-        "tokens_per_s",
     }
     assert trained.trained_tokens == 3 * sum(len(row.ids) for row in sums(base))
 

@@ -82,7 +82,7 @@ def test_the_trainer_holds_the_safe_loss(load: Callable[..., Base], tmp_path: Pa
     losses = [evaluate(each.model, refusals(each), each.tokenizer.pad_token_id).loss for each in (plain, held)]
     assert losses[1] < losses[0]
     assert len(callback.metrics) == 12
-    assert any(step["spag/triggered"] for step in callback.metrics)
+    assert any(step.get("spag/triggered") for step in callback.metrics)
 
 
 def test_a_constraint_that_is_never_violated_changes_nothing(load: Callable[..., Base], tmp_path: Path):

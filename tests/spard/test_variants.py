@@ -31,7 +31,7 @@ from spard.grads import Loss
 from spard.methods import safety_of, step_of
 from spard.methods.gated import Gated
 from spard.methods.preconditioned import metric, preconditioned_
-from spard.methods.spag import Constraint
+from spard.methods.spag import Constraint, trust_region_
 from spard.models import Base
 from spard.train import Trained, train
 from tests.spard.parts import refusals, sums
@@ -47,9 +47,12 @@ PLAIN = (0.9, 2.1)
         (Ptst(), PLAIN),
         (SafeInstr(), PLAIN),
         (SafeLora(), PLAIN),
-        (Spard(variant="trust_region"), (0.815147, 1.986863)),  # alpha = 0.1 sqrt(2) / 5
-        (Spard(variant="trust_region", eta_safe=9.0), (0.768, 1.924)),  # alpha = 1.1 / 25: on the boundary
-        (Spard(variant="trust_region", eta_safe=9.0, margin=0.5), (0.708, 1.844)),  # alpha = 1.6 / 25
+        (Spard(variant="trust_region", check_every=1), (0.815147, 1.986863)),  # alpha = 0.1 sqrt(2) / 5
+        (
+            Spard(variant="trust_region", check_every=1, eta_safe=9.0),
+            (0.768, 1.924),
+        ),  # alpha = 1.1 / 25
+        (Spard(variant="trust_region", check_every=1, eta_safe=9.0, margin=0.5), (0.708, 1.844)),  # alpha = 1.6 / 25
         (Spard(variant="closed_form"), (0.768, 1.924)),
         (Spard(variant="closed_form", eta_safe=0.01), (0.87, 2.06)),
         (Spard(variant="reference"), (0.804251, 2.134561)),  # the clipped (0.6, 0.8) after (1, -2) in the same AdamW
@@ -145,6 +148,27 @@ def test_the_gated_optimizer_follows_the_rate_of_the_utility_optimizer():
     assert values(theta) == pytest.approx([0.9, 1.9])
 
 
+def test_the_safety_half_rests_between_its_looks_and_looks_after_the_last_step():
+    theta = point(1.0, 2.0)
+    optimizer = AdamW(theta, lr=0.1, weight_decay=0.0)
+    step = step_of(Spard(check_every=3), {"mean": 10.0}, total_steps=5)
+
+    found = [step(theta, task(theta, 1.0, -2.0), safe(theta, "mean", 3.0, 4.0), optimizer) for _ in range(5)]
+
+    assert ["loss/safe" in metrics for metrics in found] == [False, False, True, False, True]
+
+
+def test_the_radius_grows_with_the_root_of_the_steps_between_two_looks():
+    lengths = []
+    for every in (1, 4):
+        theta = point(1.0, 2.0)
+        constraint = Constraint({"mean": -1e9}, every=every)
+        found = trust_region_(theta, safe(theta, "mean", 3.0, 4.0), AdamW(theta, lr=0.1), constraint)
+        lengths.append(found["spag/step"])
+
+    assert lengths == pytest.approx([0.1 * 2**0.5, 0.1 * 8**0.5])
+
+
 @pytest.mark.parametrize("variant", ["trust_region", "preconditioned", "gated", "closed_form", "reference"])
 def test_the_safety_half_brings_the_safe_loss_down(variant: Variant):
     theta = point(1.0, 2.0)
@@ -152,7 +176,7 @@ def test_the_safety_half_brings_the_safe_loss_down(variant: Variant):
     task_step = step_of(NoDefense(), {})
     task_step(theta, task(theta, 1.0, -2.0), safe(theta, "mean", 3.0, 4.0), optimizer)
     losses = safe(theta, "mean", 3.0, 4.0)
-    safety, before = safety_of(variant), losses()["mean"].value
+    safety, before = safety_of(Spard(variant=variant, check_every=1)), losses()["mean"].value
     for _ in range(4):  # stale utility momentum may win over the first safety gradient in the authors' code
         safety(theta, losses, optimizer, Constraint({"mean": 1.0}))
     assert losses()["mean"].value < before
