@@ -66,3 +66,9 @@ class SandboxUnavailable(SpardError):
     """Model-written code cannot be run safely on this machine, so it is not run."""
 
     code = "sandbox_unavailable"
+
+
+class NotProved(SpardError):
+    """An adapter is not, or cannot be shown to be, what its manifest says."""
+
+    code = "not_proved"

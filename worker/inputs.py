@@ -20,6 +20,7 @@ from worker.folder import Assignment, Folder, write_assignment
 
 log = logging.getLogger(__name__)
 
+_NAMED = ("id", "kind", "name", "version", "rows", "sha256")
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -92,7 +93,24 @@ def _assignment(job: Job, settings: Settings) -> Assignment:
         thresholds=GateThresholds(**policy),
         public_name=job.model,
     )
-    return Assignment(job.id, run, settings.cache_dir(), bool(spec.get("waived")))
+    return Assignment(job.id, run, settings.cache_dir(), bool(spec.get("waived")), _provenance(job))
+
+
+def _provenance(job: Job) -> dict[str, Any]:
+    """What was asked for, by name, version and digest; no place of ours, and no name of a customer's."""
+    spec = job.spec
+    return {
+        "revision": spec["model"].get("revision"),
+        "policy": spec["policy"],
+        "judge": spec["judge"],
+        "request_sha256": job.request_hash,
+        **{name: _named(spec.get(name)) for name in ("training_file", "validation_file", "pool")},
+        "suites": [_named(suite) for suite in spec["suites"]],
+    }
+
+
+def _named(source: dict[str, Any] | None) -> dict[str, Any] | None:
+    return source and {name: source[name] for name in _NAMED if name in source}
 
 
 def _suites(suites: list[dict[str, Any]]) -> tuple[SuiteSpec, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from app.jobs import lease
@@ -16,6 +17,7 @@ from app.jobs.results import Publication, Rejection, fine_tuned_model
 from app.models import File, Job, new_id
 from app.storage import Storage, Stored
 from worker.folder import Folder
+from worker.seal import seal
 
 # What of the report the job itself shows.
 _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "seconds")
@@ -38,8 +40,10 @@ def attempt_prefix(job: Job, token: int) -> str:
     return f"tenants/{job.tenant_id}/jobs/{job.id}/a{token}"
 
 
-def upload(storage: Storage, job: Job, claim: Claim, folder: Folder) -> Callable[[Session], bool]:
-    """Upload the results; what is returned writes the rows, and is False when the lease was lost."""
+def upload(
+    storage: Storage, job: Job, claim: Claim, folder: Folder, key: Ed25519PrivateKey
+) -> Callable[[Session], bool]:
+    """Upload the results, the adapter signed; what is returned writes the rows, or is False: the lease is lost."""
     report = json.loads(folder.safety.read_text())
     prefix = f"{attempt_prefix(job, claim.token)}/out"
 
@@ -52,6 +56,7 @@ def upload(storage: Storage, job: Job, claim: Claim, folder: Folder) -> Callable
     decision = report["gate"]["decision"]
     if decision not in _RELEASED:
         return lambda session: _reject(session, job, claim, report, [metrics, safety])
+    seal(folder, key)
     adapter = put(folder.archive, "adapter.tar.gz")
     # What was waived is the provider's measurement: its archive is served by the job alone, under the job's rules.
     files = [metrics, safety] if decision == "waived" else [metrics, adapter, safety]

@@ -23,7 +23,7 @@ from app.models import TERMINAL, File, Job, JobEvent
 from app.settings import Settings
 from app.storage import Storage, open_storage
 from tests.conftest import Place
-from tests.worker.parts import POOL, RECIPE, SUITES, TRAINING, lines
+from tests.worker.parts import POOL, RECIPE, SUITES, TRAINING, lines, write_key
 from worker.main import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +50,8 @@ class Shop:
     def __post_init__(self) -> None:
         self.engine: Engine = make_engine(self.database_url)
         self.storage: Storage = open_storage(self.place.url, self.place.endpoint_url)
+        self.signing_key = self.folder.parent / "signing.pem"
+        write_key(self.signing_key)
         with transaction(self.engine) as session:
             keys.ensure_first(session, None)
             self.key, _ = keys.create(session, keys.FIRST_TENANT, "test", ["customer", "admin"])
@@ -64,6 +66,7 @@ class Shop:
             "database_url": SecretStr(self.database_url),
             "storage_url": self.place.url,
             "s3_endpoint_url": self.place.endpoint_url,
+            "signing_key": self.signing_key,
             "warm_child": False,
             **self.timers,
         }

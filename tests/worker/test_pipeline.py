@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,6 +23,9 @@ from tests.worker.parts import PLAIN, RECIPE, job_folder
 from worker import pipeline
 from worker.folder import Folder
 from worker.report import Message, Report, parse
+from worker.seal import seal
+
+KEY = Ed25519PrivateKey.generate()
 
 
 class Heard:
@@ -75,6 +79,8 @@ def report_of(folder: Folder) -> dict[str, Any]:
 
 
 def unpacked(folder: Folder, to: Path) -> Path:
+    """What a customer has after unpacking the archive."""
+    seal(folder, KEY)
     with tarfile.open(folder.archive) as tar:
         tar.extractall(to, filter="data")
     return to
@@ -151,7 +157,7 @@ def test_an_adapter_that_the_gate_holds_back_is_not_packed(work: Work, tmp_path:
     folder = job_folder(tmp_path / "job", model, waived=False, thresholds=strict)
     work(folder)
     assert report_of(folder)["gate"]["decision"] in ("fail", "inconclusive")
-    assert not folder.archive.exists()
+    assert not folder.adapter.exists()
 
 
 def test_without_an_attack_suite_nothing_passes(work: Work, tmp_path: Path, model: Path) -> None:

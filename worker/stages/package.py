@@ -1,28 +1,28 @@
-"""The package stage: the papers of a job, and the adapter's archive if it may leave the house."""
+"""The package stage: the papers of a job, and the adapter's folder if it may leave the house."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from spard.adapters import archive, save_adapter
-from spard.checkpoint import file_sha256
+from spard.adapters import save_adapter
+from spard.manifest import file_sha256
 from spard.methods.ptst import serving_prompt
-from spard.package import Measured, metrics_csv, safety_report, trigger_rate
+from spard.package import Measured, metrics_csv, safety_report, trigger_rate, triggered_steps
 from spard.recipe import to_mapping
+from spard.version import code_version
 from worker.context import Context
 from worker.stages.select import written
 from worker.stages.train import Tuned
 from worker.summary import sentence, summary
 
 RELEASED = ("pass", "waived")
+_FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
 
 def run(context: Context, tuned: Tuned, measured: Measured) -> None:
-    """Write metrics and report always, the archive only when the gate passed or was waived."""
+    """Write metrics and report always, the adapter only when the gate passed or was waived."""
     decision = "waived" if context.assignment.waived else measured.gate.decision
     figures = summary(measured)
     context.report.event(sentence(figures, decision), figures, type="moderation_checks")
@@ -34,7 +34,7 @@ def run(context: Context, tuned: Tuned, measured: Measured) -> None:
         context.folder.metrics.write_text(metrics_csv(tuned.trained.metrics, tuned.after))
         context.folder.safety.write_text(json.dumps(report, indent=2) + "\n")
         if decision in RELEASED:
-            _pack(context, tuned.trained.model, facts | {"safety_sha256": file_sha256(context.folder.safety)})
+            _save(context, tuned.trained.model, facts | _findings(context, report))
 
 
 def _facts(context: Context, tuned: Tuned) -> dict[str, Any]:
@@ -53,6 +53,7 @@ def _facts(context: Context, tuned: Tuned) -> dict[str, Any]:
         "steps": tuned.trained.steps,
         "tau": tuned.trained.tau,
         "trigger_rate": trigger_rate(tuned.trained.metrics),
+        "triggered_steps": triggered_steps(tuned.trained.metrics),
         "validation": {
             name: {"loss": found.loss, "accuracy": found.accuracy, "tokens": found.tokens}
             for name, found in (("base", tuned.before), ("adapter", tuned.after))
@@ -61,9 +62,19 @@ def _facts(context: Context, tuned: Tuned) -> dict[str, Any]:
     }
 
 
-def _pack(context: Context, model: Any, facts: dict[str, Any]) -> None:
-    folder: Path = context.folder.out / "adapter"
+def _findings(context: Context, report: dict[str, Any]) -> dict[str, Any]:
+    """What the manifest says of the audit, and of what was selected."""
+    figures = [{name: each[name] for name in _FIGURES} for each in report["adapter"]]
+    return {
+        "gate": report["gate"],
+        "audit": {"base": [{name: each[name] for name in _FIGURES} for each in report["base"]], "adapter": figures},
+        "selected_rows": (report["selected"] or {}).get("indices"),
+        "safety_sha256": file_sha256(context.folder.safety),
+        "provenance": context.assignment.provenance,
+        "code": code_version(),
+    }
+
+
+def _save(context: Context, model: Any, facts: dict[str, Any]) -> None:
     public, system = context.run.public_name or "base", serving_prompt(context.recipe.defense)
-    save_adapter(model, context.base.tokenizer, public, folder, facts, system)
-    archive(folder, context.folder.archive)
-    shutil.rmtree(folder)
+    save_adapter(model, context.base.tokenizer, public, context.folder.adapter, facts, system)
