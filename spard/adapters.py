@@ -19,6 +19,26 @@ from torch import Tensor
 
 from spard.manifest import write_manifest
 
+# What PEFT 0.5 knows; releases up to 0.13 refuse a file with any other key, and our adapters need no other.
+CONFIG_KEYS = (
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "revision",
+    "target_modules",
+    "task_type",
+)
+
 
 def save_adapter(
     model: Any,
@@ -71,6 +91,7 @@ def _save_lora(model: Any, base_source: str, folder: Path) -> None:
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = model.peft_config[model.active_adapter].to_dict()
     config |= {"base_model_name_or_path": base_source, "revision": None, "inference_mode": True}
+    config = {name: config[name] for name in CONFIG_KEYS}
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from spard.adapters import save_adapter
-from spard.manifest import file_sha256
+from spard.manifest import file_sha256, write_manifest
 from spard.methods.ptst import serving_prompt
 from spard.package import Measured, metrics_csv, safety_report, trigger_rate, triggered_steps
+from spard.proof import Proof, Source, prove
 from spard.recipe import to_mapping
 from spard.version import code_version
 from worker.context import Context
@@ -17,11 +19,12 @@ from worker.stages.select import written
 from worker.stages.train import Tuned
 from worker.summary import sentence, summary
 
+PROVED_WITH = 3  # rows of the training file
 RELEASED = ("pass", "waived")
 _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
 
-def run(context: Context, tuned: Tuned, measured: Measured) -> None:
+def run(context: Context, tuned: Tuned, measured: Measured, prompts: Sequence[str]) -> None:
     """Write metrics and report always, the adapter only when the gate passed or was waived."""
     decision = "waived" if context.assignment.waived else measured.gate.decision
     figures = summary(measured)
@@ -34,7 +37,9 @@ def run(context: Context, tuned: Tuned, measured: Measured) -> None:
         context.folder.metrics.write_text(metrics_csv(tuned.trained.metrics, tuned.after))
         context.folder.safety.write_text(json.dumps(report, indent=2) + "\n")
         if decision in RELEASED:
-            _save(context, tuned.trained.model, facts | _findings(context, report))
+            manifest = _save(context, tuned.trained.model, facts | _findings(context, report))
+            proof = _proved(context, tuned.trained.model, prompts)
+            write_manifest(context.folder.adapter, manifest | {"proof": asdict(proof)})
 
 
 def _facts(context: Context, tuned: Tuned) -> dict[str, Any]:
@@ -75,6 +80,18 @@ def _findings(context: Context, report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _save(context: Context, model: Any, facts: dict[str, Any]) -> None:
+def _save(context: Context, model: Any, facts: dict[str, Any]) -> dict[str, Any]:
     public, system = context.run.public_name or "base", serving_prompt(context.recipe.defense)
-    save_adapter(model, context.base.tokenizer, public, context.folder.adapter, facts, system)
+    return save_adapter(model, context.base.tokenizer, public, context.folder.adapter, facts, system)
+
+
+def _proved(context: Context, model: Any, prompts: Sequence[str]) -> Proof:
+    """A clean process sees what we saw; an answer that never ends is the customer's to know."""
+    source = Source(context.run.model, context.run.revision)
+    proof = prove(context.clean, model, context.base, source, context.folder.adapter, prompts, context.go_on)
+    figures = asdict(proof)
+    context.report.event("The adapter loads with transformers and PEFT alone and is the one trained", figures)
+    if not proof.ends:
+        warning = f"The adapter's answer to the first training prompt did not end within {proof.tokens} tokens;"
+        context.report.warning(f"{warning} give a limit when you serve it.")
+    return proof
