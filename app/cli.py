@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app import db, logs, preflight
 from app.commands import trust
+from app.commands.audit_log import audit_log
 from app.commands.catalog import models, pool, suites
 from app.commands.files import files
 from app.commands.jobs import jobs
@@ -36,6 +37,7 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for name, group in (("models", models), ("pool", pool), ("suites", suites), ("files", files), ("jobs", jobs)):
     cli.add_typer(group, name=name)
 cli.add_typer(trust.keys, name="keys")
+cli.add_typer(audit_log, name="audit-log")
 cli.command()(trust.verify)
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}  # to another module

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app import db, health, logs, metrics, preflight
+from app.audit_log.router import router as audit_log
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions
 from app.envelope import Envelope, problem
@@ -40,7 +41,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
     app.state.requests = metrics.Requests()
-    for router in (files, uploads, jobs, of_jobs, permissions, graders, models, admin, health.router, metrics.router):
+    of_customers = (files, uploads, jobs, of_jobs, permissions, graders, models)
+    for router in (*of_customers, admin, audit_log, health.router, metrics.router):
         app.include_router(router)
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from alembic import context
 
 # All modules with tables, so that the metadata is whole.
+from app.audit_log import models as _audit_log  # noqa: F401
 from app.checkpoints import models as _checkpoints  # noqa: F401
 from app.jobs import models as _jobs  # noqa: F401
 from app.models import Base

@@ -149,7 +149,7 @@ def list_metrics(job_id: str, session: ReadDep, caller: CustomerDep) -> MetricLi
 
 @router.get("/{job_id}/adapter")
 def retrieve_adapter(
-    job_id: str, request: Request, session: ReadDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
+    job_id: str, request: Request, session: SessionDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
 ) -> Response:
     """The adapter archive of a job that has succeeded."""
     job, adapter = service.adapter(session, caller, job_id)
