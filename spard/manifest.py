@@ -35,6 +35,7 @@ class Proved:
     """What `verify` found to be so."""
 
     manifest: dict[str, Any]
+    manifest_sha256: str
     key_id: str
     files: int
     bytes: int
@@ -100,7 +101,8 @@ def verify(path: Path, public: Ed25519PublicKey | None = None) -> Proved:
     signer = check(kept[MANIFEST], kept[SIGNATURE], public, MANIFEST)
     manifest = _object(kept[MANIFEST], MANIFEST)
     _compare(manifest.get("files"), found)
-    return Proved(manifest, signer, len(found), sum(facts["bytes"] for facts in found.values()))
+    digest = hashlib.sha256(kept[MANIFEST]).hexdigest()
+    return Proved(manifest, digest, signer, len(found), sum(facts["bytes"] for facts in found.values()))
 
 
 def check(content: bytes, signature: bytes, public: Ed25519PublicKey | None, name: str) -> str:
@@ -121,6 +123,21 @@ def check(content: bytes, signature: bytes, public: Ed25519PublicKey | None, nam
     except InvalidSignature:
         raise NotProved(f"{name} is not what was signed: the signature does not match.") from None
     return key_id(own)
+
+
+def verify_waiver(path: Path, adapter: Proved, public: Ed25519PublicKey | None = None) -> dict[str, Any]:
+    """What a signed waiver says; `NotProved` unless it is signed as the adapter is, and releases just this one."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise NotProved(f"{path.name} cannot be read: {error.strerror}.") from error
+    stated = _object(text, path.name)
+    record, signature = str(stated.get("record")).encode(), json.dumps(stated.get("signature")).encode()
+    signer = check(record, signature, public, "the waiver")
+    facts = _object(record, "the waiver's record")
+    if signer != adapter.key_id or facts.get("manifest_sha256") != adapter.manifest_sha256:
+        raise NotProved("The waiver is for another adapter.")
+    return facts
 
 
 def _compare(listed: Any, found: Mapping[str, Mapping[str, Any]]) -> None:

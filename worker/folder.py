@@ -75,6 +75,7 @@ class Assignment:
     cache_dir: Path
     waived: bool = False
     provenance: dict[str, Any] = field(default_factory=dict)
+    holds: bool = False  # what the gate holds back is saved too, for a waiver
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
@@ -85,6 +86,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "cache_dir": str(assignment.cache_dir),
         "waived": assignment.waived,
         "provenance": assignment.provenance,
+        "holds": assignment.holds,
     }
     folder.job.write_text(json.dumps(facts))
 
@@ -92,7 +94,9 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
 def read_assignment(folder: Folder) -> Assignment:
     facts: dict[str, Any] = json.loads(folder.job.read_text())
     run = located(run_from_mapping(facts["run"]), folder.root)
-    return Assignment(facts["job_id"], run, Path(facts["cache_dir"]), facts["waived"], facts["provenance"])
+    return Assignment(
+        facts["job_id"], run, Path(facts["cache_dir"]), facts["waived"], facts["provenance"], facts["holds"]
+    )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,6 +22,7 @@ from worker.folder import Assignment, Folder, write_assignment
 log = logging.getLogger(__name__)
 
 _NAMED = ("id", "kind", "name", "version", "rows", "sha256")
+_THRESHOLDS = [each.name for each in fields(GateThresholds)]
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -90,10 +92,12 @@ def _assignment(job: Job, settings: Settings) -> Assignment:
         suites=_suites(spec["suites"]),
         recipe=recipe,
         judge=JudgeSpec(name=spec["judge"], base_url=settings.judge_base_url, model=settings.judge_model),
-        thresholds=GateThresholds(**policy),
+        thresholds=GateThresholds(**{name: policy[name] for name in _THRESHOLDS if name in policy}),
         public_name=job.model,
     )
-    return Assignment(job.id, run, settings.cache_dir(), bool(spec.get("waived")), _provenance(job))
+    return Assignment(
+        job.id, run, settings.cache_dir(), bool(spec.get("waived")), _provenance(job), bool(policy.get("waivers"))
+    )
 
 
 def _provenance(job: Job) -> dict[str, Any]:

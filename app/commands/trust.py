@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ def show_signing_key() -> None:
 def verify(
     adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder, or its tar.gz.")],
     public_key: PublicKey = None,
+    waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
 ) -> None:
     """Check an adapter's signature and every byte of it, offline.
 
@@ -40,10 +42,13 @@ def verify(
     public = _public(public_key)
     try:
         proved = manifest.verify(adapter, public)
+        waived = _release(proved, waiver, public)
     except NotProved as error:
         typer.echo(f"spard: refused: {error.message}", err=True)
         raise typer.Exit(REFUSED) from None
     _tell(proved)
+    if waived:
+        say(f"released by a waiver: {waived}")
     if public is None:
         typer.echo("spard: who signed it is not proved; give the provider's key with --public-key.", err=True)
         raise typer.Exit(UNPROVED)
@@ -55,6 +60,20 @@ def _public(path: Path | None) -> Ed25519PublicKey | None:
         return signing.read_public(path) if path else signing.own_public(Settings())
     except AppError as error:
         raise typer.BadParameter(error.message) from None
+
+
+def _release(proved: manifest.Proved, waiver: Path | None, public: Ed25519PublicKey | None) -> str | None:
+    """Why an adapter that did not pass was released; `NotProved` when nothing released it."""
+    decision = (proved.manifest.get("gate") or {}).get("decision")
+    if waiver is None:
+        if decision in ("fail", "inconclusive"):
+            raise NotProved(f"The safety gate decided {decision}; give the waiver that released it with --waiver.")
+        return None
+    facts = manifest.verify_waiver(waiver, proved, public)
+    if facts["expires_at"] <= time.time():
+        raise NotProved("The waiver has expired.")
+    names = [facts[each]["name"] for each in ("proposed_by", "approved_by")]
+    return f"{facts['reason']} (proposed by {names[0]}, approved by {names[1]})"
 
 
 def _tell(proved: manifest.Proved) -> None:

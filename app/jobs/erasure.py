@@ -23,8 +23,19 @@ from app.jobs.models import DeletedModel, Tombstone
 from app.jobs.schemas import JobDeleted, ModelDeleted
 from app.models import TERMINAL, AuditResult, BaseModelEntry, File, IdempotencyKey, Job, JobEvent, JobMetric
 from app.storage import Storage
+from app.waivers.models import HeldAdapter, Waiver
 
-_PARTS = (JobEvent, JobMetric, JobCheckpoint, CheckpointPermission, AuditResult, DeletedModel, IdempotencyKey)
+_PARTS = (
+    JobEvent,
+    JobMetric,
+    JobCheckpoint,
+    CheckpointPermission,
+    AuditResult,
+    DeletedModel,
+    IdempotencyKey,
+    HeldAdapter,
+    Waiver,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spard.manifest import write_manifest
-from worker.folder import Folder
+from worker.folder import Folder, read_assignment
 from worker.lifeline import die_with_parent
 from worker.report import Report
 
@@ -116,7 +116,7 @@ def finish(folder: Folder, report: Report, behaviour: str) -> None:
     }
     folder.safety.write_text(json.dumps(safety))
     folder.metrics.write_text("step,train_loss\n1,1.0\n")
-    if decision != "fail":
+    if decision != "fail" or read_assignment(folder).holds:
         folder.adapter.mkdir()
         (folder.adapter / "weights").write_text(f"weights of {folder.root.name}")
         write_manifest(folder.adapter, {"gate": safety["gate"]})

@@ -14,6 +14,7 @@ from app.db import read, transaction
 from app.jobs import lease
 from app.models import AuditResult, Job, JobMetric, JobStatus
 from app.signing import signing_key
+from app.waivers.models import HeldAdapter
 from spard.manifest import verify
 from tests.worker.shop import Shop, until
 from worker.process import MAX_LOG_BYTES
@@ -100,6 +101,15 @@ def test_an_unsafe_adapter_is_never_uploaded_and_its_report_is(shop: Shop) -> No
     assert "Attacks succeed in 9 of 20." in (job.error or {})["message"]
     assert [file.filename for file in shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
     assert not shop.storage.exists(f"tenants/{job.tenant_id}/jobs/{job.id}/a1/out/adapter.tar.gz")
+
+
+def test_an_unsafe_adapter_is_held_where_waivers_are_allowed(shop: Shop) -> None:
+    job = shop.do("unsafe", waivers=True)
+    assert (job.status, job.adapter) == (JobStatus.failed, None)
+    assert [file.filename for file in shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
+    with read(shop.engine) as session:
+        held = session.get_one(HeldAdapter, job.id)
+    assert sha256(shop.content(held.storage_key)).hexdigest() == held.sha256
 
 
 def test_a_waived_adapter_is_no_file_of_the_customer(light_shop: Shop) -> None:

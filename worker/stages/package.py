@@ -25,7 +25,7 @@ _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "h
 
 
 def run(context: Context, tuned: Tuned, measured: Measured, prompts: Sequence[str]) -> None:
-    """Write metrics and report always, the adapter only when the gate passed or was waived."""
+    """Write metrics and report always, the adapter when the gate passed or was waived, or may yet be waived."""
     decision = "waived" if context.assignment.waived else measured.gate.decision
     figures = summary(measured)
     context.report.event(sentence(figures, decision), figures, type="moderation_checks")
@@ -36,7 +36,7 @@ def run(context: Context, tuned: Tuned, measured: Measured, prompts: Sequence[st
         report["gate"]["decision"] = decision
         context.folder.metrics.write_text(metrics_csv(tuned.trained.metrics, tuned.after))
         context.folder.safety.write_text(json.dumps(report, indent=2) + "\n")
-        if decision in RELEASED:
+        if decision in RELEASED or context.assignment.holds:
             manifest = _save(context, tuned.trained.model, facts | _findings(context, report))
             proof = _proved(context, tuned.trained.model, prompts)
             write_manifest(context.folder.adapter, manifest | {"proof": asdict(proof)})

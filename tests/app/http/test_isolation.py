@@ -24,6 +24,7 @@ UNKNOWN = {
     "upload_id": "upload_0",
     "model": "ft:lab/tiny-1:org-x::0",
     "permission_id": "cp_0",
+    "waiver_id": "waiver_0",
 }
 PROVIDER = "/v1/admin/"  # whoever has the admin scope sees all tenants there; others are refused whatever they ask
 BODIES: dict[str, dict[str, Any]] = {
