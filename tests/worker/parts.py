@@ -57,7 +57,9 @@ def write_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def job_folder(root: Path, model: Path, *, recipe: Recipe = RECIPE, waived: bool = True, **run: Any) -> Folder:
+def job_folder(
+    root: Path, model: Path, *, recipe: Recipe = RECIPE, waived: bool = True, holds: bool = False, **run: Any
+) -> Folder:
     """A folder as the parent hands it to a child. A random model passes no gate, so it is waived unless said."""
     folder = Folder(root)
     for path in (root / "in" / "suites", folder.stage, folder.checkpoints, folder.out):
@@ -77,5 +79,7 @@ def job_folder(root: Path, model: Path, *, recipe: Recipe = RECIPE, waived: bool
         "recipe": recipe,
         "public_name": "tiny",
     }
-    write_assignment(folder, Assignment("ftjob-1", RunSpec(**{**asked, **run}), root.parent / "cache", waived))
+    write_assignment(
+        folder, Assignment("ftjob-1", RunSpec(**{**asked, **run}), root.parent / "cache", waived, holds=holds)
+    )
     return folder
