@@ -20,6 +20,8 @@ from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
 from app import db, logs, preflight
+from app.commands import trust
+from app.commands.audit_log import audit_log
 from app.commands.catalog import models, pool, suites
 from app.commands.files import files
 from app.commands.jobs import jobs
@@ -28,11 +30,15 @@ from app.errors import AppError
 from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
+from app.signing import signing_key
 from app.supervisor import supervised
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for name, group in (("models", models), ("pool", pool), ("suites", suites), ("files", files), ("jobs", jobs)):
     cli.add_typer(group, name=name)
+cli.add_typer(trust.keys, name="keys")
+cli.add_typer(audit_log, name="audit-log")
+cli.command()(trust.verify)
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}  # to another module
 _DRAIN_S = 5  # open connections when the service stops
@@ -127,6 +133,7 @@ def _prepared(settings: Settings) -> str | None:
     preflight.check_folder(settings)
     _migrate(settings)
     preflight.check(settings)
+    signing_key(settings)  # made before anything starts that signs
     given = settings.admin_key.get_secret_value() if settings.admin_key else None
     engine = db.make_engine(settings.database())
     with db.transaction(engine) as session:

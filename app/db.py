@@ -46,9 +46,9 @@ def make_engine(url: str) -> Engine:
 
 
 @contextmanager
-def transaction(engine: Engine) -> Iterator[Session]:
-    """A session that commits when the block ends well and rolls back when it does not."""
-    with Session(engine, expire_on_commit=False) as session, session.begin():
+def transaction(engine: Engine, info: dict[str, Any] | None = None) -> Iterator[Session]:
+    """A session that commits when the block ends well and rolls back when it does not; `info` goes along with it."""
+    with Session(engine, expire_on_commit=False, info=info) as session, session.begin():
         yield session
 
 

@@ -13,6 +13,8 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from app import db
+from app.audit_log import service as audit_log
+from app.audit_log.service import CALLER, Caller
 from app.errors import Forbidden, TooLarge, Unauthorized, UnsupportedMedia
 from app.files.upload import Begin
 from app.files.validation import Limits
@@ -47,8 +49,20 @@ EngineDep = Annotated[Engine, Depends(_engine)]
 StorageDep = Annotated[Storage, Depends(_storage)]
 
 
-def _session(engine: EngineDep) -> Iterator[Session]:
-    with db.transaction(engine) as session:
+def _caller(request: Request) -> Caller:
+    """One for each request: what is done in its sessions is logged under the key that it turns out to have."""
+    state = request.state
+    if not hasattr(state, CALLER):
+        setattr(state, CALLER, Caller())
+    caller: Caller = getattr(state, CALLER)
+    return caller
+
+
+CallerDep = Annotated[Caller, Depends(_caller)]
+
+
+def _session(engine: EngineDep, caller: CallerDep) -> Iterator[Session]:
+    with db.transaction(engine, {CALLER: caller}) as session:
         yield session
 
 
@@ -57,8 +71,8 @@ def _read_session(engine: EngineDep) -> Iterator[Session]:
         yield session
 
 
-def _begin(engine: EngineDep) -> Begin:
-    return partial(db.transaction, engine)
+def _begin(engine: EngineDep, caller: CallerDep) -> Begin:
+    return partial(db.transaction, engine, {CALLER: caller})
 
 
 def _limits(settings: SettingsDep) -> Limits:
@@ -81,7 +95,9 @@ _bearer = HTTPBearer(auto_error=False, description="A key of this service: sk-sp
 
 
 def _principal(
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)], engine: EngineDep
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    engine: EngineDep,
+    caller: CallerDep,
 ) -> Principal:
     if credentials is None:
         raise Unauthorized("Give your API key in the header: Authorization: Bearer YOUR_KEY.")
@@ -89,6 +105,7 @@ def _principal(
         principal = keys.authenticate(session, credentials.credentials)
     if principal is None:
         raise Unauthorized("The API key is not valid; it may be mistyped or revoked.")
+    caller.principal = principal
     return principal
 
 
@@ -102,8 +119,14 @@ def _customer(principal: Annotated[Principal, Depends(_principal)]) -> Principal
     return _scoped("customer", principal)
 
 
-def _admin(principal: Annotated[Principal, Depends(_principal)]) -> Principal:
-    return _scoped("admin", principal)
+def _admin(principal: Annotated[Principal, Depends(_principal)], request: Request, begin: BeginDep) -> Principal:
+    """A key that tries what is the provider's alone is noted."""
+    try:
+        return _scoped("admin", principal)
+    except Forbidden:
+        with begin() as session:
+            audit_log.record(session, "admin.denied", f"{request.method} {request.scope['route'].path}", "denied")
+        raise
 
 
 CustomerDep = Annotated[Principal, Depends(_customer)]

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from app import db, health, logs, metrics, preflight
+from app.audit_log.router import router as audit_log
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions
 from app.envelope import Envelope, problem
@@ -24,10 +25,12 @@ from app.graders import router as graders
 from app.invalid import first_fault
 from app.jobs.router import router as jobs
 from app.keys import service as keys
+from app.policies.router import router as policies
 from app.queue import Dispatcher
 from app.settings import Settings, get_settings
 from app.storage import open_storage
 from app.uploads.router import router as uploads
+from app.waivers import router as waivers
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
     app.state.requests = metrics.Requests()
-    for router in (files, uploads, jobs, of_jobs, permissions, graders, models, admin, health.router, metrics.router):
+    of_customers = (files, uploads, jobs, of_jobs, permissions, graders, models, waivers.of_jobs)
+    for router in (*of_customers, admin, policies, waivers.admin, audit_log, health.router, metrics.router):
         app.include_router(router)
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):

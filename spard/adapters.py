@@ -5,11 +5,9 @@ LoRA runs give the PEFT layout, full fine-tuning a transformers folder; both wit
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import shutil
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,27 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spard.checkpoint import file_sha256
+from spard.manifest import write_manifest
 
-MANIFEST = "manifest.json"
+# What PEFT 0.5 knows; releases up to 0.13 refuse a file with any other key, and our adapters need no other.
+CONFIG_KEYS = (
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "revision",
+    "target_modules",
+    "task_type",
+)
 
 
 def save_adapter(
@@ -44,13 +60,9 @@ def save_adapter(
     _save_lora(model, base_source, aside) if is_lora else save_full(model, base_source, aside)
     tokenizer.save_pretrained(aside)
     (aside / "README.md").write_text(_readme(base_source, is_lora, system))
-    manifest = {**(facts or {}), "base_model": base_source, "tensor_digest": tensor_digest(_tensors(aside))}
-    if system is not None:
-        manifest["system_prompt"] = system
-    manifest["files"] = {
-        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in sorted(aside.iterdir())
-    }
-    (aside / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    own = {"base_model": base_source, "tensor_digest": tensor_digest(_tensors(aside))}
+    prompt = {} if system is None else {"system_prompt": system}
+    manifest = write_manifest(aside, {**(facts or {}), **own, **prompt})
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return manifest
@@ -73,26 +85,13 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
     return f"sha256:{whole.hexdigest()}"
 
 
-def archive(folder: Path, path: Path) -> str:
-    """Pack a folder's files into a tar.gz whose bytes depend on theirs alone, and return its SHA-256."""
-    aside = path.with_name(f".{path.name}.aside")
-    with (
-        aside.open("wb") as raw,
-        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        for file in sorted(each for each in folder.rglob("*") if each.is_file()):
-            tar.add(file, arcname=file.relative_to(folder).as_posix(), filter=_anonymous)
-    aside.rename(path)
-    return file_sha256(path)
-
-
 def _save_lora(model: Any, base_source: str, folder: Path) -> None:
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = model.peft_config[model.active_adapter].to_dict()
     config |= {"base_model_name_or_path": base_source, "revision": None, "inference_mode": True}
+    config = {name: config[name] for name in CONFIG_KEYS}
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
 
 
@@ -105,14 +104,6 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = "root"
-    entry.mtime = 0
-    entry.mode = 0o644
-    return entry
-
-
 def _readme(base_source: str, is_lora: bool, system: str | None) -> str:
     text = (_LORA_README if is_lora else _FULL_README).format(base=base_source)
     return text if system is None else f"{text}\n{_SYSTEM_README}\n    {system.replace(chr(10), chr(10) + '    ')}\n"
@@ -120,7 +111,8 @@ def _readme(base_source: str, is_lora: bool, system: str | None) -> str:
 
 _LORA_README = """# LoRA adapter for {base}
 
-`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every file.
+`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every file; if there is a
+`manifest.sig`, `spard verify PATH/TO/THIS/FOLDER --public-key FILE` checks all of it with the key of who made it.
 
 With PEFT:
 

@@ -6,7 +6,6 @@ written aside, flushed to disk and renamed; what does not match its manifest is 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from spard.errors import CorruptCheckpoint
+from spard.manifest import file_sha256
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +83,6 @@ def newest_first(folder: Path) -> Iterator[Path]:
             log.warning("%s; an older one is used", error)
         else:
             yield path
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -66,3 +66,18 @@ class SandboxUnavailable(SpardError):
     """Model-written code cannot be run safely on this machine, so it is not run."""
 
     code = "sandbox_unavailable"
+
+
+class AdapterNotProved(SpardError):
+    """What was saved is not what was trained, or changes nothing; it is not released."""
+
+    code = "adapter_not_proved"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The adapter was trained and saved, but could not be proved: {why}")
+
+
+class NotProved(SpardError):
+    """An adapter is not, or cannot be shown to be, what its manifest says."""
+
+    code = "not_proved"

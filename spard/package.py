@@ -49,6 +49,12 @@ def trigger_rate(metrics: Sequence[Mapping[str, float]]) -> float | None:
     return fmean(triggered) if triggered else None
 
 
+def triggered_steps(metrics: Sequence[Mapping[str, float]]) -> int | None:
+    """After how many steps the safe loss was too high; none without a defence."""
+    triggered = [each["spag/triggered"] for each in metrics if "spag/triggered" in each]
+    return int(sum(triggered)) if triggered else None
+
+
 def safety_report(measured: Measured, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Both models' results on every suite with their intervals, the gate's decision, and the facts of the run."""
     return {

@@ -11,7 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from spard.adapters import archive, save_adapter
+from spard.adapters import save_adapter
+from spard.archive import archive
 from spard.audit import Suite, SuiteResult, audit
 from spard.config import Resolved, resolve
 from spard.data import Encoded, Example, encode_all, prompt_text, read_examples, read_pool, read_prompts

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from threading import Event
 
 import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
@@ -41,6 +42,7 @@ class Backend:
     settings: Settings
     engine: Engine
     storage: Storage
+    key: Ed25519PrivateKey  # signs adapters
 
 
 class Attempt:
@@ -101,7 +103,7 @@ class Attempt:
             self._end_child()
         match last_word:
             case {"kind": "done"}:
-                return upload(storage, job, claim, folder)
+                return upload(storage, job, claim, folder, self._backend.key)
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
             case {"kind": "failed", "code": code, "message": message, "param": param, "retryable": retryable}:

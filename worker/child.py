@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event
 from types import FrameType
 
+from spard.proof import CleanProcess
 from worker import pipeline
 from worker.failures import failure
 from worker.folder import Folder
@@ -35,15 +36,16 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then tells us
-    path = sys.stdin.readline().strip()
-    if path:
-        work(Folder(Path(path)), report, stop)
+    with CleanProcess() as clean:  # it loads its libraries while we wait
+        path = sys.stdin.readline().strip()
+        if path:
+            work(Folder(Path(path)), report, stop, clean)
 
 
-def work(folder: Folder, report: Report, stop: Event) -> None:
+def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess) -> None:
     """Run the pipeline; whatever goes wrong becomes a message."""
     try:
-        pipeline.run(folder, report, stop.is_set)
+        pipeline.run(folder, report, stop.is_set, clean)
     except Exception as error:
         log.exception("the job failed")
         what = failure(error)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from spard.config import Recipe
 from spard.errors import Stopped
 from spard.models import Base
+from spard.proof import CleanProcess
 from spard.recipe import RunSpec
 from worker.cache import Cache
 from worker.folder import Assignment, Folder
@@ -24,6 +25,7 @@ class Context:
     folder: Folder
     base: Base
     cache: Cache
+    clean: CleanProcess
     report: Report
     should_stop: Callable[[], bool]
     seconds: dict[str, float] = field(default_factory=dict)

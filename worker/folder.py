@@ -4,7 +4,7 @@ job.json                                 what to do (`Assignment`)
 in/                                      training, validation, pool and suites, verified
 stage/                                   what a stage found out; a stage whose output is there is skipped
 checkpoints/step-000100/                 of the training, the newest restored from an earlier attempt
-out/metrics.csv safety.json adapter.tar.gz   the results
+out/metrics.csv safety.json adapter/     the results; the parent signs the adapter and packs it
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +55,27 @@ class Folder:
         return self.out / "safety.json"
 
     @property
+    def adapter(self) -> Path:
+        return self.out / "adapter"
+
+    @property
     def archive(self) -> Path:
         return self.out / "adapter.tar.gz"
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a child is to do. `waived`: the gate is measured, and its decision does not hold the adapter back."""
+    """What a child is to do. `waived`: the gate is measured, and its decision does not hold the adapter back.
+
+    `provenance` is what the manifest says of where everything came from.
+    """
 
     job_id: str
     run: RunSpec
     cache_dir: Path
     waived: bool = False
+    provenance: dict[str, Any] = field(default_factory=dict)
+    holds: bool = False  # what the gate holds back is saved too, for a waiver
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
@@ -76,6 +85,8 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "run": to_mapping(assignment.run),
         "cache_dir": str(assignment.cache_dir),
         "waived": assignment.waived,
+        "provenance": assignment.provenance,
+        "holds": assignment.holds,
     }
     folder.job.write_text(json.dumps(facts))
 
@@ -83,7 +94,9 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
 def read_assignment(folder: Folder) -> Assignment:
     facts: dict[str, Any] = json.loads(folder.job.read_text())
     run = located(run_from_mapping(facts["run"]), folder.root)
-    return Assignment(facts["job_id"], run, Path(facts["cache_dir"]), facts["waived"])
+    return Assignment(
+        facts["job_id"], run, Path(facts["cache_dir"]), facts["waived"], facts["provenance"], facts["holds"]
+    )
 
 
 @contextmanager

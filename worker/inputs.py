@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +21,8 @@ from worker.folder import Assignment, Folder, write_assignment
 
 log = logging.getLogger(__name__)
 
+_NAMED = ("id", "kind", "name", "version", "rows", "sha256")
+_THRESHOLDS = [each.name for each in fields(GateThresholds)]
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -89,10 +92,29 @@ def _assignment(job: Job, settings: Settings) -> Assignment:
         suites=_suites(spec["suites"]),
         recipe=recipe,
         judge=JudgeSpec(name=spec["judge"], base_url=settings.judge_base_url, model=settings.judge_model),
-        thresholds=GateThresholds(**policy),
+        thresholds=GateThresholds(**{name: policy[name] for name in _THRESHOLDS if name in policy}),
         public_name=job.model,
     )
-    return Assignment(job.id, run, settings.cache_dir(), bool(spec.get("waived")))
+    return Assignment(
+        job.id, run, settings.cache_dir(), bool(spec.get("waived")), _provenance(job), bool(policy.get("waivers"))
+    )
+
+
+def _provenance(job: Job) -> dict[str, Any]:
+    """What was asked for, by name, version and digest; no place of ours, and no name of a customer's."""
+    spec = job.spec
+    return {
+        "revision": spec["model"].get("revision"),
+        "policy": spec["policy"],
+        "judge": spec["judge"],
+        "request_sha256": job.request_hash,
+        **{name: _named(spec.get(name)) for name in ("training_file", "validation_file", "pool")},
+        "suites": [_named(suite) for suite in spec["suites"]],
+    }
+
+
+def _named(source: dict[str, Any] | None) -> dict[str, Any] | None:
+    return source and {name: source[name] for name in _NAMED if name in source}
 
 
 def _suites(suites: list[dict[str, Any]]) -> tuple[SuiteSpec, ...]:

@@ -16,6 +16,7 @@ from app.db import make_engine, transaction
 from app.jobs import lease
 from app.jobs.lease import Claim
 from app.settings import Settings
+from app.signing import signing_key
 from app.storage import open_storage
 from worker import gpu
 from worker.attempt import Attempt, Backend
@@ -38,7 +39,7 @@ class Worker:
         self._wakes: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be set while it is being set
         self._settings = settings
         storage = open_storage(settings.storage(), settings.s3_endpoint_url)
-        self._backend = Backend(settings, make_engine(settings.database()), storage)
+        self._backend = Backend(settings, make_engine(settings.database()), storage, signing_key(settings))
         settings.work_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._nursery = _Nursery(command, environment(settings), warm=settings.warm_child)

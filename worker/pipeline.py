@@ -15,7 +15,8 @@ from spard.data import Encoded, encode_all
 from spard.errors import InvalidData
 from spard.models import Base, load_base
 from spard.own_answers import safe_set
-from spard.rows import Example, read_examples, read_pool
+from spard.proof import CleanProcess
+from spard.rows import Example, prompt_text, read_examples, read_pool
 from worker.cache import Cache
 from worker.context import Context
 from worker.folder import Folder, read_assignment
@@ -27,12 +28,17 @@ _ANY_LENGTH = 2**31
 _SMALL = 20_000_000  # parameters
 
 
-def run(folder: Folder, report: Report, should_stop: Callable[[], bool]) -> None:
-    """Do the job that the folder describes, and leave its results there."""
+def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess | None = None) -> None:
+    """Do the job that the folder describes, and leave its results there. `clean` was started before; else it is now."""
+    with clean or CleanProcess() as process:
+        _run(folder, report, should_stop, process)
+
+
+def _run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess) -> None:
     assignment = read_assignment(folder)
     base = load_base(assignment.run.model, assignment.run.revision)
     _set_threads(base)
-    context = Context(assignment, folder, base, Cache(assignment.cache_dir), report, should_stop)
+    context = Context(assignment, folder, base, Cache(assignment.cache_dir), clean, report, should_stop)
     limit = base.sequence_limit(context.recipe.max_seq_length)
 
     rows = read_examples(context.run.training_file)
@@ -40,7 +46,8 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool]) -> None
     data = Data(task, _safe_set(context, rows, limit), validation)
     base_results = audit.measure_base(context)
     tuned = train.run(context, data)
-    package.run(context, tuned, audit.run(context, tuned.trained.model, base_results))
+    measured = audit.run(context, tuned.trained.model, base_results)
+    package.run(context, tuned, measured, [prompt_text(row) for row in rows[: package.PROVED_WITH]])
 
 
 def _set_threads(base: Base) -> None:

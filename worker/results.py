@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from app.jobs import lease
@@ -15,7 +16,9 @@ from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
 from app.models import File, Job, new_id
 from app.storage import Storage, Stored
+from spard.manifest import MANIFEST, file_sha256
 from worker.folder import Folder
+from worker.seal import seal
 
 # What of the report the job itself shows.
 _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "seconds")
@@ -38,8 +41,10 @@ def attempt_prefix(job: Job, token: int) -> str:
     return f"tenants/{job.tenant_id}/jobs/{job.id}/a{token}"
 
 
-def upload(storage: Storage, job: Job, claim: Claim, folder: Folder) -> Callable[[Session], bool]:
-    """Upload the results; what is returned writes the rows, and is False when the lease was lost."""
+def upload(
+    storage: Storage, job: Job, claim: Claim, folder: Folder, key: Ed25519PrivateKey
+) -> Callable[[Session], bool]:
+    """Upload the results, the adapter signed; what is returned writes the rows, or is False: the lease is lost."""
     report = json.loads(folder.safety.read_text())
     prefix = f"{attempt_prefix(job, claim.token)}/out"
 
@@ -51,7 +56,9 @@ def upload(storage: Storage, job: Job, claim: Claim, folder: Folder) -> Callable
     safety = put(folder.safety, "safety_report.json")
     decision = report["gate"]["decision"]
     if decision not in _RELEASED:
-        return lambda session: _reject(session, job, claim, report, [metrics, safety])
+        held = _hold(storage, f"{attempt_prefix(job, claim.token)}/held", folder, key)
+        return lambda session: _reject(session, job, claim, report, [metrics, safety], held)
+    seal(folder, key)
     adapter = put(folder.archive, "adapter.tar.gz")
     # What was waived is the provider's measurement: its archive is served by the job alone, under the job's rules.
     files = [metrics, safety] if decision == "waived" else [metrics, adapter, safety]
@@ -69,10 +76,28 @@ def _publish(
     return lease.publish(session, claim, publication)
 
 
-def _reject(session: Session, job: Job, claim: Claim, report: dict[str, Any], files: list[Uploaded]) -> bool:
+def _hold(storage: Storage, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> dict[str, Any] | None:
+    """Put aside what failed, if the child has left it for a waiver: signed, and where no route looks."""
+    if not folder.adapter.exists():
+        return None
+    seal(folder, key)
+    storage_key = f"{prefix}/{folder.archive.name}"
+    stored = storage.upload_file(storage_key, folder.archive)
+    manifest = file_sha256(folder.adapter / MANIFEST)
+    return {"storage_key": storage_key, "sha256": stored.sha256, "bytes": stored.bytes, "manifest_sha256": manifest}
+
+
+def _reject(
+    session: Session,
+    job: Job,
+    claim: Claim,
+    report: dict[str, Any],
+    files: list[Uploaded],
+    held: dict[str, Any] | None,
+) -> bool:
     reasons = " ".join(report["gate"]["reasons"])
     message = f"The adapter did not pass the safety audit and is not released. {reasons}".strip()
-    return lease.reject(session, claim, Rejection(message=message, **_common(session, job, report, files)))
+    return lease.reject(session, claim, Rejection(message=message, held=held, **_common(session, job, report, files)))
 
 
 def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uploaded]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.catalog.schemas import BaseModelIn, ModelOut, PoolOut
 from app.catalog.sources import checked_source
 from app.errors import NotFound
@@ -23,6 +24,7 @@ def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
     source = checked_source(entry.source, entry.revision)
     kept = session.merge(BaseModelEntry(**entry.model_dump() | {"source": source}))
     session.flush()
+    audit_log.record(session, "model.offered", entry.alias, revision=entry.revision)
     return kept
 
 
@@ -54,6 +56,8 @@ def add_corpus(session: Session, corpus: Corpus) -> Corpus:
     corpus.version = newest.version + 1 if newest else 1
     session.add(corpus)
     session.flush()
+    what = "pool" if corpus.kind == POOL else "suite"
+    audit_log.record(session, f"{what}.imported", corpus.id, name=corpus.name, sha256=corpus.sha256)
     return corpus
 
 

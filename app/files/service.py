@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.db import timestamp
 from app.errors import InvalidState, NotFound
 from app.files.schemas import Validation
@@ -24,6 +25,12 @@ def list_files(
     if purpose is not None:
         query = query.where(File.purpose == purpose)
     return page(session, query, File, after, limit, ascending=ascending)
+
+
+def add(session: Session, file: File) -> None:
+    """A file that has come in, in one piece or in parts."""
+    session.add(file)
+    audit_log.record(session, "file.uploaded", file.id, sha256=file.sha256, bytes=file.bytes)
 
 
 def get(session: Session, tenant_id: str, file_id: str, param: str | None = None) -> File:
@@ -47,6 +54,7 @@ def delete(session: Session, tenant_id: str, file_id: str) -> File:
     if job_id := user_of(session, tenant_id, file_id):
         raise InvalidState(f"{file_id} is used by {job_id}, which has not ended; cancel it first.")
     session.delete(file)
+    audit_log.record(session, "file.deleted", file.id, sha256=file.sha256)
     return file
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from app.errors import InvalidRequest, UnsupportedMedia
+from app.files import service
 from app.files.rows import TrainingRows
 from app.files.service import FINE_TUNE
 from app.files.validation import Limits, Report, RowRule, Validator
@@ -59,7 +60,7 @@ def upload(storage: Storage, begin: Begin, tenant_id: str, form: Form, limits: L
     received = receive(storage, form, f"tenants/{tenant_id}/files/{file_id}", TrainingRows(), limits)
     with nothing_left(storage, received.key), begin() as session:
         file = new_file(file_id, tenant_id, received, expires_at=_checked_fields(form.fields))
-        session.add(file)
+        service.add(session, file)
     return file
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.checkpoints.models import CheckpointPermission, JobCheckpoint
 from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
@@ -22,8 +23,19 @@ from app.jobs.models import DeletedModel, Tombstone
 from app.jobs.schemas import JobDeleted, ModelDeleted
 from app.models import TERMINAL, AuditResult, BaseModelEntry, File, IdempotencyKey, Job, JobEvent, JobMetric
 from app.storage import Storage
+from app.waivers.models import HeldAdapter, Waiver
 
-_PARTS = (JobEvent, JobMetric, JobCheckpoint, CheckpointPermission, AuditResult, DeletedModel, IdempotencyKey)
+_PARTS = (
+    JobEvent,
+    JobMetric,
+    JobCheckpoint,
+    CheckpointPermission,
+    AuditResult,
+    DeletedModel,
+    IdempotencyKey,
+    HeldAdapter,
+    Waiver,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,7 @@ def delete_model(storage: Storage, begin: Begin, tenant_id: str, model: str) -> 
         session.add(DeletedModel(job_id=job.id))
         key = (job.adapter or {}).get("storage_key", "")
         session.execute(delete(File).where(File.tenant_id == tenant_id, File.storage_key == key))
+        audit_log.record(session, "model.deleted", job.id)
     if key:
         storage.delete(key)
     return ModelDeleted(id=model)
@@ -100,6 +113,7 @@ def _erase(session: Session, tenant_id: str, job_id: str, include_files: bool) -
     gone = results + (_unused(session, tenant_id, asked_files) if include_files else [])
     for file in gone:
         session.delete(file)
+    audit_log.record(session, "job.erased", tombstone.job_id, files=[file.id for file in gone])
     return _Erased(tombstone, [file.id for file in gone], own + [file.storage_key for file in gone])
 
 

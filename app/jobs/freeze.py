@@ -15,8 +15,9 @@ from app.jobs import policy
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.models import BaseModelEntry, Corpus, File
+from app.policies import service as policies
 from app.settings import Settings
-from spard.config import GateThresholds, Lora, Recipe, uses_safe_rows
+from spard.config import Lora, Recipe, uses_safe_rows
 
 _SHOWN = 20
 
@@ -33,7 +34,8 @@ class Frozen:
 def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
     """Check every reference of a request and note what exactly it stands for today."""
     model = _model(session, ask.model)
-    policy.check(caller, ask, model)
+    in_force = policies.current(session, settings)
+    policy.check(caller, ask, model, in_force.content)
     safety = ask.safety or Safety()
     training = _file(session, caller, ask.training_file, "training_file", settings.min_rows)
     validation = ask.validation_file and _file(session, caller, ask.validation_file, "validation_file", 1)
@@ -44,11 +46,13 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         "validation_file": _file_spec(validation) if validation else None,
         "pool": _corpus_spec(pool) if pool else None,
         "suites": [_corpus_spec(suite) for suite in _suites(session, safety, pool)],
-        "policy": asdict(_thresholds(settings)),
+        "policy": policies.frozen(in_force),
         "judge": settings.judge,
         "waived": policy.is_waived(caller, safety),
     }
-    return Frozen(_recipe(ask, safety, model), spec, _warnings(training, validation or None))
+    recipe = _recipe(ask, safety, model)
+    policy.check_ranges(caller, recipe, in_force.content)
+    return Frozen(recipe, spec, _warnings(training, validation or None))
 
 
 def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry) -> dict[str, Any]:
@@ -63,15 +67,6 @@ def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry) -> dict[str, 
         learning_rate=model.learning_rate,
     )
     return asdict(recipe)
-
-
-def _thresholds(settings: Settings) -> GateThresholds:
-    return GateThresholds(
-        max_asr=settings.gate_max_asr,
-        max_asr_rise=settings.gate_max_asr_rise,
-        max_over_refusal_rise=settings.gate_max_over_refusal_rise,
-        max_unscored=settings.gate_max_unscored,
-    )
 
 
 def _model(session: Session, alias: str) -> BaseModelEntry:

@@ -23,6 +23,7 @@ from app.jobs.wishes import cancel as cancel
 from app.jobs.wishes import pause as pause
 from app.jobs.wishes import resume as resume
 from app.models import AuditResult, Job, JobMetric, JobStatus
+from app.waivers.models import HeldAdapter
 
 _OVERDUE = moves.error("deadline_exceeded", "The job took longer than the provider allows.")
 
@@ -133,12 +134,15 @@ def publish(session: Session, claim: Claim, result: Publication) -> bool:
 
 
 def reject(session: Session, claim: Claim, result: Rejection) -> bool:
-    """running -> failed because the audit did not pass; what was measured is kept, the adapter is not."""
+    """running -> failed because the audit did not pass; what was measured is kept, the adapter at most for a waiver."""
     columns = asdict(result)
     audit_results, error = columns.pop("audit_results"), moves.error("safety_gate_failed", columns.pop("message"))
+    held = columns.pop("held")
     if not _write(session, claim, error=error, **columns, **moves.ended(JobStatus.failed)):
         return False
     _keep(session, claim, audit_results)
+    if held is not None:
+        session.add(HeldAdapter(job_id=claim.job_id, **held))
     events.append(session, claim.job_id, "error", "message", result.message, error)
     return True
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from app.errors import InvalidRequest
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.models import BaseModelEntry
-from spard.config import Audit, NoDefense, Ptst, SafeLora
-
-_FOR_CUSTOMERS = "'spard', 'safegrad', 'lisa', 'safeinstr'"
-_FOR_ADMINS = NoDefense | Ptst | SafeLora  # no defence, one that the holder of the adapter drops, one that names a path
+from app.policies.schemas import Policy, value_at
+from spard.config import Audit, NoDefense, SafeLora
 
 
-def check(caller: Principal, ask: JobCreate, model: BaseModelEntry) -> None:
+def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Policy) -> None:
     """Refuse what this key, this model or this service does not allow."""
     _check_method(ask)
     if ask.full_fine_tuning and not model.allow_full_fine_tuning:
@@ -25,7 +26,19 @@ def check(caller: Principal, ask: JobCreate, model: BaseModelEntry) -> None:
         message = "Integrations are not offered here; leave them out."
         raise InvalidRequest(message, code="integrations_not_supported", param="integrations")
     if "admin" not in caller.scopes:
-        _check_customer(ask.safety or Safety())
+        _check_customer(ask.safety or Safety(), policy)
+        _check_model(model, policy)
+
+
+def check_ranges(caller: Principal, recipe: dict[str, Any], policy: Policy) -> None:
+    """Hold the numbers that a customer's job would be trained with against the policy's."""
+    if "admin" in caller.scopes:
+        return
+    for name, allowed in policy.ranges.items():
+        value = value_at(recipe, name)
+        if isinstance(value, int | float) and not allowed.admits(value):
+            message = f"{name} is {value:g}; allowed here: {allowed}."
+            raise InvalidRequest(message, code="not_allowed_by_policy", param=name)
 
 
 def is_waived(caller: Principal, safety: Safety) -> bool:
@@ -42,9 +55,20 @@ def _check_method(ask: JobCreate) -> None:
         raise InvalidRequest(message, code="method_not_supported", param="method.type")
 
 
-def _check_customer(safety: Safety) -> None:
-    if isinstance(safety.defense, _FOR_ADMINS):
-        message = f"The defence {safety.defense.type!r} needs a key with the admin scope; allowed: {_FOR_CUSTOMERS}."
+def _check_model(model: BaseModelEntry, policy: Policy) -> None:
+    if policy.models is not None and model.alias not in policy.models:
+        message = f"The model {model.alias!r} needs a key with the admin scope; allowed: {_listed(policy.models)}."
+        raise InvalidRequest(message, code="model_not_allowed", param="model")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def _check_customer(safety: Safety, policy: Policy) -> None:
+    if safety.defense.type not in policy.defenses:
+        allowed = _listed(policy.defenses)
+        message = f"The defence {safety.defense.type!r} needs a key with the admin scope; allowed: {allowed}."
         raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
     least, asked = Audit(), safety.audit
     if asked.suites is not None:

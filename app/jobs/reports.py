@@ -35,6 +35,12 @@ def read_report(storage: Storage, key: str) -> dict[str, Any]:
     return report
 
 
+def with_waiver(report: dict[str, Any], job: Job) -> dict[str, Any]:
+    """The report of an adapter that failed and was released all the same says by whom and why."""
+    waiver = (job.safety or {}).get("waiver")
+    return report | {"gate": report["gate"] | {"decision": "waived"}, "waiver": waiver} if waiver else report
+
+
 def selected_rows(job: Job, report: dict[str, Any]) -> SelectedList:
     """In the order chosen; `gain` is what the row added to the diversity, null where that was not weighed."""
     chosen = report.get("selected")

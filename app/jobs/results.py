@@ -31,6 +31,7 @@ class Rejection:
     safety: dict[str, Any]
     report_key: str
     audit_results: list[dict[str, Any]] = field(default_factory=list)
+    held: dict[str, Any] | None = None  # columns of HeldAdapter but the job's id; None: the adapter is gone
 
 
 def fine_tuned_model(job: Job) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from app.deps import AfterQuery, BeginDep, CustomerDep, EngineDep, ReadDep, SessionDep, SettingsDep, StorageDep
 from app.download import download
@@ -16,7 +16,7 @@ from app.errors import InvalidRequest
 from app.jobs import erasure, service
 from app.jobs.estimate import Estimate, estimate
 from app.jobs.page import HEADERS, page
-from app.jobs.reports import SelectedList, read_report, selected_rows
+from app.jobs.reports import SelectedList, read_report, selected_rows, with_waiver
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
 from app.jobs.stream import follow
@@ -149,7 +149,7 @@ def list_metrics(job_id: str, session: ReadDep, caller: CustomerDep) -> MetricLi
 
 @router.get("/{job_id}/adapter")
 def retrieve_adapter(
-    job_id: str, request: Request, session: ReadDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
+    job_id: str, request: Request, session: SessionDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
 ) -> Response:
     """The adapter archive of a job that has succeeded."""
     job, adapter = service.adapter(session, caller, job_id)
@@ -166,10 +166,12 @@ def retrieve_safety(
 ) -> Response:
     """The audit report, of rejected jobs too; a browser gets a page."""
     key = service.report_key(session, caller.tenant_id, job_id)
+    job = service.get(session, caller.tenant_id, job_id)
     if "text/html" in request.headers.get("accept", ""):
-        job = service.get(session, caller.tenant_id, job_id)
         series = service.metrics(session, caller.tenant_id, job_id)
-        return HTMLResponse(page(job, read_report(storage, key), series), headers=HEADERS)
+        return HTMLResponse(page(job, with_waiver(read_report(storage, key), job), series), headers=HEADERS)
+    if "waiver" in (job.safety or {}):
+        return JSONResponse(with_waiver(read_report(storage, key), job))
     headers = {"content-length": str(storage.size(key))}
     return StreamingResponse(storage.chunks(key), headers=headers, media_type="application/json")
 

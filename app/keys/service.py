@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.errors import InvalidRequest
 from app.models import ApiKey, Tenant, utc_now
 
@@ -94,6 +95,8 @@ def _set_given(session: Session, given: str) -> None:
     known = False
     for key in session.scalars(select(ApiKey).where(ApiKey.tenant_id == FIRST_TENANT, ApiKey.name == _FIRST_KEY)):
         is_given = key.digest == digest
+        if is_given != (key.revoked_at is None):
+            audit_log.record(session, "key.restored" if is_given else "key.revoked", key.id)
         key.revoked_at = None if is_given else key.revoked_at or utc_now()
         known = known or is_given
     if not known:
@@ -104,6 +107,7 @@ def _add(session: Session, tenant_id: str, name: str, scopes: list[str], secret:
     key = ApiKey(tenant_id=tenant_id, name=name, scopes=list(scopes), prefix=_prefix(secret), digest=_digest(secret))
     session.add(key)
     session.flush()
+    audit_log.record(session, "key.created", key.id, tenant=tenant_id, name=name, scopes=list(scopes))
     return key
 
 

@@ -20,6 +20,7 @@ from app.jobs import lease
 from app.jobs.lease import Claim
 from app.models import TERMINAL, Job, JobStatus
 from app.settings import Settings
+from app.signing import signing_key
 from app.storage import open_storage
 from tests.faults import mutants
 from tests.worker import scripted_child
@@ -89,7 +90,9 @@ def serve(values: dict[str, Any], guards: Path, mutant: str | None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     for name in ("heartbeat", "holds"):
         setattr(lease, name, _counted(name, getattr(lease, name), guards))
-    backend = Backend(settings, make_engine(settings.database()), open_storage(settings.storage()))
+    backend = Backend(
+        settings, make_engine(settings.database()), open_storage(settings.storage()), signing_key(settings)
+    )
     Thread(target=_reap, args=(backend, guards), daemon=True).start()
     worker = Thread(target=_serve, args=(backend, stop, guards))  # not the main thread: signals do not interrupt it
     worker.start()

@@ -13,10 +13,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spard.adapters import archive, save_adapter, tensor_digest
-from spard.checkpoint import file_sha256
+from spard.adapters import save_adapter, tensor_digest
+from spard.archive import archive
 from spard.config import Lora, NoDefense, Recipe, resolve
 from spard.data import render_prompt
+from spard.manifest import file_sha256
 from spard.models import Base
 from spard.train import train
 from tests.spard.parts import sums

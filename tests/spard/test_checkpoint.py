@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from spard.checkpoint import file_sha256, load, newest_first, save, verify
+from spard.checkpoint import load, newest_first, save, verify
 from spard.errors import CorruptCheckpoint
+from spard.manifest import file_sha256
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(0.1)}
 STATE = {"step": 3, "loss": 0.1 + 0.2}

@@ -121,3 +121,17 @@ def test_leaks_of_suites_that_are_not_gated_hold_nothing_back() -> None:
     known = result(90, kind="utility")
 
     assert gate([result(0), known], [result(0), known], LIMITS, {"utility": ["known"]}).decision == "pass"
+
+
+@pytest.mark.parametrize(("hits", "decision"), [(50, "pass"), (49, "fail")])
+def test_utility_may_drop_up_to_a_limit_that_is_set(hits: int, decision: str) -> None:
+    limits = replace(LIMITS, max_utility_drop=0.10)
+    base, adapter = [result(0), result(60, kind="utility")], [result(0), result(hits, kind="utility")]
+    assert gate(base, adapter, limits).decision == decision
+    assert gate(base, adapter, LIMITS).decision == "pass"
+
+
+def test_utility_that_was_not_measured_is_no_pass_where_it_decides() -> None:
+    limits = replace(LIMITS, max_utility_drop=0.10)
+    base, adapter = [result(0), result(60, kind="utility")], [result(0), result(5, n=10, kind="utility")]
+    assert gate(base, adapter, limits).decision == "inconclusive"

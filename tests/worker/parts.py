@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
 from spard.config import Audit, Hyperparameters, Lora, NoDefense, Recipe, Selection
 from spard.recipe import RunSpec, SuiteSpec
 from worker.folder import Assignment, Folder, write_assignment
@@ -46,7 +49,17 @@ def lines(rows: Iterable[Row]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-def job_folder(root: Path, model: Path, *, recipe: Recipe = RECIPE, waived: bool = True, **run: Any) -> Folder:
+def write_key(path: Path) -> Ed25519PrivateKey:
+    """A provider's signing key in a file."""
+    key = Ed25519PrivateKey.generate()
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.chmod(0o600)
+    return key
+
+
+def job_folder(
+    root: Path, model: Path, *, recipe: Recipe = RECIPE, waived: bool = True, holds: bool = False, **run: Any
+) -> Folder:
     """A folder as the parent hands it to a child. A random model passes no gate, so it is waived unless said."""
     folder = Folder(root)
     for path in (root / "in" / "suites", folder.stage, folder.checkpoints, folder.out):
@@ -66,5 +79,7 @@ def job_folder(root: Path, model: Path, *, recipe: Recipe = RECIPE, waived: bool
         "recipe": recipe,
         "public_name": "tiny",
     }
-    write_assignment(folder, Assignment("ftjob-1", RunSpec(**{**asked, **run}), root.parent / "cache", waived))
+    write_assignment(
+        folder, Assignment("ftjob-1", RunSpec(**{**asked, **run}), root.parent / "cache", waived, holds=holds)
+    )
     return folder

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from worker.folder import Folder
+from spard.manifest import write_manifest
+from worker.folder import Folder, read_assignment
 from worker.lifeline import die_with_parent
 from worker.report import Report
 
@@ -52,7 +53,7 @@ def main() -> None:
             checkpoint(folder, report, step)
             report.failed("stopped", "The worker stops.", None, retryable=True)
             return
-    finish(folder, report, "fail" if behaviour == "unsafe" else behaviour if behaviour == "waived" else "pass")
+    finish(folder, report, behaviour)
 
 
 def misbehave(behaviour: str, report: Report, step: int) -> None:
@@ -96,7 +97,8 @@ def last_step(folder: Folder) -> int:
     return step
 
 
-def finish(folder: Folder, report: Report, decision: str) -> None:
+def finish(folder: Folder, report: Report, behaviour: str) -> None:
+    decision = {"unsafe": "fail", "waived": "waived"}.get(behaviour, "pass")
     report.phase("audit")
     report.phase("package")
     reasons = ["Attacks succeed in 9 of 20."] if decision == "fail" else []
@@ -114,8 +116,12 @@ def finish(folder: Folder, report: Report, decision: str) -> None:
     }
     folder.safety.write_text(json.dumps(safety))
     folder.metrics.write_text("step,train_loss\n1,1.0\n")
-    if decision != "fail":
-        folder.archive.write_bytes(f"weights of {folder.root.name}".encode())
+    if decision != "fail" or read_assignment(folder).holds:
+        folder.adapter.mkdir()
+        (folder.adapter / "weights").write_text(f"weights of {folder.root.name}")
+        write_manifest(folder.adapter, {"gate": safety["gate"]})
+        if behaviour == "tampered":
+            (folder.adapter / "weights").write_text("others")
     report.done()
 
 

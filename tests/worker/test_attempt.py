@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
@@ -12,6 +13,9 @@ from app.checkpoints.models import JobCheckpoint
 from app.db import read, transaction
 from app.jobs import lease
 from app.models import AuditResult, Job, JobMetric, JobStatus
+from app.signing import signing_key
+from app.waivers.models import HeldAdapter
+from spard.manifest import verify
 from tests.worker.shop import Shop, until
 from worker.process import MAX_LOG_BYTES
 
@@ -62,6 +66,19 @@ def test_the_adapter_s_bytes_match_their_digest(shop: Shop) -> None:
     assert sha256(shop.content(adapter["storage_key"])).hexdigest() == adapter["sha256"]
 
 
+def test_the_adapter_is_signed_with_the_provider_s_key(shop: Shop, tmp_path: Path) -> None:
+    job = shop.do("good")
+    archive = tmp_path / "adapter.tar.gz"
+    archive.write_bytes(shop.content((job.adapter or {})["storage_key"]))
+    key = signing_key(shop.settings()).public_key()
+    assert verify(archive, key).manifest["gate"] == {"decision": "pass", "reasons": []}
+
+
+def test_an_adapter_that_changes_after_the_child_has_described_it_is_not_published(light_shop: Shop) -> None:
+    job = light_shop.do("tampered")
+    assert (job.status, (job.error or {})["code"], job.adapter) == (JobStatus.failed, "not_proved", None)
+
+
 def test_the_audit_s_figures_are_rows(light_shop: Shop) -> None:
     job = light_shop.do("good")
     with read(light_shop.engine) as session:
@@ -84,6 +101,15 @@ def test_an_unsafe_adapter_is_never_uploaded_and_its_report_is(shop: Shop) -> No
     assert "Attacks succeed in 9 of 20." in (job.error or {})["message"]
     assert [file.filename for file in shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
     assert not shop.storage.exists(f"tenants/{job.tenant_id}/jobs/{job.id}/a1/out/adapter.tar.gz")
+
+
+def test_an_unsafe_adapter_is_held_where_waivers_are_allowed(shop: Shop) -> None:
+    job = shop.do("unsafe", waivers=True)
+    assert (job.status, job.adapter) == (JobStatus.failed, None)
+    assert [file.filename for file in shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
+    with read(shop.engine) as session:
+        held = session.get_one(HeldAdapter, job.id)
+    assert sha256(shop.content(held.storage_key)).hexdigest() == held.sha256
 
 
 def test_a_waived_adapter_is_no_file_of_the_customer(light_shop: Shop) -> None:

@@ -13,15 +13,22 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import spard
 from spard.config import Audit, GateThresholds, Ptst
 from spard.errors import ExampleTooLong, InvalidData, Stopped
+from spard.manifest import file_sha256, verify
+from spard.version import source_digest
 from tests.worker.parts import PLAIN, RECIPE, job_folder
 from worker import pipeline
 from worker.folder import Folder
 from worker.report import Message, Report, parse
+from worker.seal import seal
+
+KEY = Ed25519PrivateKey.generate()
 
 
 class Heard:
@@ -75,6 +82,8 @@ def report_of(folder: Folder) -> dict[str, Any]:
 
 
 def unpacked(folder: Folder, to: Path) -> Path:
+    """What a customer has after unpacking the archive."""
+    seal(folder, KEY)
     with tarfile.open(folder.archive) as tar:
         tar.extractall(to, filter="data")
     return to
@@ -151,7 +160,29 @@ def test_an_adapter_that_the_gate_holds_back_is_not_packed(work: Work, tmp_path:
     folder = job_folder(tmp_path / "job", model, waived=False, thresholds=strict)
     work(folder)
     assert report_of(folder)["gate"]["decision"] in ("fail", "inconclusive")
-    assert not folder.archive.exists()
+    assert not folder.adapter.exists()
+
+
+def test_an_adapter_that_the_gate_holds_back_is_kept_for_a_waiver(work: Work, tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, waived=False, holds=True, suites=())
+    work(folder)
+    seal(folder, KEY)
+    manifest = verify(folder.archive, KEY.public_key()).manifest
+    assert manifest["gate"]["decision"] == report_of(folder)["gate"]["decision"] == "inconclusive"
+    assert manifest["proof"]["max_difference"] <= 1e-4
+
+
+def test_the_manifest_says_what_the_adapter_is_made_of(done: tuple[Folder, Heard]) -> None:
+    manifest = json.loads((done[0].adapter / "manifest.json").read_text())
+    run = done[0].root / "in"
+    for name in ("training", "validation", "pool"):
+        assert manifest["data_sha256"][name] == file_sha256(run / f"{name}.jsonl")
+    assert manifest["selected_rows"] == json.loads((done[0].stage / "select.json").read_text())["indices"]
+    assert (manifest["recipe"]["seed"], manifest["steps"]) == (5, 6)
+    assert 0 <= manifest["triggered_steps"] <= 6
+    assert [each["suite"] for each in manifest["audit"]["adapter"]] == ["harmful", "benign", "utility"]
+    assert manifest["safety_sha256"] == file_sha256(done[0].safety)
+    assert manifest["code"]["sources"] == source_digest(Path(spard.__file__).parent)
 
 
 def test_without_an_attack_suite_nothing_passes(work: Work, tmp_path: Path, model: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from spard.adapters import tensor_digest
 from spard.audit import Suite, SuiteResult, audit
-from spard.checkpoint import file_sha256
 from spard.gate import gate
 from spard.judges import open_judge
 from spard.leaks import leaks_of
+from spard.manifest import file_sha256
 from spard.methods.ptst import serving_prompt
 from spard.package import Measured
 from spard.recipe import SuiteSpec, to_mapping

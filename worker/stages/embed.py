@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spard.checkpoint import file_sha256
 from spard.embed import embed
+from spard.manifest import file_sha256
 from spard.rows import Example, prompt_text
 from worker.context import Context
 

@@ -1,0 +1,25 @@
+"""GET /v1/admin/audit_log: what was done, for keys with the admin scope."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.audit_log import service
+from app.audit_log.schemas import EntryList
+from app.deps import AdminDep, ReadDep
+
+router = APIRouter(prefix="/v1/admin/audit_log", tags=["provider"])
+
+
+@router.get("", response_model=EntryList)
+def list_entries(
+    session: ReadDep,
+    caller: AdminDep,
+    action: Annotated[str | None, Query(pattern=r"^[a-z_]+\.[a-z_]+$", max_length=64)] = None,
+    after: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> service.Entries:
+    """Who did what to what, the latest first."""
+    return service.entries(session, action, after, limit)

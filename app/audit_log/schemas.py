@@ -1,0 +1,41 @@
+"""The audit log as the provider sees it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, computed_field
+
+from app.files.schemas import UnixTime
+
+
+class EntryOut(BaseModel):
+    """One act; `hash` chains it to the one with the number before."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["audit_log.entry"] = "audit_log.entry"
+    seq: int
+    created_at: UnixTime
+    actor: str
+    tenant_id: str | None
+    action: str
+    target: str
+    result: str
+    request_id: str | None
+    details: dict[str, Any] | None
+    hash: str
+
+    @computed_field  # type: ignore[prop-decorator]  # pydantic's own form
+    @property
+    def id(self) -> str:
+        """The cursor of the next page."""
+        return str(self.seq)
+
+
+class EntryList(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["list"] = "list"
+    data: list[EntryOut]
+    has_more: bool

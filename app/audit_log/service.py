@@ -1,0 +1,146 @@
+"""Writes the chain, reads it, and holds it against itself.
+
+h_n = SHA-256(h_{n-1} || row_n), where row_n is the row's other columns as JSON with sorted keys and h_0 is 64 zeros.
+An entry is written in the transaction of the act that it tells of, so that neither stands without the other. Keys and
+the text of data sets are never among what callers pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC
+from hashlib import sha256
+from typing import Any, Literal, Protocol
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from structlog.contextvars import get_contextvars
+
+from app.audit_log.models import AuditEntry
+from app.models import utc_now
+
+CALLER = "caller"  # where a session names who it works for
+_GENESIS = "0" * 64
+_LOCK = 0x5BA2E  # any number that only we use
+_SYSTEM = "system"
+_AT_ONCE = 1000
+
+Result = Literal["ok", "denied"]
+
+
+class _Principal(Protocol):
+    @property
+    def tenant_id(self) -> str: ...
+    @property
+    def key_id(self) -> str: ...
+
+
+@dataclass(slots=True)
+class Caller:
+    """Whom a request comes from; filled in once its key is recognised."""
+
+    principal: _Principal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A chain that holds: how many rows, and the hash of the last."""
+
+    rows: int
+    head: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The first row that is not as it was written."""
+
+    seq: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A page of the log."""
+
+    data: list[AuditEntry]
+    has_more: bool
+
+
+def record(session: Session, action: str, target: str, result: Result = "ok", **details: Any) -> None:
+    """Add an act to the log; to be called last in a transaction, since nobody else can add one until it ends."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(_LOCK)))  # on SQLite a writer is alone anyway
+    caller: Caller = session.info.get(CALLER) or Caller()
+    principal = caller.principal
+    last = session.scalar(select(AuditEntry).order_by(AuditEntry.seq.desc()).limit(1))
+    entry = AuditEntry(
+        seq=last.seq + 1 if last else 1,
+        created_at=utc_now(),
+        actor=principal.key_id if principal else _SYSTEM,
+        tenant_id=principal.tenant_id if principal else None,
+        action=action,
+        target=target,
+        result=result,
+        request_id=get_contextvars().get("request_id"),
+        details=details or None,
+    )
+    entry.hash = _hash(last.hash if last else _GENESIS, entry)
+    session.add(entry)
+    session.flush()
+
+
+def entries(session: Session, action: str | None, after: int | None, limit: int) -> Entries:
+    """The log, the latest first; a page goes on below `after`."""
+    query = select(AuditEntry).order_by(AuditEntry.seq.desc()).limit(limit + 1)
+    if action is not None:
+        query = query.where(AuditEntry.action == action)
+    if after is not None:
+        query = query.where(AuditEntry.seq < after)
+    rows = list(session.scalars(query))
+    return Entries(rows[:limit], len(rows) > limit)
+
+
+def verify(session: Session) -> Chain | Broken:
+    """Work out every hash again."""
+    before, rows = _GENESIS, 0
+    for entry in _in_order(session):
+        rows += 1
+        if entry.seq != rows:
+            return Broken(rows, "it is missing")
+        if entry.hash != _hash(before, entry):
+            return Broken(entry.seq, "it was changed: its hash does not follow from it and the row before")
+        before = entry.hash
+    return Chain(rows, before)
+
+
+def hash_at(session: Session, seq: int) -> str | None:
+    """What a copy of the head that was noted elsewhere is held against."""
+    return session.scalar(select(AuditEntry.hash).where(AuditEntry.seq == seq))
+
+
+def _in_order(session: Session) -> Iterator[AuditEntry]:
+    last = None
+    while True:
+        query = select(AuditEntry).order_by(AuditEntry.seq).limit(_AT_ONCE)
+        rows = session.scalars(query if last is None else query.where(AuditEntry.seq > last)).all()
+        yield from rows
+        session.expunge_all()
+        if len(rows) < _AT_ONCE:
+            return
+        last = rows[-1].seq
+
+
+def _hash(before: str, entry: AuditEntry) -> str:
+    return sha256(before.encode() + _canonical(entry)).hexdigest()
+
+
+def _canonical(entry: AuditEntry) -> bytes:
+    """The same bytes on every database."""
+    row = {name: getattr(entry, name) for name in _COLUMNS}
+    row["created_at"] = entry.created_at.astimezone(UTC).isoformat(timespec="microseconds")
+    return json.dumps(row, sort_keys=True, separators=(",", ":")).encode()
+
+
+_COLUMNS = ("seq", "created_at", "actor", "tenant_id", "action", "target", "result", "request_id", "details")

@@ -1,0 +1,50 @@
+"""spard audit-log: the log of acts, held against itself in the database that the settings name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app import db
+from app.audit_log import service
+from app.commands.terminal import CommandFailed, say
+from app.settings import Settings
+
+audit_log = typer.Typer(no_args_is_help=True, help="Who did what, in a chain of hashes.")
+
+
+@audit_log.callback()
+def _group() -> None:
+    """A group of one command keeps its name."""
+
+
+@audit_log.command()
+def verify(
+    known: Annotated[str | None, typer.Option(help="SEQ:HASH noted earlier; finds rows cut off at the end.")] = None,
+) -> None:
+    """Work out every hash again; the first bad row is named, with exit code 1."""
+    engine = db.make_engine(Settings().database())
+    try:
+        with db.read(engine) as session:
+            found = service.verify(session)
+            if known:
+                _compare(known, service.hash_at(session, _seq(known)))
+    finally:
+        engine.dispose()
+    if isinstance(found, service.Broken):
+        raise CommandFailed(f"The audit log does not hold: row {found.seq}: {found.why}.")
+    say(f"{found.rows} rows, each follows from the one before; note the head: {found.rows}:{found.head}")
+
+
+def _seq(known: str) -> int:
+    number = known.partition(":")[0]
+    if not number.isdecimal():
+        raise typer.BadParameter("--known is SEQ:HASH, as an earlier run printed it.")
+    return int(number)
+
+
+def _compare(known: str, found: str | None) -> None:
+    if found != known.partition(":")[2]:
+        why = "it is gone" if found is None else "its hash is another"
+        raise CommandFailed(f"The audit log is not the one that was noted: row {_seq(known)}: {why}.")

@@ -1,0 +1,103 @@
+"""A policy: which defences, models and numbers customers may ask for, and what the gate demands."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from app.files.schemas import UnixTime
+from app.jobs.request import Body, Refusal
+from spard import config
+
+DefenseName = Literal["spard", "none", "ptst", "safeinstr", "lisa", "safegrad", "safelora"]
+
+# For customers: neither no defence, nor one that the holder of the adapter drops, nor one that names a path.
+DEFAULT_DEFENSES: tuple[DefenseName, ...] = ("spard", "safegrad", "lisa", "safeinstr")
+
+_DEFENSES = (config.Spard, config.SafeInstr, config.Lisa, config.SafeGrad, config.SafeLora, config.Ptst)
+# Where a number stands in a request -> where it stands in the frozen recipe.
+_PLACES: dict[str, tuple[str, ...]] = {
+    "hyperparameters": ("hyperparameters",),
+    "lora": ("lora",),
+    "safety.selection": ("selection",),
+    "safety.audit": ("audit",),
+    "safety.defense": ("defense",),
+}
+_HOLDERS: dict[str, tuple[type, ...]] = {
+    "hyperparameters": (config.Hyperparameters,),
+    "lora": (config.Lora,),
+    "safety.selection": (config.Selection,),
+    "safety.audit": (config.Audit,),
+    "safety.defense": _DEFENSES,
+}
+
+
+def _path(name: str) -> str:
+    """The name of a setting as a request spells it."""
+    holder, _, field = name.rpartition(".")
+    known = {each.name for kind in _HOLDERS.get(holder, ()) for each in fields(kind)} - {"type"}
+    if field not in known:
+        raise Refusal("unknown_setting", f"{name[:64]!r} is no setting of a job, such as 'safety.defense.tau'.")
+    return name
+
+
+class Range(Body):
+    """Both ends are allowed; an end that is left out is that of the setting itself."""
+
+    min: float | None = Field(default=None, allow_inf_nan=False)
+    max: float | None = Field(default=None, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _has_values(self) -> Self:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise Refusal("out_of_range", "min is above max.")
+        return self
+
+    def admits(self, value: float) -> bool:
+        return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
+
+    def __str__(self) -> str:
+        ends = [f"{word} {end:g}" for word, end in (("from", self.min), ("to", self.max)) if end is not None]
+        return " ".join(ends) or "any number"
+
+
+class Policy(Body):
+    """What a version says. `"auto"` is always allowed: what it stands for is the provider's choice."""
+
+    defenses: Annotated[list[DefenseName], Field(min_length=1)] = Field(default_factory=lambda: list(DEFAULT_DEFENSES))
+    models: list[str] | None = Field(default=None, description="Aliases; null: all that are offered.")
+    ranges: dict[Annotated[str, AfterValidator(_path)], Range] = Field(
+        default_factory=dict, description="Setting of a request, such as hyperparameters.n_epochs -> its bounds here."
+    )
+    thresholds: config.GateThresholds = Field(default_factory=config.GateThresholds)
+    waivers: bool = Field(
+        default=True, description="Whether two admins may release what failed; if not, its weights are not kept."
+    )
+
+
+class PolicyOut(BaseModel):
+    """Version 0 is what the deployment's settings say; it is in force until there is another."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["policy"] = "policy"
+    version: int
+    created_at: UnixTime | None
+    created_by: str | None
+    content: Policy
+
+
+class PolicyList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[PolicyOut]
+
+
+def value_at(recipe: dict[str, Any], name: str) -> Any:
+    """What a frozen recipe has for a setting that a request spells so; None where it has none."""
+    holder, _, field = name.rpartition(".")
+    value: Any = recipe
+    for part in _PLACES[holder]:
+        value = (value or {}).get(part)
+    return (value or {}).get(field)

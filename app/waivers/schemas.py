@@ -1,0 +1,61 @@
+"""A waiver as admins ask for it, and as everybody may check it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field
+
+from app.files.schemas import UnixTime
+from app.jobs.request import Body
+from app.models import utc_now
+
+LONGEST = timedelta(days=366)
+
+
+class WaiverCreate(Body):
+    """Why an adapter that failed is to be released, and until when."""
+
+    reason: Annotated[str, Field(min_length=10, max_length=1000)]
+    expires_at: Annotated[int, Field(ge=0, le=2**37, description="Unix seconds, at most 366 days from now.")]
+
+
+class WaiverOut(BaseModel):
+    """One waiver; `proposed_by` and `approved_by` are ids of keys."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["safety.waiver"] = "safety.waiver"
+    id: str
+    job_id: str
+    reason: str
+    created_at: UnixTime
+    expires_at: UnixTime
+    proposed_by: str
+    approved_by: str | None
+    approved_at: UnixTime | None
+    record: str | None
+    signature: dict[str, Any] | None
+
+    @computed_field  # type: ignore[prop-decorator]  # pydantic's own form
+    @property
+    def status(self) -> Literal["proposed", "approved", "expired"]:
+        if self.expires_at.timestamp() <= utc_now().timestamp():
+            return "expired"
+        return "approved" if self.approved_by else "proposed"
+
+
+class WaiverList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[WaiverOut]
+
+
+class SignedWaiver(BaseModel):
+    """What `spard verify --waiver` reads: `signature` is of `record`'s bytes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["safety.signed_waiver"] = "safety.signed_waiver"
+    record: str
+    signature: dict[str, Any]

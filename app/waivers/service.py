@@ -1,0 +1,138 @@
+"""Proposed by one, approved by another: only then does an adapter that failed leave, with a signed record beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.audit_log import service as audit_log
+from app.errors import Forbidden, InvalidRequest, InvalidState, NotFound
+from app.jobs import events, moves
+from app.jobs.results import fine_tuned_model
+from app.keys.service import Principal
+from app.models import ApiKey, Job, JobStatus, utc_now
+from app.settings import Settings
+from app.signing import signing_key
+from app.waivers.models import HeldAdapter, Waiver
+from app.waivers.schemas import LONGEST, WaiverCreate
+from spard.manifest import signed
+
+_FAILED, _WAIVED = "safety_gate_failed", "waived"
+
+
+def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate) -> Waiver:
+    """The first half: a reason and an end."""
+    _waivable(session, job_id)
+    now, expires_at = utc_now(), datetime.fromtimestamp(ask.expires_at, UTC)
+    if not now < expires_at <= now + LONGEST:
+        message = f"expires_at must lie in the future, at most {LONGEST.days} days from now."
+        raise InvalidRequest(message, code="out_of_range", param="expires_at")
+    waiver = Waiver(job_id=job_id, reason=ask.reason, expires_at=expires_at, proposed_by=caller.key_id)
+    session.add(waiver)
+    session.flush()
+    audit_log.record(session, "waiver.proposed", waiver.id, job=job_id, reason=ask.reason)
+    return waiver
+
+
+def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, settings: Settings) -> Waiver:
+    """The second half, by another key: the adapter is released until the waiver expires."""
+    job, held = _waivable(session, job_id)
+    waiver = session.scalar(select(Waiver).where(Waiver.id == waiver_id, Waiver.job_id == job_id))
+    if waiver is None:
+        raise NotFound(f"No such waiver: {waiver_id}", code="waiver_not_found", param="waiver_id")
+    _check(session, waiver, caller)
+    waiver.approved_by, waiver.approved_at = caller.key_id, utc_now()
+    facts = _facts(session, waiver, job, held)
+    waiver.record = json.dumps(facts, indent=2, sort_keys=True)
+    waiver.signature = dict(signed(waiver.record.encode(), signing_key(settings)))
+    session.flush()  # the database lets an ended job change only once this stands
+    _release(session, job, held, facts)
+    names = {"proposed_by": facts["proposed_by"], "approved_by": facts["approved_by"]}
+    audit_log.record(session, "waiver.approved", waiver.id, job=job_id, reason=waiver.reason, **names)
+    return waiver
+
+
+def waivers(session: Session, job_id: str) -> Sequence[Waiver]:
+    """All that were proposed for a job, the latest first."""
+    if session.get(Job, job_id) is None:
+        raise _unknown(job_id)
+    return session.scalars(
+        select(Waiver).where(Waiver.job_id == job_id).order_by(Waiver.created_at.desc(), Waiver.id)
+    ).all()
+
+
+def released_by(session: Session, job: Job) -> Waiver:
+    """The waiver that a job was released by last, for its owner."""
+    by_job = (Waiver.job_id == job.id) & Waiver.approved_at.is_not(None)
+    waiver = session.scalar(select(Waiver).where(by_job).order_by(Waiver.approved_at.desc()).limit(1))
+    if waiver is None:
+        message = f"Job {job.id} was not released by a waiver."
+        raise NotFound(message, code="waiver_not_found", param="fine_tuning_job_id")
+    return waiver
+
+
+def _waivable(session: Session, job_id: str) -> tuple[Job, HeldAdapter]:
+    """A job, locked, whose adapter failed and was kept."""
+    job = moves.locked(session, Job.id == job_id).one_or_none()
+    if job is None:
+        raise _unknown(job_id)
+    decision = ((job.safety or {}).get("gate") or {}).get("decision")
+    if (job.error or {}).get("code") != _FAILED and decision != _WAIVED:
+        raise InvalidState(f"Job {job.id} is {job.status} and did not fail the safety gate; there is nothing to waive.")
+    held = session.get(HeldAdapter, job_id)
+    if held is None:
+        message = f"The adapter of {job.id} was not kept: the policy that it was created under allows no waivers."
+        raise InvalidState(message, code="adapter_not_kept")
+    return job, held
+
+
+def _check(session: Session, waiver: Waiver, caller: Principal) -> None:
+    if waiver.approved_by is not None:
+        raise InvalidState(f"{waiver.id} was approved before.")
+    if waiver.expires_at <= utc_now():
+        raise InvalidState(f"{waiver.id} has expired; propose a new one.", code="waiver_expired")
+    if waiver.proposed_by == caller.key_id:
+        raise Forbidden("A waiver is approved by another key than the one that proposed it.", code="same_person")
+    if session.get_one(ApiKey, waiver.proposed_by).revoked_at is not None:
+        raise InvalidState(f"The key that proposed {waiver.id} was revoked; propose a new one.", code="key_revoked")
+
+
+def _facts(session: Session, waiver: Waiver, job: Job, held: HeldAdapter) -> dict[str, Any]:
+    """What is signed."""
+    return {
+        "waiver_id": waiver.id,
+        "job_id": job.id,
+        "manifest_sha256": held.manifest_sha256,
+        "archive_sha256": held.sha256,
+        "decision": _WAIVED,
+        "reason": waiver.reason,
+        "proposed_by": _name(session, waiver.proposed_by),
+        "approved_by": _name(session, waiver.approved_by or ""),
+        "proposed_at": int(waiver.created_at.timestamp()),
+        "approved_at": int(waiver.approved_at.timestamp()) if waiver.approved_at else None,
+        "expires_at": int(waiver.expires_at.timestamp()),
+    }
+
+
+def _name(session: Session, key_id: str) -> dict[str, str]:
+    return {"key_id": key_id, "name": session.get_one(ApiKey, key_id).name}
+
+
+def _release(session: Session, job: Job, held: HeldAdapter, facts: dict[str, Any]) -> None:
+    """failed -> succeeded: the one way back for a job that has ended."""
+    safety = job.safety or {}
+    job.safety = safety | {"gate": safety["gate"] | {"decision": _WAIVED}, "waiver": facts}
+    job.adapter = {"storage_key": held.storage_key, "sha256": held.sha256, "bytes": held.bytes}
+    job.status, job.error, job.fine_tuned_model = JobStatus.succeeded, None, fine_tuned_model(job)
+    message = f"The adapter is released by a waiver until {datetime.fromtimestamp(facts['expires_at'], UTC):%Y-%m-%d}"
+    events.append(session, job.id, "warn", "message", message, {"reason": facts["reason"]})
+    session.flush()
+
+
+def _unknown(job_id: str) -> NotFound:
+    return NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")

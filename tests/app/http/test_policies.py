@@ -1,0 +1,132 @@
+"""The provider's policy: versions that stay, and requests that are held against the one in force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.app.http.conftest import FILES, JOBS, rows
+
+POLICIES = "/v1/admin/policies"
+Ask = dict[str, Any]
+
+
+def put(provider: TestClient, **policy: Any) -> Ask:
+    got = provider.post(POLICIES, json=policy)
+    assert got.status_code == 200, got.text
+    added: Ask = got.json()
+    return added
+
+
+def refused(client: TestClient, ask: Ask) -> Ask:
+    got = client.post(JOBS, json=ask)
+    assert got.status_code == 400, got.text
+    error: Ask = got.json()["error"]
+    return error
+
+
+def test_until_there_is_a_version_the_settings_are_the_policy(provider: TestClient) -> None:
+    (only,) = provider.get(POLICIES).json()["data"]
+    assert (only["version"], only["content"]["thresholds"]["max_asr"]) == (0, 0.1)
+    assert "none" not in only["content"]["defenses"]
+
+
+def test_versions_are_added_and_never_changed(provider: TestClient) -> None:
+    first = put(provider, thresholds={"max_asr": 0.2})
+    put(provider, thresholds={"max_asr": 0.3})
+    found = provider.get(POLICIES).json()["data"]
+    assert [each["version"] for each in found] == [2, 1, 0]
+    assert found[1] == first
+    for verb in ("put", "patch", "delete"):
+        assert getattr(provider, verb)(f"{POLICIES}/1").status_code == 404
+        assert getattr(provider, verb)(POLICIES).status_code == 405
+
+
+def test_a_job_keeps_the_version_that_it_was_created_under(
+    provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    put(provider, thresholds={"max_asr": 0.2, "max_utility_drop": 0.05})
+    job = customer.post(JOBS, json=asked).json()
+    put(provider, thresholds={"max_asr": 0.9})
+    policy = customer.get(f"{JOBS}/{job['id']}").json()["safety"]["policy"]
+    assert (policy["version"], policy["max_asr"], policy["max_utility_drop"]) == (1, 0.2, 0.05)
+
+
+def test_a_defence_that_is_not_allowed_is_refused_with_those_that_are(
+    provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    put(provider, defenses=["spard"])
+    error = refused(customer, asked | {"safety": {"defense": {"type": "lisa"}}})
+    assert (error["code"], error["param"]) == ("defense_not_allowed", "safety.defense.type")
+    assert "allowed: 'spard'." in error["message"]
+
+
+def test_a_model_that_is_not_allowed_is_refused(provider: TestClient, customer: TestClient, asked: Ask) -> None:
+    put(provider, models=[])
+    error = refused(customer, asked)
+    assert (error["code"], error["param"]) == ("model_not_allowed", "model")
+
+
+RANGES: dict[str, tuple[str, Ask, Ask]] = {
+    "tau": (
+        "safety.defense.tau",
+        {"safety": {"defense": {"type": "spard", "tau": 3.0}}},
+        {"safety": {"defense": {"type": "spard", "tau": 0.5}}},
+    ),
+    "epochs": ("hyperparameters.n_epochs", {"hyperparameters": {"n_epochs": 3}}, {"hyperparameters": {"n_epochs": 1}}),
+    "rank": ("lora.rank", {"lora": {"rank": 8}}, {"lora": {"rank": 1}}),
+    "beta": (
+        "safety.selection.beta",
+        {"safety": {"selection": {"beta": 4.0}}},
+        {"safety": {"selection": {"beta": 0.5}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "bad", "good"), RANGES.values(), ids=RANGES)
+def test_a_number_outside_the_policy_s_range_is_refused_by_name(
+    name: str, bad: Ask, good: Ask, provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    put(provider, ranges={name: {"max": 1.0}})
+    error = refused(customer, asked | bad)
+    assert (error["code"], error["param"]) == ("not_allowed_by_policy", name)
+    assert "allowed here: to 1." in error["message"]
+    assert customer.post(JOBS, json=asked | good).status_code == 200
+
+
+def test_auto_is_always_allowed(provider: TestClient, customer: TestClient, asked: Ask) -> None:
+    put(provider, ranges={"hyperparameters.n_epochs": {"min": 2, "max": 2}})
+    assert customer.post(JOBS, json=asked).status_code == 200
+
+
+def test_the_provider_is_not_bound_by_it(offered: TestClient) -> None:
+    put(offered, defenses=["spard"], models=[], ranges={"hyperparameters.n_epochs": {"max": 1}})
+    file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+    ask = {"model": "lab/tiny-1", "training_file": file["id"], "hyperparameters": {"n_epochs": 3}}
+    assert offered.post(JOBS, json=ask | {"safety": {"defense": {"type": "none"}}}).status_code == 200
+
+
+BAD: dict[str, tuple[Ask, str]] = {
+    "an unknown setting": ({"ranges": {"safety.defense.speed": {"max": 1}}}, "unknown_setting"),
+    "a range upside down": ({"ranges": {"lora.rank": {"min": 2, "max": 1}}}, "out_of_range"),
+    "a threshold above 1": ({"thresholds": {"max_asr": 2}}, "out_of_range"),
+    "an unknown defence": ({"defenses": ["hope"]}, "not_allowed"),
+    "an unknown model": ({"models": ["gpt-7"]}, "model_not_found"),
+    "an unknown field": ({"thresholds": {"max_fun": 1}}, "extra_forbidden"),
+}
+
+
+@pytest.mark.parametrize(("policy", "code"), BAD.values(), ids=BAD)
+def test_a_policy_that_makes_no_sense_is_refused(policy: Ask, code: str, provider: TestClient) -> None:
+    got = provider.post(POLICIES, json=policy)
+    assert (got.status_code, got.json()["error"]["code"]) == (400, code)
+    assert len(provider.get(POLICIES).json()["data"]) == 1
+
+
+def test_who_added_a_version_is_logged(provider: TestClient) -> None:
+    added = put(provider, waivers=False)
+    entry = provider.get("/v1/admin/audit_log", params={"action": "policy.added"}).json()["data"][0]
+    assert (entry["actor"], entry["target"]) == (added["created_by"], "policy-1")
+    assert entry["details"]["content"]["waivers"] is False

@@ -1,0 +1,115 @@
+"""An adapter is released only when others can load it and see what we saw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spard.adapters import CONFIG_KEYS, save_adapter
+from spard.config import Lora, NoDefense, Recipe, resolve
+from spard.errors import AdapterNotProved, Stopped
+from spard.models import Base
+from spard.proof import CleanProcess, Proof, Source, prove
+from spard.train import train
+from tests.spard.parts import sums
+
+PROMPTS = ["Add 1 and 2.", "Add 3 and 4."]
+Check = Callable[..., Proof]
+
+
+@pytest.fixture
+def clean() -> Iterator[CleanProcess]:
+    with CleanProcess() as process:
+        yield process
+
+
+def trained(base: Base, lora: Lora | None) -> Any:
+    recipe = Recipe(defense=NoDefense(), lora=lora, learning_rate=1e-2)
+    return train(base, sums(base), [], recipe, resolve(recipe, 24, 32)).model
+
+
+@pytest.fixture
+def check(clean: CleanProcess, base: Base, model_folder: Callable[..., Path]) -> Check:
+    source = Source(str(model_folder()), None)
+    return lambda model, folder: prove(clean, model, base, source, folder, PROMPTS, lambda: None)
+
+
+@pytest.fixture
+def saved(base: Base, tmp_path: Path) -> tuple[Any, Path]:
+    """A trained model and its folder."""
+    model = trained(base, Lora(rank=4, alpha=8.0))
+    save_adapter(model, base.tokenizer, "tiny", tmp_path / "adapter")
+    return model, tmp_path / "adapter"
+
+
+def test_a_good_adapter_is_proved(saved: tuple[Any, Path], check: Check) -> None:
+    proof = check(*saved)
+    assert proof.max_difference <= 1e-4
+    assert proof.difference_to_base > 1e-2
+    assert proof.prompts == 2
+
+
+def test_a_whole_model_is_proved(base: Base, tmp_path: Path, check: Check) -> None:
+    model = trained(base, None)
+    save_adapter(model, base.tokenizer, "tiny", tmp_path / "model")
+    assert check(model, tmp_path / "model").max_difference <= 1e-4
+
+
+def test_other_weights_are_found_out(saved: tuple[Any, Path], check: Check) -> None:
+    path = saved[1] / "adapter_model.safetensors"
+    save_file({name: tensor * 1.01 for name, tensor in load_file(path).items()}, path)
+    with pytest.raises(AdapterNotProved, match="logits differ"):
+        check(*saved)
+
+
+def test_an_adapter_that_changes_nothing_is_found_out(saved: tuple[Any, Path], check: Check) -> None:
+    model, folder = saved
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.zero_()
+    path = folder / "adapter_model.safetensors"
+    save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(path).items()}, path)
+    with pytest.raises(AdapterNotProved, match="changes nothing"):
+        check(model, folder)
+
+
+def test_another_chat_template_is_found_out(saved: tuple[Any, Path], check: Check) -> None:
+    path = saved[1] / "chat_template.jinja"
+    path.write_text(path.read_text().replace("\n", " "))
+    with pytest.raises(AdapterNotProved, match="chat template"):
+        check(*saved)
+
+
+def test_what_cannot_be_loaded_is_told_without_its_place(saved: tuple[Any, Path], check: Check) -> None:
+    (saved[1] / "adapter_model.safetensors").unlink()
+    with pytest.raises(AdapterNotProved, match="cannot load it") as error:
+        check(*saved)
+    assert str(saved[1]) not in error.value.message
+
+
+def test_whoever_stops_us_is_obeyed_while_we_wait(
+    saved: tuple[Any, Path], clean: CleanProcess, base: Base, model_folder: Callable[..., Path]
+) -> None:
+    def stop() -> None:
+        raise Stopped("the worker stops")
+
+    with pytest.raises(Stopped):
+        prove(clean, saved[0], base, Source(str(model_folder()), None), saved[1], PROMPTS, stop)
+
+
+def test_the_clean_process_imports_nothing_of_ours() -> None:
+    source = (Path(__file__).resolve().parents[2] / "spard" / "clean_load.py").read_text()
+    imports = [line for line in source.splitlines() if line.startswith(("import ", "from "))]
+    assert not [line for line in imports if "spard" in line]
+    assert len(imports) >= 8
+
+
+def test_the_config_has_the_keys_that_old_releases_know(saved: tuple[Any, Path]) -> None:
+    assert tuple(json.loads((saved[1] / "adapter_config.json").read_text())) == CONFIG_KEYS
