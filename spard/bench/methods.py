@@ -23,7 +23,7 @@ METHODS: dict[str, Defense] = {
     "safegrad": SafeGrad(),
     "safelora": SafeLora(),
     "spard": Spard(),
-    "trust_region": Spard(variant="trust_region", anchor_weight=0.0),
+    "trust_region": Spard(variant="trust_region", check_every=1, anchor_weight=0.0),
     "preconditioned": Spard(variant="preconditioned", anchor_weight=0.0),
     "gated": Spard(variant="gated", anchor_weight=0.0),
     "closed_form": Spard(variant="closed_form"),
