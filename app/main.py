@@ -28,6 +28,8 @@ from app.queue import Dispatcher
 from app.settings import Settings, get_settings
 from app.storage import open_storage
 from app.uploads.router import router as uploads
+from app.webhooks.courier import Courier
+from app.webhooks.router import router as webhooks
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
     app.state.requests = metrics.Requests()
-    for router in (files, uploads, jobs, of_jobs, permissions, graders, models, admin, health.router, metrics.router):
+    ours = (files, uploads, jobs, of_jobs, permissions, graders, models, webhooks, admin)
+    for router in (*ours, health.router, metrics.router):
         app.include_router(router)
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):
@@ -67,13 +70,19 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
             keys.ensure_first(session, settings.admin_key.get_secret_value())
     broker_url = settings.broker_url.get_secret_value() if settings.broker_url else None
     stop = Event()
-    outbox = Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox")
-    outbox.start()
+    courier = Courier(app.state.engine, allow_local=settings.webhooks_to_loopback)
+    threads = [
+        Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox"),
+        Thread(target=courier.run, args=(stop,), name="webhooks"),
+    ]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stop.set()
-        outbox.join()
+        for thread in threads:
+            thread.join()
         app.state.engine.dispose()
 
 

@@ -41,6 +41,8 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
 
+    webhooks_to_loopback: bool = False  # for development: http:// to this machine too
+
     judge: str = "refusal"  # refusal | llm
     judge_base_url: str | None = None
     judge_api_key: SecretStr | None = None

@@ -9,6 +9,7 @@ from app.checkpoints import models as _checkpoints  # noqa: F401
 from app.jobs import models as _jobs  # noqa: F401
 from app.models import Base
 from app.uploads import models as _uploads  # noqa: F401
+from app.webhooks import models as _webhooks  # noqa: F401
 
 context.configure(
     connection=context.config.attributes["connection"],

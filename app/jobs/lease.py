@@ -23,6 +23,7 @@ from app.jobs.wishes import cancel as cancel
 from app.jobs.wishes import pause as pause
 from app.jobs.wishes import resume as resume
 from app.models import AuditResult, Job, JobMetric, JobStatus
+from app.webhooks.outbox import announce
 
 _OVERDUE = moves.error("deadline_exceeded", "The job took longer than the provider allows.")
 
@@ -124,7 +125,7 @@ def publish(session: Session, claim: Claim, result: Publication) -> bool:
     """running -> succeeded: the one statement that makes an adapter exist for its customer."""
     columns = asdict(result)
     audit_results = columns.pop("audit_results")
-    if not _write(session, claim, error=None, **columns, **moves.ended(JobStatus.succeeded)):
+    if not _end(session, claim, JobStatus.succeeded, error=None, **columns):
         return False
     _keep(session, claim, audit_results)
     events.append(session, claim.job_id, "info", "message", f"New fine-tuned model created: {result.fine_tuned_model}")
@@ -136,7 +137,7 @@ def reject(session: Session, claim: Claim, result: Rejection) -> bool:
     """running -> failed because the audit did not pass; what was measured is kept, the adapter is not."""
     columns = asdict(result)
     audit_results, error = columns.pop("audit_results"), moves.error("safety_gate_failed", columns.pop("message"))
-    if not _write(session, claim, error=error, **columns, **moves.ended(JobStatus.failed)):
+    if not _end(session, claim, JobStatus.failed, error=error, **columns):
         return False
     _keep(session, claim, audit_results)
     events.append(session, claim.job_id, "error", "message", result.message, error)
@@ -145,7 +146,7 @@ def reject(session: Session, claim: Claim, result: Rejection) -> bool:
 
 def fail(session: Session, claim: Claim, error: dict[str, Any]) -> bool:
     """running -> failed, with OpenAI's error object: code, message, param."""
-    if not _write(session, claim, error=error, **moves.ended(JobStatus.failed)):
+    if not _end(session, claim, JobStatus.failed, error=error):
         return False
     events.append(session, claim.job_id, "error", "message", error["message"], error)
     return True
@@ -225,6 +226,14 @@ def _is_held(claim: Claim) -> ColumnElement[bool]:
 def _write(session: Session, claim: Claim, **columns: Any) -> bool:
     written = sql_update(Job).where(_is_held(claim)).values(**columns).returning(Job.id)
     return session.scalar(written.execution_options(synchronize_session="fetch")) is not None
+
+
+def _end(session: Session, claim: Claim, status: JobStatus, **columns: Any) -> bool:
+    """running -> over, and the customer is told of it."""
+    if not _write(session, claim, **columns, **moves.ended(status)):
+        return False
+    announce(session, claim.job_id, status)
+    return True
 
 
 def _held(session: Session, claim: Claim) -> Job | None:

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from app.db import now, timestamp
 from app.jobs import events
 from app.models import Job, JobStatus
+from app.webhooks.outbox import announce
 
 Error = dict[str, Any]
 
@@ -35,6 +36,7 @@ def error(code: str, message: str) -> Error:
 
 def cancel(session: Session, job: Job) -> None:
     _set(job, **ended(JobStatus.cancelled))
+    announce(session, job.id, JobStatus.cancelled)
     events.append(session, job.id, "info", "message", _CANCELLED)
 
 
@@ -47,6 +49,7 @@ def pause(session: Session, job: Job) -> None:
 
 def fail(session: Session, job: Job, error: Error, **data: Any) -> None:
     _set(job, error=error, **ended(JobStatus.failed))
+    announce(session, job.id, JobStatus.failed)
     events.append(session, job.id, "error", "message", error["message"], error | data)
 
 
