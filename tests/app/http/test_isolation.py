@@ -33,6 +33,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/uploads/{upload_id}/complete": {"json": {"part_ids": ["part_0"]}},
     "/v1/fine_tuning/checkpoints/{model}/permissions": {"json": {"project_ids": ["proj_a"]}},
 }
+REQUIRED = {"/v1/files/{file_id}/preview": {"model": "lab/tiny-1"}}
 
 
 @pytest.fixture
@@ -81,6 +82,7 @@ def routes(service: Service) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def answer(client: TestClient, verb: str, path: str, ids: dict[str, str], **sent: Any) -> tuple[int, str]:
     """The status and the body, in which the ids sent and the request's own are blanked."""
     filled = re.sub(r"\{(\w+)\}", lambda match: ids[match.group(1)], path)
+    sent = {"params": REQUIRED[path], **sent} if path in REQUIRED else sent
     got = client.request(verb, filled, **sent, **BODIES.get(path, {}) if verb == "post" else {})
     text = re.sub(r"req_[0-9a-f]+", "", got.text)
     for value in (*ids.values(), *(sent.get("params") or {}).values()):
