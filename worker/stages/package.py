@@ -14,6 +14,7 @@ from spard.methods.ptst import serving_prompt
 from spard.package import Measured, metrics_csv, safety_report, trigger_rate
 from spard.recipe import to_mapping
 from worker.context import Context
+from worker.stages import risk
 from worker.stages.select import written
 from worker.stages.train import Tuned
 from worker.summary import sentence, summary
@@ -30,6 +31,7 @@ def run(context: Context, tuned: Tuned, measured: Measured) -> None:
     with context.stage("package"):
         facts = _facts(context, tuned)
         report = safety_report(measured, facts) | figures | {"seconds": context.seconds, "selected": written(context)}
+        report["risky_rows"] = risk.written(context)
         report["gate"]["decision"] = decision
         context.folder.metrics.write_text(metrics_csv(tuned.trained.metrics, tuned.after))
         context.folder.safety.write_text(json.dumps(report, indent=2) + "\n")
