@@ -24,7 +24,10 @@ from app.graders import router as graders
 from app.invalid import first_fault
 from app.jobs.router import router as jobs
 from app.keys import service as keys
+from app.keys.router import router as api_keys
 from app.queue import Dispatcher
+from app.quotas.router import router as projects
+from app.rates import Rates
 from app.settings import Settings, get_settings
 from app.storage import open_storage
 from app.uploads.router import router as uploads
@@ -41,8 +44,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
-    app.state.requests = metrics.Requests()
-    ours = (files, uploads, jobs, of_jobs, permissions, graders, models, webhooks, admin)
+    app.state.requests, app.state.rates = metrics.Requests(), Rates()
+    ours = (files, uploads, jobs, of_jobs, permissions, graders, models, webhooks, admin, projects, api_keys)
     for router in (*ours, health.router, metrics.router):
         app.include_router(router)
     app.add_middleware(Envelope)

@@ -29,6 +29,8 @@ class Settings(BaseSettings):
     min_rows: int = 10
     download_url_ttl_s: int = 300
 
+    requests_per_minute: int | None = Field(default=12_000, ge=1)  # of a project, at one API process; None: no limit
+
     lease_s: float = 90.0
     heartbeat_s: float = 15.0
     poll_s: float = 1.0

@@ -8,6 +8,7 @@ from alembic import context
 from app.checkpoints import models as _checkpoints  # noqa: F401
 from app.jobs import models as _jobs  # noqa: F401
 from app.models import Base
+from app.quotas import models as _quotas  # noqa: F401
 from app.uploads import models as _uploads  # noqa: F401
 from app.webhooks import models as _webhooks  # noqa: F401
 

@@ -15,6 +15,7 @@ from app.files.schemas import Conversion, FileOut
 from app.files.upload import Begin, Received, check_in, new_file, nothing_left
 from app.files.validation import Limits
 from app.models import File, new_id
+from app.quotas import service as quotas
 from app.storage import Storage
 
 _SHOWN = 5
@@ -38,6 +39,7 @@ def convert(storage: Storage, begin: Begin, file: File, limits: Limits) -> Conve
         file_id, file.tenant_id, Received(key, f"{stem}-converted.jsonl", stored, report), expires_at=file.expires_at
     )
     with nothing_left(storage, key), begin() as session:
+        quotas.check_file(session, made)
         session.add(made)
     shown.file = FileOut.model_validate(made)
     return shown

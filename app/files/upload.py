@@ -17,6 +17,7 @@ from app.files.service import FINE_TUNE
 from app.files.validation import Limits, Report, RowRule, Validator
 from app.models import File, new_id, utc_now
 from app.multipart import Form
+from app.quotas import service as quotas
 from app.storage import Storage, StorageError, Stored
 
 _MAX_NAME = 255
@@ -59,6 +60,7 @@ def upload(storage: Storage, begin: Begin, tenant_id: str, form: Form, limits: L
     received = receive(storage, form, f"tenants/{tenant_id}/files/{file_id}", TrainingRows(), limits)
     with nothing_left(storage, received.key), begin() as session:
         file = new_file(file_id, tenant_id, received, expires_at=_checked_fields(form.fields))
+        quotas.check_file(session, file)
         session.add(file)
     return file
 

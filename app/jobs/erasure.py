@@ -110,6 +110,8 @@ def _tombstone(job: Job) -> Tombstone:
         created_at=job.created_at,
         finished_at=job.finished_at,
         status=job.status.value,
+        gpu_seconds=job.gpu_seconds,
+        trained_tokens=job.trained_tokens,
         digests=_digests(job),
     )
 

@@ -73,6 +73,7 @@ def claim(session: Session, owner: str, lease_s: float, max_run_s: float | None 
                 lease_token=Job.lease_token + 1,
                 lease_owner=owner,
                 lease_expires_at=now() + lease_s,
+                seen_at=now(),
                 deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
             )
             .returning(Job.id, Job.lease_token, Job.attempt, Job.max_attempts)
@@ -91,7 +92,7 @@ def heartbeat(session: Session, claim: Claim, lease_s: float) -> Pulse | None:
     row = session.execute(
         sql_update(Job)
         .where(_is_held(claim))
-        .values(lease_expires_at=now() + lease_s)
+        .values(lease_expires_at=now() + lease_s, **moves.used())
         .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue)
         .execution_options(synchronize_session=False)
     ).one_or_none()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import BigInteger, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.base import Base
@@ -22,7 +22,7 @@ class DeletedModel(Base):
 
 
 class Tombstone(Base):
-    """What stays of an erased job: that it was, how it ended, and digests. No job's row goes without one."""
+    """What stays of an erased job: how it ended, what it used, and digests. No job's row goes without one."""
 
     __tablename__ = "tombstones"
 
@@ -32,4 +32,6 @@ class Tombstone(Base):
     finished_at: Mapped[datetime | None]
     erased_at: Mapped[datetime] = mapped_column(default=utc_now)
     status: Mapped[str]
+    gpu_seconds: Mapped[float] = mapped_column(default=0.0)
+    trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     digests: Mapped[dict[str, Any]]

