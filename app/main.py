@@ -28,6 +28,7 @@ from app.keys.router import router as api_keys
 from app.queue import Dispatcher
 from app.quotas.router import router as projects
 from app.rates import Rates
+from app.retention import Sweeper
 from app.settings import Settings, get_settings
 from app.storage import open_storage
 from app.uploads.router import router as uploads
@@ -77,6 +78,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
     threads = [
         Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox"),
         Thread(target=courier.run, args=(stop,), name="webhooks"),
+        Thread(target=Sweeper(app.state.engine, app.state.storage).run, args=(stop,), name="sweeper"),
     ]
     for thread in threads:
         thread.start()

@@ -6,6 +6,7 @@ from alembic import context
 
 # All modules with tables, so that the metadata is whole.
 from app.checkpoints import models as _checkpoints  # noqa: F401
+from app.files import models as _files  # noqa: F401
 from app.jobs import models as _jobs  # noqa: F401
 from app.models import Base
 from app.quotas import models as _quotas  # noqa: F401

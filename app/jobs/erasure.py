@@ -18,12 +18,12 @@ from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
 from app.files.upload import Begin
 from app.jobs import service as jobs
-from app.jobs.models import DeletedModel, Tombstone
+from app.jobs.models import DeletedModel, SweptJob, Tombstone
 from app.jobs.schemas import JobDeleted, ModelDeleted
 from app.models import TERMINAL, AuditResult, BaseModelEntry, File, IdempotencyKey, Job, JobEvent, JobMetric
 from app.storage import Storage
 
-_PARTS = (JobEvent, JobMetric, JobCheckpoint, CheckpointPermission, AuditResult, DeletedModel, IdempotencyKey)
+_PARTS = (JobEvent, JobMetric, JobCheckpoint, CheckpointPermission, AuditResult, DeletedModel, SweptJob, IdempotencyKey)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What customers have taken back."""
+"""What customers have taken back, and what became of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ class DeletedModel(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     deleted_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class SweptJob(Base):
+    """An ended job whose abandoned attempts are gone from storage."""
+
+    __tablename__ = "swept_jobs"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    swept_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
 class Tombstone(Base):
