@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from threading import Event, Thread
 
 from fastapi import FastAPI, Request
@@ -14,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app import db, health, logs, metrics, preflight
+from app import db, health, logs, metrics, openapi, preflight
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions
 from app.envelope import Envelope, problem
@@ -41,7 +42,9 @@ log = logging.getLogger(__name__)
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The application on the database and storage of `settings`; the schema must be current."""
     settings = settings or get_settings()
-    app = FastAPI(title="SPARD", description="Fine-tuning with a safety defence, in OpenAI's words.", lifespan=_running)
+    words = "Fine-tuning with a safety defence, in OpenAI's words."
+    app = FastAPI(title="SPARD", description=words, responses=openapi.ERRORS, lifespan=_running)
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
