@@ -15,12 +15,14 @@ from sqlalchemy.orm import Session
 from app import db
 from app.audit_log import service as audit_log
 from app.audit_log.service import CALLER, Caller
-from app.errors import Forbidden, TooLarge, Unauthorized, UnsupportedMedia
+from app.errors import Forbidden, TooLarge, TooManyRequests, Unauthorized, UnsupportedMedia
 from app.files.upload import Begin
 from app.files.validation import Limits
 from app.keys import service as keys
 from app.keys.service import Principal
 from app.multipart import Form
+from app.quotas import service as quotas
+from app.rates import Rates
 from app.settings import Settings
 from app.storage import Storage
 from app.uploads.parts import PART_BYTES
@@ -96,17 +98,37 @@ _bearer = HTTPBearer(auto_error=False, description="A key of this service: sk-sp
 
 def _principal(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    request: Request,
     engine: EngineDep,
+    settings: SettingsDep,
     caller: CallerDep,
 ) -> Principal:
     if credentials is None:
         raise Unauthorized("Give your API key in the header: Authorization: Bearer YOUR_KEY.")
     with db.read(engine) as session:
         principal = keys.authenticate(session, credentials.credentials)
-    if principal is None:
-        raise Unauthorized("The API key is not valid; it may be mistyped or revoked.")
+        if principal is None:
+            raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
+        per_minute = quotas.request_rate(session, principal.tenant_id, settings.requests_per_minute)
+        is_noted = keys.is_use_noted(session, principal)
     caller.principal = principal
+    if per_minute is not None:
+        _count(request, principal, per_minute)
+    if not is_noted:
+        with db.transaction(engine) as writing:
+            keys.note_use(writing, principal)
     return principal
+
+
+def _count(request: Request, principal: Principal, per_minute: int) -> None:
+    """One request more of a project's; its answer says how many are left."""
+    rates: Rates = request.app.state.rates
+    taken = rates.take(principal.tenant_id, per_minute)
+    request.state.rate = taken.headers()
+    if not taken.is_allowed:
+        error = TooManyRequests(f"Your project may make {per_minute} requests a minute; wait {taken.retry_after_s} s.")
+        error.retry_after_s = taken.retry_after_s
+        raise error
 
 
 def _scoped(scope: str, principal: Principal) -> Principal:

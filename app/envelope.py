@@ -42,7 +42,7 @@ class Envelope:
             if message["type"] == "http.response.start":
                 started = True
                 scope["state"]["status"] = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update({"x-request-id": request_id, **scope["state"].get("rate", {})})
             await send(message)
 
         structlog.contextvars.clear_contextvars()
@@ -98,6 +98,7 @@ def problem(scope: Scope, error: AppError, headers: Mapping[str, str] | None = N
 
 def _own_headers(error: AppError) -> dict[str, str]:
     found = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
+    found |= {"x-should-retry": "false"} if error.is_final else {}
     return found | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
 
 

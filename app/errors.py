@@ -12,6 +12,7 @@ class AppError(Exception):
     type = "invalid_request_error"
     code: str | None = None
     retry_after_s: int | None = None
+    is_final = False  # the same request will not do better in a while
 
     def __init__(
         self,
@@ -88,6 +89,15 @@ class TooManyRequests(AppError):
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
     retry_after_s = 1
+
+
+class QuotaExceeded(AppError):
+    """A limit that no waiting helps against; clients are told not to try again."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "quota_exceeded"
+    is_final = True
 
 
 class Unavailable(AppError):

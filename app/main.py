@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from threading import Event, Thread
 
 from fastapi import FastAPI, Request
@@ -14,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app import db, health, logs, metrics, preflight
+from app import db, health, logs, metrics, openapi, preflight
 from app.audit_log.router import router as audit_log
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions
@@ -25,12 +26,18 @@ from app.graders import router as graders
 from app.invalid import first_fault
 from app.jobs.router import router as jobs
 from app.keys import service as keys
+from app.keys.router import router as api_keys
 from app.policies.router import router as policies
 from app.queue import Dispatcher
+from app.quotas.router import router as projects
+from app.rates import Rates
+from app.retention import Sweeper
 from app.settings import Settings, get_settings
 from app.storage import open_storage
 from app.uploads.router import router as uploads
 from app.waivers import router as waivers
+from app.webhooks.courier import Courier
+from app.webhooks.router import router as webhooks
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +45,16 @@ log = logging.getLogger(__name__)
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The application on the database and storage of `settings`; the schema must be current."""
     settings = settings or get_settings()
-    app = FastAPI(title="SPARD", description="Fine-tuning with a safety defence, in OpenAI's words.", lifespan=_running)
+    words = "Fine-tuning with a safety defence, in OpenAI's words."
+    app = FastAPI(title="SPARD", description=words, responses=openapi.ERRORS, lifespan=_running)
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
-    app.state.requests = metrics.Requests()
-    of_customers = (files, uploads, jobs, of_jobs, permissions, graders, models, waivers.of_jobs)
-    for router in (*of_customers, admin, policies, waivers.admin, audit_log, health.router, metrics.router):
+    app.state.requests, app.state.rates = metrics.Requests(), Rates()
+    of_customers = (files, uploads, jobs, of_jobs, permissions, graders, models, waivers.of_jobs, webhooks)
+    of_the_provider = (admin, policies, waivers.admin, audit_log, projects, api_keys)
+    for router in (*of_customers, *of_the_provider, health.router, metrics.router):
         app.include_router(router)
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):
@@ -71,13 +81,20 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
             keys.ensure_first(session, settings.admin_key.get_secret_value())
     broker_url = settings.broker_url.get_secret_value() if settings.broker_url else None
     stop = Event()
-    outbox = Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox")
-    outbox.start()
+    courier = Courier(app.state.engine, allow_local=settings.webhooks_to_loopback)
+    threads = [
+        Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox"),
+        Thread(target=courier.run, args=(stop,), name="webhooks"),
+        Thread(target=Sweeper(app.state.engine, app.state.storage).run, args=(stop,), name="sweeper"),
+    ]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stop.set()
-        outbox.join()
+        for thread in threads:
+            thread.join()
         app.state.engine.dispose()
 
 

@@ -60,6 +60,8 @@ class ApiKey(Base):
     scopes: Mapped[list[Any]]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]  # to five minutes
 
 
 class File(Base):
@@ -162,6 +164,8 @@ class Job(Base):
     lease_owner: Mapped[str | None]
     lease_expires_at: Mapped[float | None]  # Unix seconds by the database's clock
     run_after: Mapped[float] = mapped_column(default=0.0)  # likewise
+    seen_at: Mapped[float | None]  # likewise; until when `gpu_seconds` is counted
+    gpu_seconds: Mapped[float] = mapped_column(default=0.0)  # with a worker, all attempts together
     deadline_at: Mapped[float | None] = mapped_column(index=True)  # likewise; set when it starts
     cancel_requested_at: Mapped[datetime | None]
     pause_requested_at: Mapped[datetime | None]

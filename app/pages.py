@@ -11,8 +11,9 @@ from sqlalchemy.orm import Session
 from app.checkpoints.models import CheckpointPermission, JobCheckpoint
 from app.errors import InvalidRequest
 from app.models import File, Job, JobEvent
+from app.webhooks.models import WebhookDelivery
 
-Row = TypeVar("Row", File, Job, JobEvent, JobCheckpoint, CheckpointPermission)
+Row = TypeVar("Row", File, Job, JobEvent, JobCheckpoint, CheckpointPermission, WebhookDelivery)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class Settings(BaseSettings):
     min_rows: int = 10
     download_url_ttl_s: int = 300
 
+    requests_per_minute: int | None = Field(default=12_000, ge=1)  # of a project, at one API process; None: no limit
+
     lease_s: float = 90.0
     heartbeat_s: float = 15.0
     poll_s: float = 1.0
@@ -41,6 +43,8 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
+
+    webhooks_to_loopback: bool = False  # for development: http:// to this machine too
 
     judge: str = "refusal"  # refusal | llm
     judge_base_url: str | None = None

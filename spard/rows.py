@@ -37,7 +37,7 @@ class Prompt:
 
 def read_examples(path: Path) -> list[Example]:
     """Training rows: `{"messages": [...]}` or `{"prompt": ..., "completion": ...}`."""
-    return [_example(row, line) for line, row in _rows(path)]
+    return [example(row, line) for line, row in _rows(path)]
 
 
 def read_pool(path: Path) -> list[Example]:
@@ -53,6 +53,18 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
 def prompt_text(example: Example) -> str:
     """What the user says, which is what selection embeds."""
     return "\n".join(message["content"] for message in example.messages if message["role"] == "user")
+
+
+def example(row: dict[str, Any], line: int) -> Example:
+    """One training row."""
+    if "messages" not in row:
+        return _exchange(row, "completion", line)
+    if not isinstance(row["messages"], list) or not row["messages"]:
+        raise InvalidData(f"line {line}: `messages` must be a list that is not empty")
+    messages = tuple(_message(message, line) for message in row["messages"])
+    if not any(is_learnt(message) for message in messages):
+        raise InvalidData(f"line {line} has no assistant turn to learn from")
+    return Example(messages, line, tuple(row.get("tools") or ()))
 
 
 def is_learnt(message: Message) -> bool:
@@ -72,17 +84,6 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(row, dict):
                 raise InvalidData(f"line {line} is not a JSON object")
             yield line, row
-
-
-def _example(row: dict[str, Any], line: int) -> Example:
-    if "messages" not in row:
-        return _exchange(row, "completion", line)
-    if not isinstance(row["messages"], list) or not row["messages"]:
-        raise InvalidData(f"line {line}: `messages` must be a list that is not empty")
-    messages = tuple(_message(message, line) for message in row["messages"])
-    if not any(is_learnt(message) for message in messages):
-        raise InvalidData(f"line {line} has no assistant turn to learn from")
-    return Example(messages, line, tuple(row.get("tools") or ()))
 
 
 def _exchange(row: dict[str, Any], answer: str, line: int) -> Example:

@@ -21,7 +21,7 @@ from worker.cache import Cache
 from worker.context import Context
 from worker.folder import Folder, read_assignment
 from worker.report import Report
-from worker.stages import audit, embed, package, select, train
+from worker.stages import audit, embed, package, risk, select, train
 from worker.stages.train import Data
 
 _ANY_LENGTH = 2**31
@@ -80,6 +80,7 @@ def _safe_set(context: Context, rows: list[Example], limit: int) -> list[Encoded
             left_out = f"{len(pool) - len(fitting)} of {len(pool)} safety examples have more than {limit} tokens"
             context.report.warning(f"{left_out} and are left out.")
         task_MD, pool_ND = embed.run(context, rows, pool, context.run.pool)
+        risk.run(context, rows, task_MD, pool_ND)
         chosen = select.run(context, task_MD, pool_ND, fitting)
     examples = [pool[i] for i in chosen]
     return safe_set(context.base, examples, context.recipe.selection, context.run.judge, limit)

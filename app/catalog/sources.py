@@ -13,7 +13,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 
 def checked_source(source: str, revision: str | None) -> str:
     """The source as workers will open it; a folder becomes absolute."""
-    if "\0" not in source and Path(source).expanduser().is_dir():
+    if _is_folder(source):
         return _checked_folder(Path(source).expanduser().resolve())
     if source.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(source):
         raise _invalid(f"There is no folder {source[:200]!r}, and it is no hub id either.")
@@ -21,6 +21,13 @@ def checked_source(source: str, revision: str | None) -> str:
         message = f"{source} is no folder here; to take it from a hub, give the commit as revision (40 hex digits)."
         raise InvalidRequest(message, code="missing_field", param="revision")
     return source
+
+
+def _is_folder(source: str) -> bool:
+    try:
+        return "\0" not in source and Path(source).expanduser().is_dir()
+    except (OSError, RuntimeError):  # a name too long for the system, a home that nobody has
+        return False
 
 
 def _checked_folder(folder: Path) -> str:

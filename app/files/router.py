@@ -20,12 +20,14 @@ from app.deps import (
     StorageDep,
 )
 from app.download import download
-from app.files import service, upload
-from app.files.schemas import FileDeleted, FileList, FileOut, Validation
+from app.files import convert, preview, service, upload
+from app.files.schemas import Conversion, FileDeleted, FileList, FileOut, Preview, Validation
 from app.models import File
 from app.pages import Page
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
+
+ModelQuery = Annotated[str | None, Query(min_length=1, max_length=128)]
 
 
 @router.get("", response_model=FileList)
@@ -73,6 +75,44 @@ def retrieve_content(
 
 
 @router.get("/{file_id}/validation", response_model=Validation)
-def retrieve_validation(file_id: str, session: ReadDep, caller: CustomerDep) -> Validation:
-    """Every problem of the file, by line."""
-    return service.validation(session, caller.tenant_id, file_id)
+def retrieve_validation(
+    file_id: str,
+    session: ReadDep,
+    caller: CustomerDep,
+    storage: StorageDep,
+    model: ModelQuery = None,
+    validation_file: AfterQuery = None,
+) -> Validation:
+    """Every problem of the file, by line; with `model` its tokens, with `validation_file` the rows that both hold."""
+    entry = preview.model_entry(session, model) if model is not None else None
+    other = service.get(session, caller.tenant_id, validation_file, "validation_file") if validation_file else None
+    found = service.validation(session, caller.tenant_id, file_id)
+    file = service.get(session, caller.tenant_id, file_id)
+    session.close()  # what follows may take seconds
+    return preview.examined(storage, found, file, entry, other)
+
+
+@router.get("/{file_id}/preview", response_model=Preview)
+def preview_file(
+    file_id: str,
+    session: ReadDep,
+    caller: CustomerDep,
+    storage: StorageDep,
+    model: Annotated[str, Query(min_length=1, max_length=128)],
+    n: Annotated[int, Query(ge=1, le=20)] = 3,
+) -> Preview:
+    """What will be trained: the first rows as the model's template renders them, with the loss mask token by token."""
+    file = service.get(session, caller.tenant_id, file_id)
+    entry = preview.model_entry(session, model)
+    session.close()
+    return preview.preview(storage, file, entry, n)
+
+
+@router.post("/{file_id}/convert", response_model=Conversion)
+def convert_file(
+    file_id: str, caller: CustomerDep, storage: StorageDep, limits: LimitsDep, begin: BeginDep, dry_run: bool = False
+) -> Conversion:
+    """Make a chat file of one in ShareGPT's or Alpaca's form; `dry_run` only shows the first rows."""
+    with begin() as session:
+        file = service.get(session, caller.tenant_id, file_id)
+    return convert.look(storage, file) if dry_run else convert.convert(storage, begin, file, limits)

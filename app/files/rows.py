@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+from app.files.foreign import kind_of
 from app.files.validation import Problem
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -34,6 +35,10 @@ class TrainingRows:
         return [replace(problem, line=line) for problem in self._problems(row)]
 
     def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
+        if kind := kind_of(row):
+            message = f"the row is in {kind}'s form; the file can be converted"
+            yield _error("", f"{kind}_format", message, "look with POST /v1/files/{id}/convert?dry_run=true")
+            return
         if row.keys() & _PREFERENCE_KEYS:
             message = "the row is a preference pair (dpo), which is not trained here"
             yield _error("", "method_not_supported", message, 'give {"messages": [...]} rows')

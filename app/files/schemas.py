@@ -46,8 +46,30 @@ class FileDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
+class TokenCounts(BaseModel):
+    """Tokens of the file's first 10,000 rows under one base model; `histogram` counts rows by their longest length."""
+
+    model: str
+    rows: int
+    rows_not_rendered: int
+    total: int
+    trained: int
+    min: int
+    max: int
+    histogram: dict[str, int]
+    lines_without_loss: list[int]
+
+
+class Overlap(BaseModel):
+    """Rows that stand in both files, among the first 10,000 of each; at most 100 lines are named."""
+
+    validation_file: str
+    rows: int
+    lines: list[int]
+
+
 class Validation(BaseModel):
-    """Every problem of a file, by line."""
+    """Every problem of a file, by line; `tokens` and `overlap` where they were asked for."""
 
     object: Literal["file.validation"] = "file.validation"
     file_id: str
@@ -55,3 +77,41 @@ class Validation(BaseModel):
     rows: int | None
     counts: dict[str, int]
     problems: list[dict[str, Any]]
+    tokens: TokenCounts | None = None
+    overlap: Overlap | None = None
+
+
+class PreviewToken(BaseModel):
+    id: int
+    text: str
+    trained: bool
+
+
+class PreviewRow(BaseModel):
+    """One row as the model's template renders it; loss falls on the tokens that are `trained`.
+
+    At most 4,096 tokens are shown; `error` says why a row was not rendered.
+    """
+
+    line: int
+    n_tokens: int = 0
+    n_trained: int = 0
+    tokens: list[PreviewToken] = []
+    error: str | None = None
+
+
+class Preview(BaseModel):
+    object: Literal["file.preview"] = "file.preview"
+    file_id: str
+    model: str
+    data: list[PreviewRow]
+
+
+class Conversion(BaseModel):
+    """The first rows of a file as chat rows, and the new file if one was made."""
+
+    object: Literal["file.conversion"] = "file.conversion"
+    source_file: str
+    format: Literal["sharegpt", "alpaca"]
+    data: list[dict[str, Any]]
+    file: FileOut | None

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from app.audit_log import service as audit_log
 from app.db import timestamp
 from app.errors import InvalidState, NotFound
+from app.files.models import CondemnedObject
 from app.files.schemas import Validation
 from app.models import TERMINAL, File, Job
 from app.pages import Page, page
@@ -53,9 +54,15 @@ def delete(session: Session, tenant_id: str, file_id: str) -> File:
     file = get(session, tenant_id, file_id)
     if job_id := user_of(session, tenant_id, file_id):
         raise InvalidState(f"{file_id} is used by {job_id}, which has not ended; cancel it first.")
-    session.delete(file)
+    condemn(session, file)
     audit_log.record(session, "file.deleted", file.id, sha256=file.sha256)
     return file
+
+
+def condemn(session: Session, file: File) -> None:
+    """Forget a file; its bytes are removed after the commit, by the caller at once or by the next sweep."""
+    session.merge(CondemnedObject(storage_key=file.storage_key))
+    session.delete(file)
 
 
 def user_of(session: Session, tenant_id: str, file_id: str) -> str | None:

@@ -18,6 +18,7 @@ from app.files.service import FINE_TUNE
 from app.files.validation import Limits, Report, RowRule, Validator
 from app.models import File, new_id, utc_now
 from app.multipart import Form
+from app.quotas import service as quotas
 from app.storage import Storage, StorageError, Stored
 
 _MAX_NAME = 255
@@ -60,6 +61,7 @@ def upload(storage: Storage, begin: Begin, tenant_id: str, form: Form, limits: L
     received = receive(storage, form, f"tenants/{tenant_id}/files/{file_id}", TrainingRows(), limits)
     with nothing_left(storage, received.key), begin() as session:
         file = new_file(file_id, tenant_id, received, expires_at=_checked_fields(form.fields))
+        quotas.check_file(session, file)
         service.add(session, file)
     return file
 

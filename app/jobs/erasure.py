@@ -19,7 +19,7 @@ from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
 from app.files.upload import Begin
 from app.jobs import service as jobs
-from app.jobs.models import DeletedModel, Tombstone
+from app.jobs.models import DeletedModel, SweptJob, Tombstone
 from app.jobs.schemas import JobDeleted, ModelDeleted
 from app.models import TERMINAL, AuditResult, BaseModelEntry, File, IdempotencyKey, Job, JobEvent, JobMetric
 from app.storage import Storage
@@ -32,6 +32,7 @@ _PARTS = (
     CheckpointPermission,
     AuditResult,
     DeletedModel,
+    SweptJob,
     IdempotencyKey,
     HeldAdapter,
     Waiver,
@@ -124,6 +125,8 @@ def _tombstone(job: Job) -> Tombstone:
         created_at=job.created_at,
         finished_at=job.finished_at,
         status=job.status.value,
+        gpu_seconds=job.gpu_seconds,
+        trained_tokens=job.trained_tokens,
         digests=_digests(job),
     )
 

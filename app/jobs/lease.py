@@ -24,6 +24,7 @@ from app.jobs.wishes import pause as pause
 from app.jobs.wishes import resume as resume
 from app.models import AuditResult, Job, JobMetric, JobStatus
 from app.waivers.models import HeldAdapter
+from app.webhooks.outbox import announce
 
 _OVERDUE = moves.error("deadline_exceeded", "The job took longer than the provider allows.")
 
@@ -73,6 +74,7 @@ def claim(session: Session, owner: str, lease_s: float, max_run_s: float | None 
                 lease_token=Job.lease_token + 1,
                 lease_owner=owner,
                 lease_expires_at=now() + lease_s,
+                seen_at=now(),
                 deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
             )
             .returning(Job.id, Job.lease_token, Job.attempt, Job.max_attempts)
@@ -91,7 +93,7 @@ def heartbeat(session: Session, claim: Claim, lease_s: float) -> Pulse | None:
     row = session.execute(
         sql_update(Job)
         .where(_is_held(claim))
-        .values(lease_expires_at=now() + lease_s)
+        .values(lease_expires_at=now() + lease_s, **moves.used())
         .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue)
         .execution_options(synchronize_session=False)
     ).one_or_none()
@@ -125,7 +127,7 @@ def publish(session: Session, claim: Claim, result: Publication) -> bool:
     """running -> succeeded: the one statement that makes an adapter exist for its customer."""
     columns = asdict(result)
     audit_results = columns.pop("audit_results")
-    if not _write(session, claim, error=None, **columns, **moves.ended(JobStatus.succeeded)):
+    if not _end(session, claim, JobStatus.succeeded, error=None, **columns):
         return False
     _keep(session, claim, audit_results)
     events.append(session, claim.job_id, "info", "message", f"New fine-tuned model created: {result.fine_tuned_model}")
@@ -138,7 +140,7 @@ def reject(session: Session, claim: Claim, result: Rejection) -> bool:
     columns = asdict(result)
     audit_results, error = columns.pop("audit_results"), moves.error("safety_gate_failed", columns.pop("message"))
     held = columns.pop("held")
-    if not _write(session, claim, error=error, **columns, **moves.ended(JobStatus.failed)):
+    if not _end(session, claim, JobStatus.failed, error=error, **columns):
         return False
     _keep(session, claim, audit_results)
     if held is not None:
@@ -149,7 +151,7 @@ def reject(session: Session, claim: Claim, result: Rejection) -> bool:
 
 def fail(session: Session, claim: Claim, error: dict[str, Any]) -> bool:
     """running -> failed, with OpenAI's error object: code, message, param."""
-    if not _write(session, claim, error=error, **moves.ended(JobStatus.failed)):
+    if not _end(session, claim, JobStatus.failed, error=error):
         return False
     events.append(session, claim.job_id, "error", "message", error["message"], error)
     return True
@@ -229,6 +231,14 @@ def _is_held(claim: Claim) -> ColumnElement[bool]:
 def _write(session: Session, claim: Claim, **columns: Any) -> bool:
     written = sql_update(Job).where(_is_held(claim)).values(**columns).returning(Job.id)
     return session.scalar(written.execution_options(synchronize_session="fetch")) is not None
+
+
+def _end(session: Session, claim: Claim, status: JobStatus, **columns: Any) -> bool:
+    """running -> over, and the customer is told of it."""
+    if not _write(session, claim, **columns, **moves.ended(status)):
+        return False
+    announce(session, claim.job_id, status)
+    return True
 
 
 def _held(session: Session, claim: Claim) -> Job | None:

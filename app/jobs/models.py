@@ -1,11 +1,11 @@
-"""What customers have taken back."""
+"""What customers have taken back, and what became of it."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import BigInteger, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.base import Base
@@ -21,8 +21,17 @@ class DeletedModel(Base):
     deleted_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
+class SweptJob(Base):
+    """An ended job whose abandoned attempts are gone from storage."""
+
+    __tablename__ = "swept_jobs"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    swept_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
 class Tombstone(Base):
-    """What stays of an erased job: that it was, how it ended, and digests. No job's row goes without one."""
+    """What stays of an erased job: how it ended, what it used, and digests. No job's row goes without one."""
 
     __tablename__ = "tombstones"
 
@@ -32,4 +41,6 @@ class Tombstone(Base):
     finished_at: Mapped[datetime | None]
     erased_at: Mapped[datetime] = mapped_column(default=utc_now)
     status: Mapped[str]
+    gpu_seconds: Mapped[float] = mapped_column(default=0.0)
+    trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     digests: Mapped[dict[str, Any]]

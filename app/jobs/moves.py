@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, ScalarResult, select
+from sqlalchemy import ColumnElement, ScalarResult, case, select
 from sqlalchemy.orm import Session
 
 from app.db import now, timestamp
 from app.jobs import events
 from app.models import Job, JobStatus
+from app.webhooks.outbox import announce
 
 Error = dict[str, Any]
 
@@ -23,9 +24,16 @@ def locked(session: Session, which: ColumnElement[bool], skip_locked: bool = Fal
     return session.scalars(rows.execution_options(populate_existing=True))
 
 
+def used() -> dict[str, Any]:
+    """The columns that count the time with a worker up to now, or to the end of a lease that ran out."""
+    until = case((Job.lease_expires_at < now(), Job.lease_expires_at), else_=now())
+    is_counted = (Job.status == JobStatus.running) & Job.seen_at.is_not(None) & (until > Job.seen_at)
+    return {"gpu_seconds": Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0), "seen_at": now()}
+
+
 def ended(status: JobStatus) -> dict[str, Any]:
     """The columns of a job that is over."""
-    return {"status": status, "finished_at": timestamp(), "lease_owner": None, "lease_expires_at": None}
+    return used() | {"status": status, "finished_at": timestamp(), "lease_owner": None, "lease_expires_at": None}
 
 
 def error(code: str, message: str) -> Error:
@@ -35,6 +43,7 @@ def error(code: str, message: str) -> Error:
 
 def cancel(session: Session, job: Job) -> None:
     _set(job, **ended(JobStatus.cancelled))
+    announce(session, job.id, JobStatus.cancelled)
     events.append(session, job.id, "info", "message", _CANCELLED)
 
 
@@ -47,6 +56,7 @@ def pause(session: Session, job: Job) -> None:
 
 def fail(session: Session, job: Job, error: Error, **data: Any) -> None:
     _set(job, error=error, **ended(JobStatus.failed))
+    announce(session, job.id, JobStatus.failed)
     events.append(session, job.id, "error", "message", error["message"], error | data)
 
 
@@ -68,7 +78,7 @@ def hand_back(session: Session, job: Job, reason: str, delay_s: float = 0.0, cau
 
 
 def _rest(job: Job, status: JobStatus) -> None:
-    _set(job, status=status, lease_owner=None, lease_expires_at=None)
+    _set(job, **used(), status=status, lease_owner=None, lease_expires_at=None)
 
 
 def _set(job: Job, **columns: Any) -> None:

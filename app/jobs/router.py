@@ -16,7 +16,7 @@ from app.errors import InvalidRequest
 from app.jobs import erasure, service
 from app.jobs.estimate import Estimate, estimate
 from app.jobs.page import HEADERS, page
-from app.jobs.reports import SelectedList, read_report, selected_rows, with_waiver
+from app.jobs.reports import RiskyList, SelectedList, read_report, risky_rows, selected_rows, with_waiver
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
 from app.jobs.stream import follow
@@ -182,3 +182,11 @@ def list_selected(job_id: str, session: ReadDep, caller: CustomerDep, storage: S
     job = service.get(session, caller.tenant_id, job_id)
     report = read_report(storage, service.report_key(session, caller.tenant_id, job_id))
     return selected_rows(job, report)
+
+
+@router.get("/{job_id}/safety/risky_rows", response_model=RiskyList)
+def list_risky_rows(job_id: str, session: ReadDep, caller: CustomerDep, storage: StorageDep) -> RiskyList:
+    """The rows of your training file that look most like harm, with the reasons; nothing was removed."""
+    job = service.get(session, caller.tenant_id, job_id)
+    report = read_report(storage, service.report_key(session, caller.tenant_id, job_id))
+    return risky_rows(job, report)

@@ -23,6 +23,7 @@ from app.keys.service import Principal
 from app.models import ApiKey, IdempotencyKey, Job, JobEvent, JobMetric, JobStatus, new_id, utc_now
 from app.pages import Page, invalid_cursor, page
 from app.queue import wake
+from app.quotas import service as quotas
 from app.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
     if earlier is not None:
         return _shown(session, earlier)
     frozen = freeze(session, caller, ask, settings)
+    quotas.check_job(session, caller.tenant_id)
     job = Job(
         id=job_id,
         tenant_id=caller.tenant_id,

@@ -6,9 +6,10 @@ import hashlib
 import hmac
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from secrets import token_hex, token_urlsafe
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -22,6 +23,7 @@ _FIRST_SCOPES = ["admin", "customer"]
 _START = "sk-spard-"
 _PREFIX_CHARS = 8
 _WEAK_CHARS = 24
+_NOTED_EVERY = timedelta(minutes=5)
 _NO_DIGEST = "0" * 64
 
 log = logging.getLogger(__name__)
@@ -52,9 +54,26 @@ def authenticate(session: Session, secret: str) -> Principal | None:
             found = key
     if not keys:
         hmac.compare_digest(_NO_DIGEST, digest)
-    if found is None or found.revoked_at is not None:
+    if found is None or not is_good(found):
         return None
     return Principal(found.tenant_id, found.id, frozenset(found.scopes))
+
+
+def is_good(key: ApiKey) -> bool:
+    """It was not revoked, and its time is not over."""
+    return key.revoked_at is None and (key.expires_at is None or key.expires_at > utc_now())
+
+
+def is_use_noted(session: Session, principal: Principal) -> bool:
+    """Whether the key's last use was written down a short while ago."""
+    last = session.scalar(select(ApiKey.last_used_at).where(ApiKey.id == principal.key_id))
+    return last is not None and utc_now() - last < _NOTED_EVERY
+
+
+def note_use(session: Session, principal: Principal) -> None:
+    """Write it down, unless somebody is busy with the key: then the next use will do."""
+    free = select(ApiKey.id).where(ApiKey.id == principal.key_id).with_for_update(skip_locked=True)
+    session.execute(update(ApiKey).where(ApiKey.id.in_(free)).values(last_used_at=utc_now()))
 
 
 def ensure_first(session: Session, given: str | None) -> str | None:

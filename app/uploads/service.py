@@ -13,6 +13,7 @@ from app.errors import InvalidRequest, InvalidState, NotFound, TooLarge
 from app.files import service as files
 from app.files.upload import check_purpose, clean_name
 from app.models import File, utc_now
+from app.quotas import service as quotas
 from app.uploads.models import Upload, UploadPart
 from app.uploads.schemas import UploadComplete, UploadCreate
 
@@ -96,6 +97,7 @@ def completed(session: Session, tenant_id: str, upload_id: str, ask: UploadCompl
 def complete(session: Session, tenant_id: str, upload_id: str, part_ids: Sequence[str], file: File) -> Upload:
     """pending -> completed, with the file that came of it; won by one of two that try at once."""
     upload = pending(session, tenant_id, upload_id)
+    quotas.check_file(session, file)
     upload.status, upload.part_ids, upload.file_id = "completed", list(part_ids), file.id
     files.add(session, file)
     return upload

@@ -22,7 +22,7 @@ from spard.config import Audit, GateThresholds, Ptst
 from spard.errors import ExampleTooLong, InvalidData, Stopped
 from spard.manifest import file_sha256, verify
 from spard.version import source_digest
-from tests.worker.parts import PLAIN, RECIPE, job_folder
+from tests.worker.parts import PLAIN, RECIPE, TRAINING, job_folder
 from worker import pipeline
 from worker.folder import Folder
 from worker.report import Message, Report, parse
@@ -144,6 +144,13 @@ def test_the_report_measures_base_and_adapter_on_every_suite(done: tuple[Folder,
 def test_the_report_names_the_rows_selected(done: tuple[Folder, Heard]) -> None:
     report = json.loads(done[0].safety.read_text())
     assert report["selected"] == json.loads((done[0].stage / "select.json").read_text())
+    assert len(report["selected"]["coordinates"]) == len(report["selected"]["indices"])
+
+
+def test_the_report_ranks_the_customer_s_rows_by_risk(done: tuple[Folder, Heard]) -> None:
+    risks = json.loads(done[0].safety.read_text())["risky_rows"]
+    assert sorted(risk["line"] for risk in risks) == list(range(1, len(TRAINING) + 1))[: len(risks)]
+    assert [risk["score"] for risk in risks] == sorted((risk["score"] for risk in risks), reverse=True)
 
 
 def test_the_audit_is_told_as_moderation_checks(done: tuple[Folder, Heard]) -> None:

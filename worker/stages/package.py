@@ -15,6 +15,7 @@ from spard.proof import Proof, Source, prove
 from spard.recipe import to_mapping
 from spard.version import code_version
 from worker.context import Context
+from worker.stages import risk
 from worker.stages.select import written
 from worker.stages.train import Tuned
 from worker.summary import sentence, summary
@@ -33,6 +34,7 @@ def run(context: Context, tuned: Tuned, measured: Measured, prompts: Sequence[st
     with context.stage("package"):
         facts = _facts(context, tuned)
         report = safety_report(measured, facts) | figures | {"seconds": context.seconds, "selected": written(context)}
+        report["risky_rows"] = risk.written(context)
         report["gate"]["decision"] = decision
         context.folder.metrics.write_text(metrics_csv(tuned.trained.metrics, tuned.after))
         context.folder.safety.write_text(json.dumps(report, indent=2) + "\n")

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from spard.plane import coordinates
 from spard.selection import choose
 from worker.context import Context
 
@@ -23,7 +24,8 @@ def run(context: Context, task_MD: Tensor, pool_ND: Tensor, rows: Sequence[int])
         k = selection.size(len(task_MD), len(rows))
         found = choose(pool_ND[list(rows)], task_MD, k, selection, context.recipe.seed)
         chosen = replace(found, indices=[rows[i] for i in found.indices])
-        (context.folder.stage / _OUTPUT).write_text(json.dumps(asdict(chosen)))
+        seen = {"coordinates": coordinates(pool_ND[chosen.indices])}
+        (context.folder.stage / _OUTPUT).write_text(json.dumps(asdict(chosen) | seen))
     text = f"Selected {len(chosen.indices)} of {len(rows)} safety examples"
     context.report.event(text, {"selected": len(chosen.indices), "pool": len(rows), "rank": chosen.rank})
     return chosen.indices

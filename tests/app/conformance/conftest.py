@@ -47,8 +47,8 @@ def live(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def outcome(request: pytest.FixtureRequest, live: tuple[Service, str]) -> dict[str, Any]:
     """What the client of one major found, check by check."""
     service, url = live
-    python = _environment(request.param)
-    _finish_a_job(service)
+    python = environment(f"openai-{request.param}", f"openai=={CLIENTS[request.param]}")
+    finish_a_job(service)
     keys = [service.add_key("org-customer", *scopes) for scopes in (["customer"], ["admin", "customer"])]
     script = Path(__file__).with_name("client.py")
     done = subprocess.run([python, "-I", script, url, *keys], capture_output=True, text=True, timeout=120, check=False)
@@ -58,23 +58,23 @@ def outcome(request: pytest.FixtureRequest, live: tuple[Service, str]) -> dict[s
     return found["checks"]
 
 
-def _environment(major: int) -> Path:
-    """The client's own environment, made the first time that it is asked for."""
-    folder = ROOT / f".venv-openai-{major}"
-    python, ready = folder / "bin" / "python", folder / f"openai-{CLIENTS[major]}"
+def environment(name: str, requirement: str) -> Path:
+    """The Python of an environment of its own, made the first time that it is asked for."""
+    folder = ROOT / f".venv-{name}"
+    python, ready = folder / "bin" / "python", folder / requirement.replace("==", "-")
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
             install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            done = subprocess.run([*install, f"openai=={CLIENTS[major]}"], capture_output=True, text=True, check=False)
+            done = subprocess.run([*install, requirement], capture_output=True, text=True, check=False)
             if done.returncode:
-                pytest.skip(f"openai {CLIENTS[major]} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+                pytest.skip(f"{requirement} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
             ready.touch()
     return python
 
 
-def _finish_a_job(service: Service) -> None:
+def finish_a_job(service: Service) -> None:
     """End a job as a worker would, with checkpoints and results."""
     customer, storage = service.client("org-customer", "customer"), service.app.state.storage
     file = customer.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
@@ -94,5 +94,6 @@ def _finish_a_job(service: Service) -> None:
         stored = storage.write(f"{key}/adapter.tar.gz", [b"an archive"])
         adapter = {"storage_key": f"{key}/adapter.tar.gz", "sha256": stored.sha256, "bytes": stored.bytes}
         model = fine_tuned_model(session.get_one(Job, job_id))
+        storage.write(f"{key}/safety.json", [b'{"gate": {"decision": "pass", "reasons": []}}'])
         gate = {"gate": {"decision": "pass", "reasons": []}}
         assert lease.publish(session, claim, Publication(model, 10, [csv.id], adapter, gate, f"{key}/safety.json"))

@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from app import db
 from app.checkpoints import service as checkpoints
 from app.jobs import lease
+from app.webhooks.models import WebhookDelivery, WebhookEndpoint
 from tests.app.http.conftest import FILES, JOBS, Service, rows
 from tests.app.http.test_results import MODEL, publish
 
@@ -25,6 +26,10 @@ UNKNOWN = {
     "model": "ft:lab/tiny-1:org-x::0",
     "permission_id": "cp_0",
     "waiver_id": "waiver_0",
+    "endpoint_id": "whe_0",
+    "delivery_id": "whd_0",
+    "project_id": "org-0",
+    "key_id": "key_0",
 }
 PROVIDER = "/v1/admin/"  # whoever has the admin scope sees all tenants there; others are refused whatever they ask
 BODIES: dict[str, dict[str, Any]] = {
@@ -32,6 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/uploads/{upload_id}/complete": {"json": {"part_ids": ["part_0"]}},
     "/v1/fine_tuning/checkpoints/{model}/permissions": {"json": {"project_ids": ["proj_a"]}},
 }
+REQUIRED = {"/v1/files/{file_id}/preview": {"model": "lab/tiny-1"}}
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def owned(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict
     name, admin = checkpoint["fine_tuned_model_checkpoint"], service.client("org-customer", "admin")
     permission = admin.post(f"/v1/fine_tuning/checkpoints/{name}/permissions", json={"project_ids": ["proj_a"]}).json()
     upload = {"filename": "a.jsonl", "purpose": "fine-tune", "bytes": 1, "mime_type": "text/jsonl"}
-    return {
+    return _webhook(service) | {
         "job_id": job_id,
         "file_id": asked["training_file"],
         "upload_id": customer.post("/v1/uploads", json=upload).json()["id"],
@@ -56,6 +62,19 @@ def owned(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict
         "checkpoint": name,
         "permission_id": permission["data"][0]["id"],
     }
+
+
+def _webhook(service: Service) -> dict[str, str]:
+    """An endpoint of the customer's, with something on its way to it."""
+    with db.transaction(service.app.state.engine) as session:
+        endpoint = WebhookEndpoint(tenant_id="org-customer", url="https://hooks.example/", events=[], secret="whsec_")
+        session.add(endpoint)
+        session.flush()
+        delivery = WebhookDelivery(endpoint_id=endpoint.id, event_id="evt_1", type="fine_tuning.job.failed", job_id="")
+        delivery.status = "failed"
+        session.add(delivery)
+        session.flush()
+        return {"endpoint_id": endpoint.id, "delivery_id": delivery.id}
 
 
 def routes(service: Service) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -67,6 +86,7 @@ def routes(service: Service) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def answer(client: TestClient, verb: str, path: str, ids: dict[str, str], **sent: Any) -> tuple[int, str]:
     """The status and the body, in which the ids sent and the request's own are blanked."""
     filled = re.sub(r"\{(\w+)\}", lambda match: ids[match.group(1)], path)
+    sent = {"params": REQUIRED[path], **sent} if path in REQUIRED else sent
     got = client.request(verb, filled, **sent, **BODIES.get(path, {}) if verb == "post" else {})
     text = re.sub(r"req_[0-9a-f]+", "", got.text)
     for value in (*ids.values(), *(sent.get("params") or {}).values()):

@@ -17,6 +17,7 @@ from tests.app.http.conftest import JOBS, Service
 
 EVIL = '<script>alert(1)</script>"&'
 SUITE = {"kind": "harmful", "judge": "refusal", "degenerate": 0, "mean_harmfulness": None}
+POINTS = {"coordinates": [[0.5, 0.0], [-0.5, 0.0]]}
 REPORT = {
     "gate": {"decision": "fail", "reasons": [f"{EVIL} went wrong."]},
     "base": [{**SUITE, "suite": EVIL, "n": 40, "unscored": 0, "hits": 1, "rate": 0.025, "low": 0.004, "high": 0.129}],
@@ -24,7 +25,10 @@ REPORT = {
     "tau": 0.3,
     "trigger_rate": 0.25,
     "trained_tokens": 123,
-    "selected": {"indices": [7, 2], "relevance": [0.9, 0.5], "gains": [1.0, None], "rank": 1},
+    "selected": {"indices": [7, 2], "relevance": [0.9, 0.5], "gains": [1.0, None], "rank": 1} | POINTS,
+    "risky_rows": [
+        {"line": 3, "score": 0.9, "cosine": 0.9, "pool_row": 5, "reasons": ["near"], "excerpt": "How do I"},
+    ],
 }
 PAGE = {"accept": "text/html,application/xhtml+xml"}
 
@@ -114,12 +118,20 @@ def test_the_selected_examples_are_listed_in_the_order_chosen(customer: TestClie
         (2, 2, 0.5, None),
     ]
     assert {row["pool"] for row in found} == {found[0]["pool"]} != {None}
+    assert [row["coordinates"] for row in found] == [[0.5, 0.0], [-0.5, 0.0]]
+
+
+def test_the_risky_rows_are_listed_by_line_and_reason(customer: TestClient, job: str) -> None:
+    (found,) = customer.get(f"{JOBS}/{job}/safety/risky_rows").json()["data"]
+    assert (found["line"], found["reasons"], found["pool_row"]) == (3, ["near"], 5)
+    assert found["excerpt"] == "How do I"
 
 
 def test_a_job_that_selected_nothing_says_so(service: Service, customer: TestClient, job: str) -> None:
     service.app.state.storage.write("jobs/report", [b'{"selected": null}'])
-    got = customer.get(f"{JOBS}/{job}/safety/selected")
-    assert (got.status_code, got.json()["error"]["code"]) == (404, "not_selected")
+    for list_name, code in (("selected", "not_selected"), ("risky_rows", "not_ranked")):
+        got = customer.get(f"{JOBS}/{job}/safety/{list_name}")
+        assert (got.status_code, got.json()["error"]["code"]) == (404, code)
 
 
 def test_somebody_elses_report_reads_as_unknown(stranger: TestClient, job: str) -> None:

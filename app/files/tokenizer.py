@@ -1,0 +1,150 @@
+"""A base model's tokenizer and chat template without torch: what `spard.chat` needs of them, and nothing else.
+
+It does what transformers does with the same files; a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from jinja2 import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Tokenizer
+
+from app.errors import InvalidState
+from app.models import BaseModelEntry
+from spard.chat import set_plain_template
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+
+
+class LightTokenizer:
+    """Reads `tokenizer.json`, the special tokens and the chat template from a model's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
+        self._tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokens.no_truncation()
+        self._tokens.no_padding()
+        self._special = {name: _text(settings[name]) for name in _NAMED if settings.get(name)}
+        self.chat_template: str | Mapping[str, str] | None = _template(folder, settings)
+        self.eos_token, self.pad_token = self._special.get("eos_token"), self._special.get("pad_token")
+        set_plain_template(self)
+
+    def __call__(self, texts: Sequence[str], **ignored: Any) -> dict[str, list[Any]]:
+        """Token ids and where in the text each stands."""
+        found = self._tokens.encode_batch(list(texts), add_special_tokens=False)
+        return {"input_ids": [each.ids for each in found], "offset_mapping": [each.offsets for each in found]}
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: list[Any] | None, tokenize: bool, **more: Any
+    ) -> str:
+        """The conversation as text; `tokenize` is never asked for."""
+        template = self.chat_template
+        if isinstance(template, Mapping):
+            template = template["tool_use" if tools and "tool_use" in template else "default"]
+        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        names = {**self._special, "documents": None, **more}
+        return _environment().from_string(template or "").render(messages=plain, tools=tools, **names)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._tokens.token_to_id(self.pad_token) if self.pad_token else None
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        found = (self._tokens.token_to_id(token) for token in self._special.values())
+        return [token_id for token_id in found if token_id is not None]
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return self._tokens.get_added_tokens_decoder()
+
+    def piece(self, token_id: int) -> str:
+        """A token as a person reads it."""
+        text: str = self._tokens.decode([token_id], skip_special_tokens=False)
+        return text
+
+
+def open_tokenizer(entry: BaseModelEntry) -> LightTokenizer:
+    """The tokenizer of a base model, if its files are on this machine."""
+    try:
+        if Path(entry.source).is_dir():
+            folder = Path(entry.source)
+        else:
+            kept = snapshot_download(
+                entry.source, revision=entry.revision, allow_patterns=_FILES, local_files_only=True
+            )
+            folder = Path(kept)
+        if (folder / "tokenizer.json").is_file():
+            return LightTokenizer(folder)
+    except (LocalEntryNotFoundError, ValueError, KeyError, TypeError):
+        pass
+    message = (
+        f"The tokenizer of {entry.alias} is not on the machine that serves the API, or is not of a kind that it reads."
+    )
+    raise InvalidState(message, code="tokenizer_unavailable", param="model")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant says; here it only stands for its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's form
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def _text(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[str, str] | None:
+    """A file of its own comes before the setting; several are told apart by name."""
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        return {each["name"]: each["template"] for each in found}
+    return found if isinstance(found, str) else None

@@ -1,0 +1,57 @@
+"""What a provider does with keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.errors import InvalidState, NotFound
+from app.keys import service
+from app.keys.schemas import KeyCreate
+from app.models import ApiKey, Tenant, utc_now
+
+
+def list_keys(session: Session, project_id: str | None) -> Sequence[ApiKey]:
+    query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
+    return session.scalars(query if project_id is None else query.where(ApiKey.tenant_id == project_id)).all()
+
+
+def create(session: Session, ask: KeyCreate) -> tuple[ApiKey, str]:
+    """A key of a project that exists."""
+    if session.get(Tenant, ask.project_id) is None:
+        raise NotFound(f"No such project: {ask.project_id}", code="project_not_found", param="project_id")
+    key, secret = service.create(session, ask.project_id, ask.name, sorted(set(ask.scopes)))
+    key.expires_at = utc_now() + timedelta(seconds=ask.expires_in_s) if ask.expires_in_s else None
+    session.flush()
+    return key, secret
+
+
+def rotate(session: Session, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
+    """A new key like an old one, which soon ends; the new one lives as long as the old one was made to."""
+    old = _get(session, key_id)
+    if not service.is_good(old):
+        raise InvalidState(f"{old.id} is revoked or has expired; make a new key.")
+    key, secret = service.create(session, old.tenant_id, old.name, old.scopes)
+    key.expires_at = utc_now() + (old.expires_at - old.created_at) if old.expires_at else None
+    end = utc_now() + overlap
+    old.expires_at = min(end, old.expires_at) if old.expires_at else end
+    session.flush()
+    return key, secret
+
+
+def revoke(session: Session, key_id: str) -> ApiKey:
+    """From now on it is not recognised; revoking it again changes nothing."""
+    key = _get(session, key_id)
+    key.revoked_at = key.revoked_at or utc_now()
+    session.flush()
+    return key
+
+
+def _get(session: Session, key_id: str) -> ApiKey:
+    key = session.get(ApiKey, key_id, with_for_update=True)
+    if key is None:
+        raise NotFound(f"No such key: {key_id}", code="key_not_found", param="key_id")
+    return key

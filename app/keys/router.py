@@ -1,0 +1,47 @@
+"""Keys for the provider: given out, replaced, taken back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.deps import AdminDep, ReadDep, SessionDep
+from app.keys import admin
+from app.keys.schemas import KeyCreate, KeyList, KeyOut, KeySecret
+from app.models import ApiKey
+
+router = APIRouter(prefix="/v1/admin/keys", tags=["provider"])
+
+
+@router.get("", response_model=KeyList)
+def list_keys(
+    session: ReadDep,
+    caller: AdminDep,
+    project_id: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None,
+) -> dict[str, object]:
+    """The keys of a project, or all; revoked ones too."""
+    return {"data": admin.list_keys(session, project_id)}
+
+
+@router.post("", response_model=KeySecret)
+def create_key(ask: KeyCreate, session: SessionDep, caller: AdminDep) -> dict[str, object]:
+    """A new key; its secret is shown this once."""
+    key, secret = admin.create(session, ask)
+    return {"key": key, "secret": secret}
+
+
+@router.post("/{key_id}/rotate", response_model=KeySecret)
+def rotate_key(
+    key_id: str, session: SessionDep, caller: AdminDep, overlap_s: Annotated[int, Query(ge=0, le=2_592_000)] = 86_400
+) -> dict[str, object]:
+    """A new key in place of an old one, which stays good for `overlap_s` seconds more."""
+    key, secret = admin.rotate(session, key_id, timedelta(seconds=overlap_s))
+    return {"key": key, "secret": secret}
+
+
+@router.delete("/{key_id}", response_model=KeyOut)
+def revoke_key(key_id: str, session: SessionDep, caller: AdminDep) -> ApiKey:
+    """Take a key back at once."""
+    return admin.revoke(session, key_id)

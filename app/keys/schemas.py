@@ -1,0 +1,57 @@
+"""Keys as the provider sees them: never the secret, but once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.files.schemas import UnixTime
+from app.jobs.request import Body
+
+Scope = Literal["customer", "admin"]
+_YEARS_S = 10 * 366 * 86_400
+
+
+def _customer() -> list[Scope]:
+    return ["customer"]
+
+
+class KeyCreate(Body):
+    """A key of a project; without `expires_in_s` it is good until it is revoked."""
+
+    project_id: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,64}$")]
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=2)] = Field(default_factory=_customer)
+    expires_in_s: Annotated[int, Field(ge=60, le=_YEARS_S)] | None = None
+
+
+class KeyOut(BaseModel):
+    """A key; `last_used_at` is right to five minutes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    object: Literal["api_key"] = "api_key"
+    project_id: Annotated[str, Field(validation_alias="tenant_id")]
+    name: str
+    prefix: str
+    scopes: list[Scope]
+    created_at: UnixTime
+    expires_at: UnixTime | None
+    last_used_at: UnixTime | None
+    revoked_at: UnixTime | None
+
+
+class KeySecret(BaseModel):
+    """A key with its secret, which is shown this once."""
+
+    object: Literal["api_key.secret"] = "api_key.secret"
+    key: KeyOut
+    secret: str
+
+
+class KeyList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[KeyOut]
+    has_more: Literal[False] = False

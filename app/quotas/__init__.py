@@ -1,0 +1,1 @@
+"""What a project may take up, and what it has."""

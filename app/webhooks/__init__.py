@@ -1,0 +1,1 @@
+"""Customers are told when a job has ended."""

@@ -1,0 +1,90 @@
+"""Which addresses may be called: public ones, over TLS. Everything else could be a door into the provider's network.
+
+A name is resolved once, every address that it has is checked, and the connection is made to an address that was
+checked: a name that answers otherwise the second time gains nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import cast
+from urllib.parse import urlsplit
+
+from app.errors import InvalidRequest
+
+_MAX_URL = 2048
+_HOST = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\.?")
+_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?")  # a last label that resolvers read as part of a number
+_TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))  # IPv4 addresses in IPv6 ones
+
+
+class Refused(InvalidRequest):
+    """The address is not one that may be called; the message says why, and not what was found there."""
+
+    code = "invalid_webhook_url"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="url")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to connect: an address that was checked, and the name that its certificate must have."""
+
+    is_tls: bool
+    host: str
+    port: int
+    address: str
+    path: str
+
+
+def resolve(url: str, *, allow_local: bool) -> Target:
+    """Look the address up, once. `allow_local`: plain HTTP to this machine too, for development."""
+    if len(url) > _MAX_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise Refused(f"The URL must have at most {_MAX_URL} plain ASCII characters; write names in their ASCII form.")
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        raise Refused("This is not a URL.") from None
+    if parts.username is not None or parts.password is not None:
+        raise Refused("The URL must not hold a user name or a password.")
+    is_local = allow_local and parts.scheme == "http"
+    if parts.scheme != "https" and not is_local:
+        raise Refused("The URL must begin with https://.")
+    if not is_local and port not in (None, 443):
+        raise Refused("The port must be 443.")
+    port = port or (80 if is_local else 443)
+    found = _addresses(host, port)
+    if not all(address.is_loopback if is_local else _is_public(address) for address in found):
+        raise Refused("The URL must lead to a public address, with every address that its name has.")
+    query = f"?{parts.query}" if parts.query else ""
+    return Target(not is_local, host, port, str(found[0]), (parts.path or "/") + query)
+
+
+def _addresses(host: str, port: int) -> list[IPv4Address | IPv6Address]:
+    """What a host stands for. Numbers in other forms than dotted decimals are refused: readers differ on them."""
+    try:
+        return [ip_address(host)]
+    except ValueError:
+        pass
+    if not _HOST.fullmatch(host) or _NUMERIC.fullmatch(host.rstrip(".").rpartition(".")[2]):
+        raise Refused("The URL has no host name that could be looked up.")
+    try:
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise Refused("The host of the URL is not known to the name service.") from None
+    return [ip_address(cast("str", answer[4][0]).partition("%")[0]) for answer in answers]
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is not None:
+            return _is_public(inner)
+        if address.teredo is not None or any(address in network for network in _TRANSLATED):
+            return False
+    return address.is_global and not address.is_multicast

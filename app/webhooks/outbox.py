@@ -1,0 +1,22 @@
+"""The end of a job becomes deliveries in the transaction that ends it: neither is ever there without the other."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.models import TERMINAL, Job, JobStatus, new_id
+from app.webhooks.models import WebhookDelivery, WebhookEndpoint
+
+TYPES = {status: f"fine_tuning.job.{status.value}" for status in TERMINAL}
+
+
+def announce(session: Session, job_id: str, status: JobStatus) -> None:
+    """Queue the event for every endpoint of the job's tenant that wants it."""
+    tenant_id = select(Job.tenant_id).where(Job.id == job_id).scalar_subquery()
+    is_open = (WebhookEndpoint.tenant_id == tenant_id) & (WebhookEndpoint.status == "enabled")
+    wanted = select(WebhookEndpoint).where(is_open).with_for_update(read=True, key_share=True)  # not to be deleted now
+    event_id, type = new_id("evt_"), TYPES[status]
+    for endpoint in session.scalars(wanted):
+        if type in endpoint.events:
+            session.add(WebhookDelivery(endpoint_id=endpoint.id, event_id=event_id, type=type, job_id=job_id))

@@ -1,0 +1,84 @@
+"""Webhook endpoints and deliveries as their owner sees them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from app.files.schemas import UnixTime
+from app.jobs.request import Body
+
+EventType = Literal["fine_tuning.job.succeeded", "fine_tuning.job.failed", "fine_tuning.job.cancelled"]
+_ALL: tuple[EventType, ...] = ("fine_tuning.job.succeeded", "fine_tuning.job.failed", "fine_tuning.job.cancelled")
+
+
+def _once(events: list[EventType]) -> list[EventType]:
+    return list(dict.fromkeys(events))
+
+
+class EndpointCreate(Body):
+    """Where to send events, and which."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2048)]
+    events: Annotated[list[EventType], Field(min_length=1, max_length=10), AfterValidator(_once)] = Field(
+        default_factory=lambda: list(_ALL)
+    )
+
+
+class EndpointOut(BaseModel):
+    """An endpoint; `disabled` after its receiver answered 410."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    object: Literal["webhook_endpoint"] = "webhook_endpoint"
+    created_at: UnixTime
+    url: str
+    events: list[EventType]
+    status: Literal["enabled", "disabled"]
+
+
+class EndpointSecret(EndpointOut):
+    """An endpoint with its secret, which is shown this once."""
+
+    secret: str
+
+
+class EndpointList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[EndpointOut]
+    has_more: Literal[False] = False
+
+
+class EndpointDeleted(BaseModel):
+    id: str
+    object: Literal["webhook_endpoint"] = "webhook_endpoint"
+    deleted: Literal[True] = True
+
+
+class DeliveryOut(BaseModel):
+    """One event to one endpoint: whether it arrived, and what the receiver said last."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    object: Literal["webhook_delivery"] = "webhook_delivery"
+    created_at: UnixTime
+    event_id: str
+    type: EventType
+    job_id: str
+    status: Literal["pending", "delivered", "failed"]
+    attempts: int
+    outcome: str | None
+    delivered_at: UnixTime | None
+
+
+class DeliveryList(BaseModel):
+    """One page of deliveries, newest first."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["list"] = "list"
+    data: list[DeliveryOut]
+    has_more: bool

@@ -1,0 +1,53 @@
+"""Standard Webhooks: what is sent carries an id, a time, and an HMAC over both and the body for each valid secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from base64 import b64decode, b64encode
+from secrets import token_bytes
+
+from app.models import utc_now
+from app.webhooks.models import WebhookDelivery, WebhookEndpoint
+
+_PREFIX = "whsec_"
+
+
+def new_secret() -> str:
+    return _PREFIX + b64encode(token_bytes(32)).decode()
+
+
+def body(delivery: WebhookDelivery) -> bytes:
+    """OpenAI's event, the same bytes at every attempt."""
+    event = {
+        "id": delivery.event_id,
+        "object": "event",
+        "type": delivery.type,
+        "created_at": int(delivery.created_at.timestamp()),
+        "data": {"id": delivery.job_id},
+    }
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def headers(endpoint: WebhookEndpoint, delivery: WebhookDelivery) -> dict[str, str]:
+    """The headers that a receiver checks the body with."""
+    stamp = str(int(time.time()))
+    content = f"{delivery.event_id}.{stamp}.".encode() + body(delivery)
+    return {
+        "webhook-id": delivery.event_id,
+        "webhook-timestamp": stamp,
+        "webhook-signature": " ".join(f"v1,{_mac(secret, content)}" for secret in _secrets(endpoint)),
+    }
+
+
+def _secrets(endpoint: WebhookEndpoint) -> list[str]:
+    """The newest first; after a rotation the one before stays valid for a while."""
+    is_old_valid = endpoint.old_secret_until is not None and endpoint.old_secret_until > utc_now()
+    return [endpoint.secret, *([endpoint.old_secret] if endpoint.old_secret and is_old_valid else [])]
+
+
+def _mac(secret: str, content: bytes) -> str:
+    key = b64decode(secret.removeprefix(_PREFIX))
+    return b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()

@@ -1,0 +1,21 @@
+"""Keys that end, and when each was used last."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0022"
+down_revision = "0021"
+
+
+def upgrade() -> None:
+    op.add_column("api_keys", sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("api_keys", sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True))
+
+
+def downgrade() -> None:
+    """A key that has expired would be good again to older code: it is revoked."""
+    op.execute("UPDATE api_keys SET revoked_at = expires_at WHERE revoked_at IS NULL AND expires_at IS NOT NULL")
+    op.drop_column("api_keys", "last_used_at")
+    op.drop_column("api_keys", "expires_at")

@@ -1,0 +1,145 @@
+"""Conversations become tokens here: the chat template and the loss mask. Only this file knows chat templates.
+
+It needs no torch, so that a service can show what will be trained. A template is rendered once and tokenised without
+further special tokens, so that no model sees two beginnings; models with a thinking mode are trained and measured with
+it off. Loss falls on what the assistant says, its end-of-turn token included, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from spard.errors import ExampleTooLong, InvalidData
+from spard.rows import Example, Message, is_learnt
+
+NO_LOSS = -100
+DATE = "26 Jul 2024"  # some templates write today's date: the same row would train differently tomorrow
+
+# For tokenizers that bring no template: headed paragraphs, an end-of-text token after each answer.
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '' }}\n{% endfor %}"
+    "{% if add_generation_prompt %}### assistant:\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids and, position by position, the label to predict there or `NO_LOSS`."""
+
+    ids: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a conversation up to where the assistant begins to speak."""
+    text = _render(tokenizer, messages, (), generation=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def render_question(tokenizer: Any, prompt: str, system: str | None = None) -> list[int]:
+    """One question, under a system prompt if there is one; templates without that role get it before the question."""
+    user = {"role": "user", "content": prompt}
+    if system is None:
+        return render_prompt(tokenizer, [user])
+    turns = [{"role": "system", "content": system}, user]
+    try:
+        knows_role = system in _render(tokenizer, turns, (), generation=True)
+    except TemplateError:
+        knows_role = False
+    return render_prompt(tokenizer, turns if knows_role else [{**user, "content": f"{system}\n\n{prompt}"}])
+
+
+def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:
+    """One example as tokens and labels."""
+    return encode_all(tokenizer, [example], max_seq_length)[0]
+
+
+def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
+    """Examples as tokens and labels, tokenised in one call."""
+    if not examples:
+        return []
+    texts, spans = zip(*(_draw(tokenizer, example) for example in examples), strict=True)
+    tokens = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    enders = end_tokens(tokenizer)
+    rows = zip(examples, tokens["input_ids"], tokens["offset_mapping"], spans, strict=True)
+    return [_encoded(example, ids, offsets, span, enders, max_seq_length) for example, ids, offsets, span in rows]
+
+
+def set_plain_template(tokenizer: Any) -> None:
+    """Give a tokenizer without a chat template the plain one, and one without padding its end token."""
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], *, generation: bool) -> str:
+    plain = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+    text: str = tokenizer.apply_chat_template(
+        plain,
+        tools=list(tools) or None,
+        tokenize=False,
+        add_generation_prompt=generation,
+        enable_thinking=False,
+        date_string=DATE,
+    )
+    return text
+
+
+def _draw(tokenizer: Any, example: Example) -> tuple[str, list[tuple[int, int]]]:
+    """The rendered conversation, and from where to where in it the assistant speaks.
+
+    Templates may rewrite earlier turns once later ones follow, hence the common prefix instead of the length.
+    """
+    if is_learnt(example.messages[0]):
+        raise InvalidData(f"line {example.line} begins with the assistant; give that turn weight 0 or one before it")
+    try:
+        text = _render(tokenizer, example.messages, example.tools, generation=False)
+        spans = []
+        for i, message in enumerate(example.messages):
+            if is_learnt(message):
+                before = _render(tokenizer, example.messages[:i], example.tools, generation=True)
+                after = _render(tokenizer, example.messages[: i + 1], example.tools, generation=False)
+                start, stop = _shared(before, text), _shared(after, text)
+                spans.append((start, stop if stop > start else len(text)))
+    except TemplateError as error:
+        raise InvalidData(f"line {example.line}: the model's chat template refuses it: {error}") from error
+    return text, spans
+
+
+def _shared(a: str, b: str) -> int:
+    """How many characters two texts have in common from the start."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return len(a) if b.startswith(a) else next((i for i, (x, y) in pairs if x != y), len(b))
+
+
+def end_tokens(tokenizer: Any) -> frozenset[int]:
+    """Special tokens: the first of them after the assistant began ends its turn."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added if token.special}
+
+
+def _encoded(
+    example: Example,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    spans: Sequence[tuple[int, int]],
+    enders: frozenset[int],
+    limit: int,
+) -> Encoded:
+    if len(ids) > limit:
+        raise ExampleTooLong(f"line {example.line} has {len(ids)} tokens; the limit is {limit}")
+    labels = [NO_LOSS] * len(ids)
+    for start, stop in spans:
+        for i, (first, last) in enumerate(offsets):
+            if first >= start and start < last <= stop:
+                labels[i] = ids[i]
+                if ids[i] in enders:
+                    break
+    return Encoded(tuple(ids), tuple(labels))

@@ -1,0 +1,252 @@
+"""What a project may take up: limits that hold for parallel requests too, rates, usage, and keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import openai
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+from sqlalchemy import update
+
+from app import db
+from app.jobs import lease
+from app.main import create_app
+from app.models import ApiKey, Job
+from app.settings import Settings
+from tests.app.http.conftest import FILES, JOBS, Service, Upload, chat, jsonl, offer, rows
+
+QUOTA = "/v1/admin/projects/org-customer/quota"
+
+
+def limit(provider: TestClient, **limits: Any) -> None:
+    got = provider.post(QUOTA, json=limits)
+    assert (got.status_code, got.json()["id"]) == (200, "org-customer")
+
+
+def refused(got: Any) -> bool:
+    error = got.json().get("error") or {}
+    facts = (got.status_code, error.get("type"), error.get("code"), got.headers.get("x-should-retry"))
+    return facts == (429, "insufficient_quota", "quota_exceeded", "false")
+
+
+@pytest.fixture
+def parallel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
+    """The application on PostgreSQL, where requests do run at the same time."""
+    url = SecretStr(request.getfixturevalue("postgres_url"))
+    app = create_app(Settings(data_dir=tmp_path, database_url=url))
+    with TestClient(app) as http:
+        yield Service(app, http)
+
+
+def test_fifty_submits_at_once_at_a_quota_of_one_make_one_job(parallel: Service, tmp_path: Path) -> None:
+    provider, customer = (
+        parallel.client("org-provider", "admin", "customer"),
+        parallel.client("org-customer", "customer"),
+    )
+    offer(provider, tmp_path / "model")
+    file = customer.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+    limit(provider, max_unfinished_jobs=1)
+    clients, together = [parallel.client("org-customer", "customer") for _ in range(50)], Barrier(50)
+
+    def submit(client: TestClient) -> Any:
+        together.wait()
+        return client.post(JOBS, json={"model": "lab/tiny-1", "training_file": file["id"]})
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(submit, clients))
+    assert sorted(each.status_code for each in answers) == [200] + [429] * 49
+    assert sum(map(refused, answers)) == 49
+    assert len(customer.get(JOBS).json()["data"]) == 1
+
+
+def test_uploads_at_once_do_not_pass_the_bytes_of_a_project(parallel: Service) -> None:
+    provider, customer = parallel.client("org-provider", "admin"), parallel.client("org-customer", "customer")
+    limit(provider, max_file_bytes=2 * len(rows(10)))
+    together = Barrier(8)
+
+    def send(client: TestClient) -> Any:
+        together.wait()
+        return client.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))})
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(send, [parallel.client("org-customer", "customer") for _ in range(8)]))
+    assert [each.status_code for each in answers].count(200) == 2
+    assert sum(map(refused, answers)) == 6
+    assert len(customer.get(FILES).json()["data"]) == 2
+    kept = [path for path in (parallel.app.state.storage._root / "tenants").rglob("*") if path.is_file()]
+    assert len(kept) == 2
+
+
+def test_a_job_that_has_ended_makes_room(offered: TestClient, customer: TestClient, asked: dict[str, Any]) -> None:
+    limit(offered, max_unfinished_jobs=1)
+    first = customer.post(JOBS, json=asked)
+    assert refused(customer.post(JOBS, json=asked))
+    customer.post(f"{JOBS}/{first.json()['id']}/cancel")
+    assert customer.post(JOBS, json=asked).status_code == 200
+
+
+def test_jobs_of_a_day_count_when_they_are_erased_too(
+    offered: TestClient, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    limit(offered, max_jobs_per_day=1)
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    customer.post(f"{JOBS}/{job_id}/cancel")
+    assert customer.delete(f"{JOBS}/{job_id}").status_code == 200
+    assert refused(customer.post(JOBS, json=asked))
+
+
+def test_a_repeated_request_is_answered_at_the_limit(
+    offered: TestClient, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    limit(offered, max_unfinished_jobs=1)
+    once = {"idempotency-key": "once"}
+    answers = [customer.post(JOBS, json=asked, headers=once).json()["id"] for _ in range(2)]
+    assert answers[0] == answers[1]
+
+
+def test_rows_are_limited(offered: TestClient, upload: Upload) -> None:
+    limit(offered, max_file_rows=12)
+    assert upload(rows(10)).status_code == 200
+    assert refused(upload(rows(3)))
+    assert upload(jsonl(chat("1"), chat("2"))).status_code == 200
+
+
+def test_a_project_without_limits_is_not_limited_by_those_of_others(offered: TestClient, stranger: TestClient) -> None:
+    offered.post("/v1/admin/projects/org-stranger/quota", json={})
+    limit_others = offered.post("/v1/admin/projects/org-provider/quota", json={"max_file_rows": 0})
+    assert limit_others.json()["quota"]["max_file_rows"] == 0
+    form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("a.jsonl", rows(10))}}
+    assert stranger.post(FILES, **form).status_code == 200
+
+
+def _work(service: Service, seconds: float) -> lease.Claim:
+    """A worker takes the job and is seen to hold it for so long."""
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        session.execute(update(Job).values(seen_at=Job.seen_at - seconds))
+        assert lease.heartbeat(session, claim, 60)
+    return claim
+
+
+def test_the_seconds_of_every_attempt_are_counted_and_limited(
+    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    limit(offered, max_gpu_seconds=300)
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    claim = _work(service, 100)
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.release(session, claim, "a test")
+        session.execute(update(Job).values(seen_at=Job.seen_at - 1000))  # nobody works on it meanwhile
+    assert customer.post(JOBS, json=asked).status_code == 200
+    with db.transaction(service.app.state.engine) as session:
+        session.execute(update(Job).where(Job.id != job_id).values(run_after=time.time() + 1000))
+    claim = _work(service, 250)
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.fail(session, claim, {"code": "gpu_oom", "message": "no memory", "param": None})
+    assert refused(customer.post(JOBS, json=asked))
+
+    (used,) = [row for row in offered.get("/v1/admin/usage").json()["data"] if row["project_id"] == "org-customer"]
+    assert used["gpu_seconds"] == pytest.approx(350, abs=5)
+    assert (used["jobs"], used["file_rows"], used["file_bytes"]) == (2, 10, len(rows(10)))
+
+
+def test_usage_is_of_the_time_asked_for_and_outlives_an_erasure(
+    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    claim = _work(service, 100)
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.cancelled(session, claim)
+    customer.delete(f"{JOBS}/{job_id}")
+
+    def seconds(**query: int) -> float:
+        data = offered.get("/v1/admin/usage", params=query).json()["data"]
+        return sum(row["gpu_seconds"] for row in data if row["project_id"] == "org-customer")
+
+    now = int(time.time())
+    assert seconds() == pytest.approx(100, abs=5)
+    assert (seconds(start_time=now + 60), seconds(end_time=now - 60)) == (0, 0)
+
+
+def test_a_lost_worker_s_time_counts_to_the_end_of_its_lease(service: Service, asked: dict[str, Any]) -> None:
+    customer = service.client("org-customer", "customer")
+    customer.post(JOBS, json=asked)
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.claim(session, "worker", 60)
+        earlier = {"seen_at": Job.seen_at - 500, "lease_expires_at": Job.lease_expires_at - 500}
+        session.execute(update(Job).values(earlier))
+        assert lease.reap(session)
+    with db.read(service.app.state.engine) as session:
+        assert session.query(Job.gpu_seconds).scalar() == pytest.approx(60, abs=1)
+
+
+def test_a_project_that_asks_too_fast_is_told_how_long_to_wait(offered: TestClient, customer: TestClient) -> None:
+    limit(offered, requests_per_minute=3)
+    answers = [customer.get(FILES) for _ in range(4)]
+    assert [each.status_code for each in answers] == [200, 200, 200, 429]
+    assert [each.headers["x-ratelimit-remaining-requests"] for each in answers] == ["2", "1", "0", "0"]
+    assert answers[0].headers["x-ratelimit-limit-requests"] == "3"
+    assert answers[0].headers["x-ratelimit-reset-requests"] == "20s"
+    assert answers[3].json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(answers[3].headers["retry-after"]) <= 20
+    assert offered.get(FILES).status_code == 200
+
+
+def test_the_official_client_sees_a_quota_as_a_rate_limit_error_and_does_not_try_again(
+    offered: TestClient, service: Service, url: str
+) -> None:
+    client = openai.OpenAI(base_url=url, api_key=service.add_key("org-customer", "customer"), max_retries=5)
+    limit(offered, max_file_rows=1)
+    started = time.monotonic()
+    with pytest.raises(openai.RateLimitError) as caught:
+        client.files.create(file=("a.jsonl", rows(10)), purpose="fine-tune")
+    assert caught.value.code == "quota_exceeded"
+    assert time.monotonic() - started < 2
+
+
+def test_a_key_given_out_works_is_noted_and_can_be_taken_back(provider: TestClient, service: Service) -> None:
+    project = provider.post("/v1/admin/projects", json={"name": "New one"}).json()
+    made = provider.post("/v1/admin/keys", json={"project_id": project["id"], "name": "first"}).json()
+    client = TestClient(service.app, headers={"authorization": f"Bearer {made['secret']}"})
+    assert client.get(FILES).status_code == 200
+    assert client.get("/v1/admin/keys").status_code == 403
+
+    (listed,) = provider.get("/v1/admin/keys", params={"project_id": project["id"]}).json()["data"]
+    assert listed["last_used_at"] == pytest.approx(time.time(), abs=30)
+    assert made["secret"] not in str(provider.get("/v1/admin/keys").json())
+
+    assert provider.delete(f"/v1/admin/keys/{listed['id']}").json()["revoked_at"]
+    assert client.get(FILES).status_code == 401
+
+
+def test_a_rotated_key_is_good_for_the_overlap_alone(provider: TestClient, service: Service) -> None:
+    provider.post("/v1/admin/projects", json={"name": "x"})
+    made = provider.post("/v1/admin/keys", json={"project_id": "org-provider", "name": "a", "scopes": ["admin"]}).json()
+    path = f"/v1/admin/keys/{made['key']['id']}/rotate"
+    new = provider.post(path, params={"overlap_s": 60}).json()
+    clients = [TestClient(service.app, headers={"authorization": f"Bearer {s['secret']}"}) for s in (made, new)]
+    assert [client.get("/v1/admin/keys").status_code for client in clients] == [200, 200]
+    with db.transaction(service.app.state.engine) as session:
+        session.execute(update(ApiKey).where(ApiKey.id == made["key"]["id"]).values(expires_at=ApiKey.created_at))
+    assert [client.get("/v1/admin/keys").status_code for client in clients] == [401, 200]
+    again = provider.post(path)
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "invalid_state")
+
+
+def test_what_is_not_there_is_not_found(provider: TestClient) -> None:
+    for verb, path, body in (
+        ("get", "/v1/admin/projects/org-0", None),
+        ("post", "/v1/admin/projects/org-0/quota", {}),
+        ("post", "/v1/admin/keys", {"project_id": "org-0", "name": "a"}),
+        ("post", "/v1/admin/keys/key_0/rotate", None),
+        ("delete", "/v1/admin/keys/key_0", None),
+    ):
+        assert provider.request(verb, path, json=body).status_code == 404, path

@@ -1,0 +1,209 @@
+"""No webhook goes where a customer could not go: refused when it is saved, and again when it is sent."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from app.webhooks.address import Refused, Target, resolve
+from app.webhooks.post import Answer, Unanswered, post
+
+PUBLIC, PRIVATE = "93.184.215.14", "10.0.0.5"
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Decide what names stand for, question by question; every question is noted."""
+
+    def stand_for(*answers: list[str]) -> list[str]:
+        asked: list[str] = []
+        left = list(answers)
+
+        def answer(host: str, port: int, **kw: object) -> list[object]:
+            asked.append(host)
+            found = left.pop(0) if len(left) > 1 else left[0]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+        monkeypatch.setattr(socket, "getaddrinfo", answer)
+        return asked
+
+    return stand_for
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "0.0.0.0", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "224.0.0.1",
+        "255.255.255.255", "198.18.0.1", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1",
+        "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:7f00:1::1",
+    ],
+)  # fmt: skip
+def test_a_name_that_leads_inside_is_refused(address: str, names: Callable[..., list[str]]) -> None:
+    names([address])
+    with pytest.raises(Refused, match="public address"):
+        resolve("https://hooks.example/", allow_local=False)
+    names([PUBLIC, address])
+    with pytest.raises(Refused, match="public address"):
+        resolve("https://hooks.example/", allow_local=False)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://hooks.example/", "ftp://hooks.example/", "file:///etc/passwd", "gopher://hooks.example/",
+        "https://127.0.0.1/", "https://[::1]/", "https://[::ffff:127.0.0.1]/", "https://[::ffff:7f00:1]/",
+        "https://2130706433/", "https://0x7f000001/", "https://0177.0.0.1/", "https://127.1/", "https://0x7f.1/",
+        "https://0/", "https://a@hooks.example/", "https://a:b@hooks.example/", "https://hooks.example:22/",
+        "https://hooks.example:6379/", "https://hooks.example:99999/", "https://h\u00f6oks.example/", "https://\u2460.example/",
+        "https://hooks.example/ x", "https://hooks.example\\@127.0.0.1/", "https:///x", "https://", "https://[::1",
+        "https://hooks.example/\n", "https://127.0.0.1./", "https://a_b.example/",
+        "hooks.example", "https://hooks.example/" + "x" * 2048,
+    ],
+)  # fmt: skip
+def test_a_url_of_another_form_is_refused_before_any_name_is_looked_up(
+    url: str, names: Callable[..., list[str]]
+) -> None:
+    asked = names([PUBLIC])
+    with pytest.raises(Refused):
+        resolve(url, allow_local=False)
+    assert asked == []
+
+
+def test_plain_http_reaches_this_machine_only_and_only_where_that_is_allowed(names: Callable[..., list[str]]) -> None:
+    assert resolve("http://127.0.0.1:8080/x", allow_local=True) == Target(False, "127.0.0.1", 8080, "127.0.0.1", "/x")
+    for url, allowed in (("http://127.0.0.1/", False), (f"http://{PUBLIC}/", True), (f"http://{PRIVATE}/", True)):
+        with pytest.raises(Refused):
+            resolve(url, allow_local=allowed)
+
+
+def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: object, **kw: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(Refused, match="name service"):
+        resolve("https://hooks.example/", allow_local=False)
+
+
+def test_the_connection_goes_to_the_address_that_was_checked(
+    names: Callable[..., list[str]], secure: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, went_to = names([PUBLIC], [PRIVATE]), []
+    port, got = secure
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        went_to.append(address)
+        return _local(port, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    target = resolve("https://hooks.example/in?a=b", allow_local=False)
+    assert post(target, b"{}", {"webhook-id": "1"}) == Answer(204)
+    assert (went_to, asked) == ([(PUBLIC, 443)], ["hooks.example"])
+    assert got[0].startswith(b"POST /in?a=b HTTP/1.1\r\n")
+    assert b"host: hooks.example\r\n" in got[0]
+
+
+def test_a_certificate_of_another_name_is_not_trusted(
+    names: Callable[..., list[str]], secure: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names([PUBLIC])
+    monkeypatch.setattr(socket, "create_connection", lambda address, timeout: _local(secure[0], timeout))
+    with pytest.raises(Unanswered, match="SSLCertVerificationError"):
+        post(resolve("https://other.example/", allow_local=False), b"{}", {})
+
+
+def test_a_receiver_that_dribbles_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.webhooks.post._TOTAL_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=_dribble, args=(server,))
+        thread.start()
+        port = server.getsockname()[1]
+        with pytest.raises(Unanswered):
+            post(resolve(f"http://127.0.0.1:{port}/", allow_local=True), b"{}", {})
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, list[bytes]]]:
+    """A TLS server that is hooks.example; its certificate is trusted here."""
+    certificate = _certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    got: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=_answer_once, args=(server, context, got))
+        thread.start()
+        yield server.getsockname()[1], got
+        thread.join(5)
+
+
+def _local(port: int, timeout: float) -> socket.socket:
+    plain = socket.socket()
+    plain.settimeout(timeout)
+    plain.connect(("127.0.0.1", port))
+    return plain
+
+
+def _answer_once(server: socket.socket, context: ssl.SSLContext, got: list[bytes]) -> None:
+    plain, _ = server.accept()
+    try:
+        with context.wrap_socket(plain, server_side=True) as connection:
+            sent = b""
+            while not sent.endswith(b"{}"):
+                sent += connection.recv(65536)
+            got.append(sent)
+            connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+    except OSError:
+        plain.close()
+
+
+def _dribble(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        try:
+            connection.sendall(b"HTTP/1.1 2")
+            while connection.send(b"x"):
+                connection.settimeout(0.05)
+                try:
+                    if not connection.recv(65536):
+                        return
+                except TimeoutError:
+                    pass
+        except OSError:
+            pass
+
+
+def _certificate(folder: Path) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hooks.example")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("hooks.example")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(secret + made.public_bytes(serialization.Encoding.PEM))
+    return path
