@@ -9,6 +9,7 @@ from typing import Any
 
 from app.errors import InvalidState
 from app.files import foreign
+from app.files import service as files
 from app.files.preview import lines_of
 from app.files.rows import TrainingRows
 from app.files.schemas import Conversion, FileOut
@@ -40,7 +41,7 @@ def convert(storage: Storage, begin: Begin, file: File, limits: Limits) -> Conve
     )
     with nothing_left(storage, key), begin() as session:
         quotas.check_file(session, made)
-        session.add(made)
+        files.add(session, made)
     shown.file = FileOut.model_validate(made)
     return shown
 

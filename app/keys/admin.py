@@ -8,6 +8,7 @@ from datetime import timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.errors import InvalidState, NotFound
 from app.keys import service
 from app.keys.schemas import KeyCreate
@@ -39,14 +40,17 @@ def rotate(session: Session, key_id: str, overlap: timedelta) -> tuple[ApiKey, s
     end = utc_now() + overlap
     old.expires_at = min(end, old.expires_at) if old.expires_at else end
     session.flush()
+    audit_log.record(session, "key.rotated", old.id, to=key.id)
     return key, secret
 
 
 def revoke(session: Session, key_id: str) -> ApiKey:
     """From now on it is not recognised; revoking it again changes nothing."""
     key = _get(session, key_id)
-    key.revoked_at = key.revoked_at or utc_now()
-    session.flush()
+    if key.revoked_at is None:
+        key.revoked_at = utc_now()
+        session.flush()
+        audit_log.record(session, "key.revoked", key.id)
     return key
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.errors import NotFound, QuotaExceeded
 from app.files.service import FINE_TUNE
 from app.jobs.models import Tombstone
@@ -58,6 +59,7 @@ def set_quota(session: Session, project_id: str, ask: QuotaSet) -> ProjectOut:
     tenant = _tenant(session, project_id)
     session.merge(Quota(tenant_id=tenant.id, **ask.model_dump()))
     session.flush()
+    audit_log.record(session, "quota.set", tenant.id, **ask.model_dump(mode="json"))
     return _shown(session, tenant)
 
 
@@ -65,6 +67,7 @@ def create_project(session: Session, name: str) -> ProjectOut:
     tenant = Tenant(name=name)
     session.add(tenant)
     session.flush()
+    audit_log.record(session, "project.created", tenant.id, name=name)
     return _shown(session, tenant)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.errors import InvalidState, NotFound
 from app.models import Tenant, utc_now
 from app.pages import Page, page
@@ -27,6 +29,7 @@ def create(session: Session, tenant_id: str, ask: EndpointCreate) -> WebhookEndp
     endpoint = WebhookEndpoint(tenant_id=tenant_id, url=ask.url, events=list(ask.events), secret=signing.new_secret())
     session.add(endpoint)
     session.flush()
+    audit_log.record(session, "webhook_endpoint.created", endpoint.id, host=urlsplit(endpoint.url).hostname)
     return endpoint
 
 
@@ -48,6 +51,7 @@ def remove(session: Session, tenant_id: str, endpoint_id: str) -> WebhookEndpoin
     endpoint = get(session, tenant_id, endpoint_id)
     session.execute(delete(WebhookDelivery).where(WebhookDelivery.endpoint_id == endpoint.id))
     session.delete(endpoint)
+    audit_log.record(session, "webhook_endpoint.deleted", endpoint.id)
     return endpoint
 
 
@@ -57,6 +61,7 @@ def rotate(session: Session, tenant_id: str, endpoint_id: str) -> WebhookEndpoin
     endpoint.old_secret, endpoint.old_secret_until = endpoint.secret, utc_now() + _BOTH_VALID
     endpoint.secret = signing.new_secret()
     session.flush()
+    audit_log.record(session, "webhook_endpoint.rotated", endpoint.id)
     return endpoint
 
 

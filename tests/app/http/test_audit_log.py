@@ -95,3 +95,22 @@ def test_pages_join_without_a_gap(service: Service, provider: TestClient) -> Non
         found = audit_log.verify(session)
     assert isinstance(found, audit_log.Chain)
     assert found.rows == len(whole)
+
+
+def test_what_the_provider_does_to_projects_and_keys_is_logged(provider: TestClient) -> None:
+    project = provider.post("/v1/admin/projects", json={"name": "acme"}).json()["id"]
+    provider.post(f"/v1/admin/projects/{project}/quota", json={"max_unfinished_jobs": 5})
+    key = provider.post("/v1/admin/keys", json={"project_id": project, "name": "build"}).json()["key"]["id"]
+    provider.post(f"/v1/admin/keys/{key}/rotate", json={})
+    for _ in range(2):
+        provider.delete(f"/v1/admin/keys/{key}")
+
+    acts = [(each["action"], each["target"]) for each in entries(provider)][::-1]
+    mine = [act for act in acts if act[1] in (project, key)]
+    assert [action for action, _ in mine] == [
+        "project.created",
+        "quota.set",
+        "key.created",
+        "key.rotated",
+        "key.revoked",
+    ]
