@@ -107,7 +107,7 @@ def training_rows(cell: Cell, inputs: Inputs) -> Sequence[Row]:
 
 def _methods(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:
     for method in asked.methods:
-        recipe = method_recipe(method, replace(source.recipe, seed=seed), source.defenses)
+        recipe = method_recipe(method, replace(source.recipe, seed=seed), source.defenses(seed))
         if isinstance(recipe.defense, SafeLora) and not recipe.defense.base_unaligned:
             log.warning("%s is left out: the recipe names no base_unaligned, the model before its alignment", method)
             continue

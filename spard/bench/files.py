@@ -44,8 +44,7 @@ class FileSource:
     def recipe(self) -> Recipe:
         return self.spec.recipe
 
-    @property
-    def defenses(self) -> Mapping[str, Defense]:
+    def defenses(self, seed: int) -> Mapping[str, Defense]:
         """The recipe's own; every SafeLoRA knows the model before its alignment."""
         own: dict[str, Defense] = {each.name: each.defense for each in self.spec.defenses}
         every = {"safelora": METHODS["safelora"]} | own

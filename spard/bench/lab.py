@@ -10,10 +10,11 @@ from pathlib import Path
 from spard.attacks.rows import Row, load_rows
 from spard.bench.source import Attack, Inputs, Split
 from spard.bench.spec import LabSpec
-from spard.config import Defense, JudgeSpec, Recipe
+from spard.config import Defense, JudgeSpec, Recipe, SafeLora
 from spard.lab.attacks import ATTACKS, attack_files
 from spard.lab.make import LIMITS, PLAN, Limits, make
 from spard.lab.pretrain import Plan
+from spard.lab.unaligned import FOLDER, make_unaligned
 from spard.models import folder_digest
 
 OTHER = "other"  # the suite of categories that were not attacked
@@ -41,9 +42,9 @@ class LabSource:
     def recipe(self) -> Recipe:
         return self.spec.recipe
 
-    @property
-    def defenses(self) -> Mapping[str, Defense]:
-        return {each.name: each.defense for each in self.spec.defenses}
+    def defenses(self, seed: int) -> Mapping[str, Defense]:
+        own = {each.name: each.defense for each in self.spec.defenses}
+        return {"safelora": SafeLora(base_unaligned=str(self._lab(seed) / FOLDER))} | own
 
     @property
     def judge(self) -> JudgeSpec:
@@ -53,8 +54,9 @@ class LabSource:
         return [f"The lab has no attack {name!r}; it has {', '.join(ATTACKS)}." for name in self._unknown()]
 
     def make(self, seed: int, split: Split) -> Inputs:
-        lab = self.folder / f"seed-{seed}"
+        lab = self._lab(seed)
         make(lab, seed, self.plan, self.limits)
+        make_unaligned(lab, seed)
         task = load_rows(lab / "train.jsonl")
         return Inputs(
             model=str(lab / "model"),
@@ -64,6 +66,9 @@ class LabSource:
             pools={pool.name: lab / pool.path for pool in self.spec.pools},
             device=self.device,
         )
+
+    def _lab(self, seed: int) -> Path:
+        return self.folder / f"seed-{seed}"
 
     def _unknown(self) -> list[str]:
         return [name for name in self.attacks if name not in ATTACKS]

@@ -56,8 +56,7 @@ class Source(Protocol):
         """What all runs have in common; the method decides the defence."""
         ...
 
-    @property
-    def defenses(self) -> Mapping[str, Defense]:
+    def defenses(self, seed: int) -> Mapping[str, Defense]:
         """Methods whose settings are the recipe's own."""
         ...
 

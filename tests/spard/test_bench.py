@@ -16,10 +16,11 @@ from spard.bench.measure import Measurement, key_of
 from spard.bench.methods import changed, has_setting, method_recipe
 from spard.bench.report import Summary, figures, results_csv, results_md, summaries, summarize, tables_of
 from spard.bench.source import Inputs
-from spard.bench.spec import LabSpec, load_spec
+from spard.bench.spec import LabSpec, NamedDefense, load_spec
 from spard.bench.tune import Trial, best, tune_seeds
-from spard.config import Audit, Hyperparameters, NoDefense, Recipe, Spard
+from spard.config import Audit, Hyperparameters, NoDefense, Recipe, SafeLora, Spard
 from spard.errors import InvalidRecipe
+from spard.models import folder_digest
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 FEW_STEPS = Recipe(
@@ -151,10 +152,22 @@ def test_every_kind_lists_its_runs(source: LabSource) -> None:
 
 
 def test_safelora_is_left_out_without_an_unaligned_model(source: LabSource, caplog: pytest.LogCaptureFixture) -> None:
-    cells = method_cells(source, replace(ASKED, methods=("safelora",)))
+    unknown = replace(source, spec=replace(source.spec, defenses=(NamedDefense("safelora", SafeLora()),)))
+
+    cells = method_cells(unknown, replace(ASKED, methods=("safelora",)))
 
     assert [cell.method for cell in cells] == ["base"]
     assert "names no base_unaligned" in caplog.text
+
+
+def test_the_lab_has_an_unaligned_twin_for_safelora(source: LabSource, inputs: Inputs) -> None:
+    (_, cell) = method_cells(source, replace(ASKED, methods=("safelora",)))
+    assert isinstance(cell.recipe.defense, SafeLora)
+
+    twin = str(cell.recipe.defense.base_unaligned)
+
+    assert Path(twin).parent == Path(inputs.model).parent
+    assert folder_digest(Path(twin)) != inputs.digest
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_algorithm_1_has_the_paper_s_numbers(name: str) -> None:
     spec = load_spec(name, {"SPARD_DATA": "/data"})
     assert isinstance(spec, FilesSpec)
 
-    assert FileSource(spec).defenses["closed_form"] == Spard(
+    assert FileSource(spec).defenses(1)["closed_form"] == Spard(
         variant="closed_form",
         tau=0.2,
         delta=0.1,
@@ -112,7 +112,7 @@ def test_safelora_knows_the_model_before_its_alignment() -> None:
     spec = load_spec("qwen2.5-7b-gsm8k", {})
     assert isinstance(spec, FilesSpec)
 
-    assert FileSource(spec).defenses["safelora"] == SafeLora(base_unaligned="Qwen/Qwen2.5-7B")
+    assert FileSource(spec).defenses(1)["safelora"] == SafeLora(base_unaligned="Qwen/Qwen2.5-7B")
 
 
 def test_a_check_names_every_variable_and_file_that_is_missing(
