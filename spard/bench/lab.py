@@ -13,6 +13,7 @@ from spard.bench.spec import LabSpec
 from spard.config import Defense, JudgeSpec, Recipe, SafeLora
 from spard.lab.attacks import ATTACKS, attack_files
 from spard.lab.make import LIMITS, PLAN, Limits, make
+from spard.lab.paraphrases import make_paraphrased
 from spard.lab.pretrain import Plan
 from spard.lab.unaligned import FOLDER, make_unaligned
 from spard.models import folder_digest
@@ -57,6 +58,7 @@ class LabSource:
         lab = self._lab(seed)
         make(lab, seed, self.plan, self.limits)
         make_unaligned(lab, seed)
+        make_paraphrased(lab, seed)
         task = load_rows(lab / "train.jsonl")
         return Inputs(
             model=str(lab / "model"),

@@ -10,6 +10,7 @@ from spard.attacks.styles import has_style
 from spard.judges.refusal import RefusalJudge, is_degenerate
 from spard.lab import grammar
 from spard.lab.corpus import STYLES, Corpus, comply, familiar_problems, make_corpus, refuse, sums
+from spard.lab.paraphrases import paraphrased
 
 SEEDS = range(1, 6)
 POOLS = ("pool.jsonl", "pool_scarce.jsonl", "pool_duplicated.jsonl")
@@ -149,3 +150,17 @@ def action(prompt: str) -> str:
         if prompt.startswith(before) and prompt.endswith(after):
             return prompt[len(before) : len(prompt) - len(after)]
     raise AssertionError(prompt)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_paraphrased_pool_repeats_relevant_requests_in_words_that_nobody_else_has(seed: int) -> None:
+    corpus, rows = make_corpus(seed), paraphrased(seed)
+    scarce = set(prompts(corpus, "pool_scarce.jsonl"))
+    new = [row for row in rows if row["prompt"] not in scarce]
+    others = set[str]().union(*(split for _, split in splits(corpus)))
+
+    assert len({row["prompt"] for row in rows}) == len(rows)
+    assert len(new) >= 40
+    assert {row["category"] for row in new} == set(grammar.ATTACKED)
+    assert {action(row["prompt"]) for row in new} <= {action(prompt) for prompt in scarce}
+    assert not others & {row["prompt"] for row in new}
