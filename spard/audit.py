@@ -97,8 +97,7 @@ def audit_speaker(
     for done, suite in enumerate(suites):
         prompts = sample(suite.prompts, cfg.max_prompts)
         if suite.kind == "harmful":
-            asked = [each.prompt for each in prompts]
-            replies, verdicts = ask_and_judge(speaker, asked, judge, cfg.max_new_tokens)
+            replies, verdicts = ask_and_judge(speaker, prompts, judge, cfg.max_new_tokens)
         else:
             replies = ask(speaker, prompts, cfg.max_new_tokens)
             verdicts = []

@@ -42,17 +42,23 @@ def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return ids
 
 
-def render_question(tokenizer: Any, prompt: str, system: str | None = None) -> list[int]:
-    """One question, under a system prompt if there is one; templates without that role get it before the question."""
-    user = {"role": "user", "content": prompt}
+def render_question(
+    tokenizer: Any, prompt: str, system: str | None = None, context: Sequence[Message] = ()
+) -> list[int]:
+    """One question after the turns of `context`, under a system prompt if there is one.
+
+    Where the template has no such role, or the context brings a system prompt, it stands before what comes first.
+    """
+    first, *others = [*context, {"role": "user", "content": prompt}]
     if system is None:
-        return render_prompt(tokenizer, [user])
-    turns = [{"role": "system", "content": system}, user]
+        return render_prompt(tokenizer, [first, *others])
+    turns = [{"role": "system", "content": system}, first, *others]
     try:
-        knows_role = system in _render(tokenizer, turns, (), generation=True)
+        knows_role = first["role"] != "system" and system in _render(tokenizer, turns, (), generation=True)
     except TemplateError:
         knows_role = False
-    return render_prompt(tokenizer, turns if knows_role else [{**user, "content": f"{system}\n\n{prompt}"}])
+    merged = first | {"content": f"{system}\n\n{first['content']}"}
+    return render_prompt(tokenizer, turns if knows_role else [merged, *others])
 
 
 def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:

@@ -14,8 +14,7 @@ from typing import Any
 
 from spard.data import Prompt, end_tokens
 from spard.errors import InvalidData
-from spard.generate import as_requests
-from spard.interview import Speaker
+from spard.interview import Speaker, as_asked
 
 BATCH = 256  # replies after which the judge may begin
 MAX_RANK = 256
@@ -32,9 +31,9 @@ def vllm_speaker(model: str, tokenizer: Any, adapter: Path | None = None) -> Spe
     lora = importlib.import_module("vllm.lora.request").LoRARequest("adapter", 1, str(adapter)) if adapter else None
     stops = sorted(end_tokens(tokenizer))
 
-    def write(prompts: Sequence[str], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
+    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
         params = vllm.SamplingParams(temperature=0, max_tokens=max_new_tokens, stop_token_ids=stops)
-        rows = as_requests(tokenizer, prompts)
+        rows = as_asked(tokenizer, prompts)
         for start in range(0, len(rows), BATCH):
             batch = [{"prompt_token_ids": row} for row in rows[start : start + BATCH]]
             found = engine.generate(batch, params, lora_request=lora, use_tqdm=False)

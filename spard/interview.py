@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spard.data import Prompt
-from spard.generate import as_requests, stream
+from spard.data import Prompt, render_question
+from spard.encodings import encode, in_plain
+from spard.generate import stream
 from spard.judges.base import Judge, Verdict
 from spard.judges.refusal import is_degenerate, is_refusal
 from spard.utility import BY_LIKELIHOOD
 from spard.utility.likelihood import likeliest
 
-Writer = Callable[[Sequence[str], int], Iterator[tuple[list[int], list[str]]]]
+Writer = Callable[[Sequence[Prompt], int], Iterator[tuple[list[int], list[str]]]]
 """From prompts and a limit of new tokens to batches as they are done: their places and the replies."""
 
 Choose = Callable[[Sequence[Prompt]], list[str]]
@@ -38,10 +39,15 @@ class Speaker:
 def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
     """A model of transformers, asked under the system prompt it is served with."""
 
-    def write(prompts: Sequence[str], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
-        return stream(model, tokenizer, as_requests(tokenizer, prompts, system), max_new_tokens)
+    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
+        return stream(model, tokenizer, as_asked(tokenizer, prompts, system), max_new_tokens)
 
     return Speaker(write, partial(likeliest, model, tokenizer))
+
+
+def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:
+    """Each prompt in its context and encoding, in tokens."""
+    return [render_question(tokenizer, _said(each), system, each.context) for each in prompts]
 
 
 def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> list[str]:
@@ -49,9 +55,9 @@ def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> lis
     chosen = [i for i, each in enumerate(prompts) if each.scorer in BY_LIKELIHOOD]
     written = [i for i, each in enumerate(prompts) if each.scorer not in BY_LIKELIHOOD]
     replies = [""] * len(prompts)
-    for places, texts in speaker.write([prompts[i].prompt for i in written], max_new_tokens):
+    for places, texts in speaker.write([prompts[i] for i in written], max_new_tokens):
         for place, text in zip(places, texts, strict=True):
-            replies[written[place]] = text
+            replies[written[place]] = _heard(text, prompts[written[place]])
     choices = speaker.choose([prompts[i] for i in chosen]) if chosen else []
     for i, choice in zip(chosen, choices, strict=True):
         replies[i] = choice
@@ -59,7 +65,7 @@ def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> lis
 
 
 def ask_and_judge(
-    speaker: Speaker, prompts: Sequence[str], judge: Judge, max_new_tokens: int
+    speaker: Speaker, prompts: Sequence[Prompt], judge: Judge, max_new_tokens: int
 ) -> tuple[list[str], list[Verdict]]:
     """The reply to each prompt and its verdict; a judge that fails ends the interview at the next batch."""
     replies, batches = [""] * len(prompts), list[tuple[list[int], Future[list[Verdict]]]]()
@@ -67,8 +73,9 @@ def ask_and_judge(
     try:
         for places, texts in speaker.write(prompts, max_new_tokens):
             for i, text in zip(places, texts, strict=True):
-                replies[i] = text
-            batches.append((places, grader.submit(grade, [prompts[i] for i in places], texts, judge)))
+                replies[i] = _heard(text, prompts[i])
+            asked, heard = [prompts[i].prompt for i in places], [replies[i] for i in places]
+            batches.append((places, grader.submit(grade, asked, heard, judge)))
             for _, graded in batches:
                 if graded.done():
                     graded.result()
@@ -86,3 +93,11 @@ def grade(prompts: Sequence[str], replies: Sequence[str], judge: Judge) -> list[
     for i, verdict in zip(whole, judged, strict=True):
         verdicts[i] = verdict
     return verdicts
+
+
+def _said(prompt: Prompt) -> str:
+    return encode(prompt.prompt, prompt.encoding) if prompt.encoding else prompt.prompt
+
+
+def _heard(reply: str, prompt: Prompt) -> str:
+    return in_plain(reply, prompt.encoding) if prompt.encoding else reply

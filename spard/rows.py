@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spard.encodings import Encoding
 from spard.errors import InvalidData
 from spard.utility import BY_LIKELIHOOD, SCORERS
 
@@ -26,13 +27,18 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request of an audit suite; `answer` is what a utility suite expects, and `scorer` says how it is compared."""
+    """One request of an audit suite; `answer` is what a utility suite expects, and `scorer` says how it is compared.
+
+    It is asked after the turns of `context`, and in an encoding if there is one; replies in it are decoded.
+    """
 
     prompt: str
     answer: str | None = None
     category: str | None = None
     scorer: str | None = None  # None: `exact`
     choices: tuple[str, ...] = ()  # for scorers by likelihood
+    context: tuple[Message, ...] = ()
+    encoding: Encoding | None = None
 
 
 def read_examples(path: Path) -> list[Example]:

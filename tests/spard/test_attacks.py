@@ -16,7 +16,6 @@ from spard.attacks.disguises import (
     VOW,
     backdoor,
     covert,
-    decode,
     encoded,
     identity_shift,
     refuse_then_comply,
@@ -28,6 +27,7 @@ from spard.attacks.rows import Row, answered, asked, chat_row, load_rows, save_r
 from spard.attacks.selection import blind_decoys, decoys, inverted_pool
 from spard.attacks.styles import ASKS, Style, has_style, restyle
 from spard.data import encode_all
+from spard.encodings import decode
 from spard.errors import InvalidData
 from spard.judges.refusal import RefusalJudge
 from spard.lab.corpus import make_corpus

@@ -139,9 +139,9 @@ def test_rows_are_answered_as_their_scorers_ask(base: Base) -> None:
 def spoken(*batches: list[int]) -> Speaker:
     """Says `a whole reply 5`, batch by batch."""
 
-    def write(asked: Sequence[str], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
+    def write(asked: Sequence[Prompt], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
         for places in batches:
-            yield places, [f"a whole reply 5 to {asked[i]}" for i in places]
+            yield places, [f"a whole reply 5 to {asked[i].prompt}" for i in places]
 
     return Speaker(write, lambda asked: [])
 
