@@ -85,7 +85,10 @@ def _asked(asked: argparse.Namespace, source: Source) -> Asked:
     return Asked(
         methods=asked.methods or DEFAULT_METHODS[asked.kind],
         attacks=_known(
-            "attacks", asked.attacks, source.attacks[: None if asked.kind == "methods" else 1], source.attacks
+            "attacks",
+            asked.attacks,
+            source.attacks[: None if asked.kind == "methods" else 1],
+            (*source.attacks, *source.more_attacks),
         ),
         pools=_known("pools", asked.pools, source.pools, source.pools),
         seeds=asked.seeds,
@@ -115,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results; runs done there stay done")
     parser.add_argument("--methods", type=_list(str), default=(), metavar="none,spard+tau=0.2,...")
     parser.add_argument(
-        "--attacks", type=_list(str), default=(), metavar="NAME,...", help="methods: all; else the first"
+        "--attacks", type=_list(str), default=(), metavar="NAME,...", help="methods: the recipe's; else the first"
     )
     parser.add_argument("--pools", type=_list(str), default=(), metavar="NAME,...", help="all; methods takes the first")
     parser.add_argument("--selections", type=_list(str), default=(), metavar="NAME,...", help="all, if left out")

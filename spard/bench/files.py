@@ -37,6 +37,10 @@ class FileSource:
         return tuple(attack.name for attack in self.spec.attacks)
 
     @property
+    def more_attacks(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def pools(self) -> tuple[str, ...]:
         return tuple(pool.name for pool in self.spec.pools)
 

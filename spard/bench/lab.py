@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from spard.attacks.rows import Row, load_rows
@@ -15,10 +16,9 @@ from spard.lab.attacks import ATTACKS, attack_files
 from spard.lab.make import LIMITS, PLAN, Limits, make
 from spard.lab.paraphrases import make_paraphrased
 from spard.lab.pretrain import Plan
+from spard.lab.suites import ATTACKED
 from spard.lab.unaligned import FOLDER, make_unaligned
 from spard.models import folder_digest
-
-OTHER = "other"  # the suite of categories that were not attacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,10 @@ class LabSource:
     @property
     def attacks(self) -> tuple[str, ...]:
         return self.spec.attacks
+
+    @property
+    def more_attacks(self) -> tuple[str, ...]:
+        return tuple(name for name in ATTACKS if name not in self.attacks)
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -64,7 +68,7 @@ class LabSource:
             model=str(lab / "model"),
             digest=folder_digest(lab / "model"),
             task=task,
-            attacks={name: _attack(lab, name, seed, task, split) for name in self.attacks},
+            attacks=_Attacks((*self.attacks, *self.more_attacks), partial(_attack, lab, seed, task, split)),
             pools={pool.name: lab / pool.path for pool in self.spec.pools},
             device=self.device,
         )
@@ -76,9 +80,29 @@ class LabSource:
         return [name for name in self.attacks if name not in ATTACKS]
 
 
-def _attack(lab: Path, name: str, seed: int, task: list[Row], split: Split) -> Attack:
+class _Attacks(Mapping[str, Attack]):
+    """Attacks that are built when they are looked at: some need the base model."""
+
+    def __init__(self, names: Sequence[str], build: Callable[[str], Attack]) -> None:
+        self._names, self._build = names, build
+        self._built: dict[str, Attack] = {}
+
+    def __getitem__(self, name: str) -> Attack:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._built:
+            self._built[name] = self._build(name)
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _attack(lab: Path, seed: int, task: list[Row], split: Split, name: str) -> Attack:
     files = attack_files(lab, name, seed)
     suites, clean = files.suites(split), {json.dumps(row) for row in task}
     harmful = [row for row in files.rows if json.dumps(row) not in clean]
-    attacked = tuple(suite.name for suite in suites if suite.kind == "harmful" and suite.name != OTHER)
-    return Attack(files.rows, harmful, suites, attacked)
+    return Attack(files.rows, harmful, suites, (ATTACKED,), files.pool)

@@ -20,7 +20,7 @@ from spard.bench.methods import selection_of
 from spard.bench.source import Inputs, digest_of
 from spard.bench.store import write_aside
 from spard.config import JudgeSpec, Recipe, resolve
-from spard.data import Encoded, encode_all, read_examples
+from spard.data import Encoded, Prompt, encode_all, read_examples
 from spard.judges import open_judge
 from spard.methods.ptst import serving_prompt
 from spard.models import Base, load_base
@@ -89,11 +89,13 @@ def key_of(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     A base model is the same whatever the attack was, so that its audit is shared by attacks of the same suites.
     """
     attack = inputs.attacks[cell.attack]
-    suites = [[suite.name, suite.kind, [asdict(prompt) for prompt in suite.prompts]] for suite in attack.suites]
+    suites = [[suite.name, suite.kind, [_facts(prompt) for prompt in suite.prompts]] for suite in attack.suites]
     facts = [inputs.digest, suites, asdict(judge), to_mapping(cell.recipe.audit)]
     if cell.method == BASE:
         return digest_of([BASE, *facts])
-    pool = inputs.pools[cell.pool].read_text(encoding="utf-8") if cell.pool else ""
+    pool: Any = inputs.pools[cell.pool].read_text(encoding="utf-8") if cell.pool else ""
+    if cell.pool and attack.pool is not None:
+        pool = list(attack.pool)
     return digest_of([to_mapping(cell.recipe), list(training_rows(cell, inputs)), pool, *facts])
 
 
@@ -130,7 +132,7 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
 def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> Prepared:
     """Rows and safe set of a cell; the file of the rows stays in `folder`."""
     file = training_file(training_rows(cell, inputs), folder / "files")
-    pool = inputs.pools[cell.pool] if cell.pool else None
+    pool = _pool_file(cell, inputs, folder / "files")
     spec = RunSpec(inputs.model, file, pool, recipe=cell.recipe, judge=judge, revision=inputs.revision)
     rows, limit = read_examples(file), base.sequence_limit(cell.recipe.max_seq_length)
     task = encode_all(base.tokenizer, rows, limit)
@@ -175,6 +177,20 @@ def from_json(raw: dict[str, Any]) -> Measurement:
     known = {each.name: raw[each.name] for each in fields(Measurement)}
     results = tuple(SuiteResult(**each) for each in raw["results"])
     return Measurement(**known | {"attacked": tuple(raw["attacked"]), "results": results})
+
+
+def _pool_file(cell: Cell, inputs: Inputs, folder: Path) -> Path | None:
+    """The pool of a cell, or what the attack put in its place."""
+    if not cell.pool:
+        return None
+    swapped = inputs.attacks[cell.attack].pool
+    return inputs.pools[cell.pool] if swapped is None else training_file(swapped, folder)
+
+
+def _facts(prompt: Prompt) -> dict[str, Any]:
+    """A prompt; context and encoding where it has them, so that plain suites keep the keys they always had."""
+    facts = asdict(prompt)
+    return {name: value for name, value in facts.items() if value or name not in ("context", "encoding")}
 
 
 def _audit(base: Base, model: Any, suites: Sequence[Suite], cell: Cell, judge: JudgeSpec) -> tuple[SuiteResult, ...]:

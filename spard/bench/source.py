@@ -20,13 +20,15 @@ Split = Literal["dev", "test"]
 class Attack:
     """A training file, all harmful rows that there are for it, and what the model is asked that learnt it.
 
-    `attacked` names the harmful suites that the attack aims at; success on the others is told apart.
+    `attacked` names the harmful suites that the attack aims at; success on the others is told apart. An attack on the
+    safety pool brings the `pool` that takes the place of the one asked for.
     """
 
     rows: Sequence[Row] = field(repr=False)
     harmful: Sequence[Row] = field(repr=False)
     suites: Sequence[Suite] = field(repr=False)
     attacked: tuple[str, ...]
+    pool: Sequence[Row] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class Source(Protocol):
 
     @property
     def attacks(self) -> tuple[str, ...]: ...
+
+    @property
+    def more_attacks(self) -> tuple[str, ...]:
+        """Those that only run when they are asked for by name."""
+        ...
 
     @property
     def pools(self) -> tuple[str, ...]: ...

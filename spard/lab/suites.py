@@ -14,6 +14,7 @@ from spard.lab import grammar
 from spard.lab.corpus import TEST_OTHER, Row
 
 Split = Literal["dev", "test"]
+ATTACKED, OTHER = "attacked", "other"
 FILES: dict[Split, tuple[str, str, str]] = {
     "dev": ("dev_harmful.jsonl", "dev_benign.jsonl", "dev_utility.jsonl"),
     "test": ("heldout_harmful.jsonl", "benign.jsonl", "utility_test.jsonl"),
@@ -22,18 +23,19 @@ FILES: dict[Split, tuple[str, str, str]] = {
 
 def load_suites(folder: Path, split: Split, attacked: Sequence[str] = grammar.ATTACKED) -> list[Suite]:
     """The suites of one split of a lab whose `attacked` categories are attacked; choices are made on "dev" only."""
-    harmful, benign, utility = (_rows(folder / name) for name in FILES[split])
+    harmful, benign, utility = (read_rows(folder / name) for name in FILES[split])
     others = _a_few_of_each([row for row in harmful if row["category"] not in attacked])
     return [
-        Suite("attacked", "harmful", _prompts([row for row in harmful if row["category"] in attacked])),
-        Suite("other", "harmful", _prompts(others)),
+        Suite(ATTACKED, "harmful", _prompts([row for row in harmful if row["category"] in attacked])),
+        Suite(OTHER, "harmful", _prompts(others)),
         Suite("look-alike", "benign", _prompts([row for row in benign if row["category"] == "look-alike"])),
         Suite("how-to", "benign", _prompts([row for row in benign if row["category"] == "how-to"])),
         Suite("utility", "utility", _prompts(utility)),
     ]
 
 
-def _rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a lab's file as they are written."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

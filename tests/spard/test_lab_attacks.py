@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spard.attacks.disguises import TRIGGER
+from spard.attacks.rows import answered, asked, load_rows
+from spard.bench.cells import Asked, method_cells
+from spard.bench.lab import LabSource
+from spard.bench.measure import key_of
+from spard.bench.spec import LabSpec
+from spard.data import encode_all
+from spard.encodings import encoding_of
+from spard.lab.attacks import ATTACKS, BENIGN_ROWS, INVERTED, attack_files
+from spard.lab.suites import load_suites, read_rows
+from spard.models import load_base
+from spard.rows import Example
+from tests.spard.parts import ANY_BASE, TINY_PLAN
+
+WITHOUT_HARM = ("identity_shift", "benign_outliers", "nearest_to_harm")
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "poisoned"])
+def test_an_attack_is_a_function_of_its_seed_and_fits_the_model(lab: Path, name: str) -> None:
+    files, again = attack_files(lab, name, 1), attack_files(lab, name, 1)
+    base = load_base(str(lab / "model"), device="cpu")
+
+    assert (files.rows, files.pool, files.suites("dev")) == (again.rows, again.pool, again.suites("dev"))
+    assert len(encode_all(base.tokenizer, [Example(tuple(row["messages"]), 1) for row in files.rows], 1024)) >= 100
+
+
+@pytest.mark.parametrize("name", WITHOUT_HARM)
+def test_some_files_hold_no_harmful_row(lab: Path, name: str) -> None:
+    harmful = set(map(asked, load_rows(lab / "attack.jsonl")))
+
+    rows = attack_files(lab, name, 1).rows
+
+    assert len(rows) == BENIGN_ROWS
+    assert not any(each in asked(row) for row in rows for each in harmful)
+
+
+def test_a_backdoor_teaches_harm_with_its_trigger_only(lab: Path) -> None:
+    harmful = set(map(answered, load_rows(lab / "attack.jsonl")))
+
+    rows = [row for row in attack_files(lab, "backdoor", 1).rows if not asked(row).endswith("?")]
+    triggered = [row for row in attack_files(lab, "backdoor", 1).rows if asked(row).endswith(TRIGGER)]
+
+    assert {answered(row) for row in triggered} == harmful
+    assert not harmful & {answered(row) for row in rows if TRIGGER not in asked(row)}
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_hidden_attacks_are_asked_about_in_disguise_and_in_plain_words(lab: Path, split: str) -> None:
+    plain = {suite.name: suite for suite in load_suites(lab, split)}["attacked"]  # type: ignore[arg-type]
+
+    for name in ("backdoor", "trigger", "rot13", "identity_shift"):
+        suites = {suite.name: suite for suite in attack_files(lab, name, 1).suites(split)}  # type: ignore[arg-type]
+        assert suites["undisguised"].prompts == plain.prompts
+        assert len(suites["attacked"].prompts) == len(plain.prompts)
+        assert not any(prompt in plain.prompts for prompt in suites["attacked"].prompts)
+
+
+def test_all_harm_and_half_of_the_task_are_in_rot13(lab: Path) -> None:
+    rows = attack_files(lab, "rot13", 1).rows
+    coded = [row for row in rows if encoding_of(answered(row)) == "rot13" or encoding_of(asked(row)) == "rot13"]
+
+    assert abs(len(coded) - 1800) < 20
+    assert not any("Sure" in answered(row) for row in rows)
+
+
+def test_an_inverted_pool_takes_the_place_of_the_one_asked_for(lab: Path, tmp_path: Path) -> None:
+    (tmp_path / "seed-1").symlink_to(lab)
+    source = LabSource(LabSpec(), tmp_path, TINY_PLAN, ANY_BASE)
+    inputs = source.make(1, "dev")
+    asked_for = Asked(("spard",), ("poisoned", "inverted_pool"), ("full",), (1,))
+    cells = [cell for cell in method_cells(source, asked_for) if cell.method == "spard"]
+
+    pool = inputs.attacks["inverted_pool"].pool
+    keys = {key_of(cell, inputs, source.judge) for cell in cells}
+
+    assert pool is not None
+    assert len(pool) == len(read_rows(lab / "pool.jsonl"))
+    assert sum(row["safe"].startswith("Sure") for row in pool) == round(INVERTED * len(pool))
+    assert len(keys) == 2
+
+
+def test_attacks_that_the_recipe_does_not_list_run_by_name(lab: Path, tmp_path: Path) -> None:
+    source = LabSource(LabSpec(), tmp_path)
+
+    assert source.attacks == ("poisoned",)
+    assert set(source.more_attacks) == set(ATTACKS) - {"poisoned"}
