@@ -29,10 +29,14 @@ PLAIN_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids and, position by position, the label to predict there or `NO_LOSS`."""
+    """Token ids and, position by position, the label to predict there or `NO_LOSS`.
+
+    `is_variant` marks a safe row that was made of another one (`spard.augment`).
+    """
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
+    is_variant: bool = False
 
 
 def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:

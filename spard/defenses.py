@@ -11,6 +11,7 @@ SAFETY_PROMPT = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe."
 )
 Variant = Literal["trust_region", "preconditioned", "gated", "closed_form", "reference"]
+Augmentation = Literal["affixes", "templates", "deep", "encodings"]
 BatchSize = Annotated[int, Bound(ge=1, le=64)]
 
 
@@ -97,6 +98,8 @@ class Spard:
     constraint  which safe loss is bounded: the token mean, the mean of each answer's first tokens, or both.
     check_every  steps between two looks at the safe loss, the last step included; "auto" is 4 for `trust_region`, whose
                 radius grows with the root of it, and 1 for the others.
+    augment     variants of the safe rows that are looked at as often as the rows themselves (`spard.augment`): in the
+                customer's `affixes`, `templates` and `encodings`, and `deep` into an answer that began to comply.
     anchor_weight  of the representation anchor on the safe prompts (`spard.anchor`), which keeps the projection from
                 spilling over to benign prompts; "auto" is 10 where the variant is ours and 0 for the paper's two.
     """
@@ -111,6 +114,7 @@ class Spard:
     constraint: Literal["mean", "prefix", "both"] = "both"
     check_every: Annotated[int, Bound(ge=1, le=1000)] | Auto = "auto"
     anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] | Auto = "auto"
+    augment: tuple[Augmentation, ...] = ("affixes", "templates")
 
     @property
     def every(self) -> int:

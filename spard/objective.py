@@ -28,13 +28,14 @@ class Objective:
 
     def __init__(self, base: Base, task: Sequence[Encoded], safe: Sequence[Encoded], recipe: Recipe) -> None:
         self.base, self.safe, self.recipe = base, safe, recipe
+        self.plain = [row for row in safe if not row.is_variant]
         self.task = mixed(task, safe) if isinstance(recipe.defense, SafeInstr) else task
         self.max_norm = float("inf") if clips_itself(recipe.defense) else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
         has_lora, pad_id = recipe.lora is not None, base.tokenizer.pad_token_id
         self.reference = reference_of(base.model, has_lora=has_lora) if isinstance(recipe.defense, SafeGrad) else None
         self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
-        self.anchor = Anchor(base.model, safe, pad_id, recipe.anchor) if recipe.anchor else None
+        self.anchor = Anchor(base.model, self.plain, pad_id, recipe.anchor) if recipe.anchor else None
 
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
         """The task loss on some rows and its gradient, in pieces that fit into memory."""

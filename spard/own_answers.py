@@ -10,25 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spard.config import JudgeSpec, Selection
-from spard.data import Encoded, Example, encode_all, prompt_text
+from spard.data import Example, prompt_text
 from spard.generate import generate
-from spard.judges import Judge, open_judge
+from spard.judges import Judge
 from spard.models import Base
 
 MAX_NEW_TOKENS = 256
 HARMLESS = 1  # the judge's lowest score
-
-
-def safe_set(
-    base: Base, chosen: Sequence[Example], selection: Selection, judge: JudgeSpec, limit: int
-) -> list[Encoded]:
-    """The selected pool rows as tokens, with the answers that the selection asks for."""
-    pool = encode_all(base.tokenizer, chosen, limit)
-    if selection.safe_answers == "pool":
-        return pool
-    own = encode_all(base.tokenizer, with_own_answers(base, chosen, open_judge(judge)), limit + MAX_NEW_TOKENS)
-    return [mine if len(mine.ids) <= limit else theirs for mine, theirs in zip(own, pool, strict=True)]
 
 
 def with_own_answers(

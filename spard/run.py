@@ -23,10 +23,11 @@ from spard.leaks import leaks_of
 from spard.losses import Evaluation, evaluate
 from spard.methods.base import Metrics
 from spard.methods.ptst import serving_prompt
+from spard.mined_suites import mined_suites
 from spard.models import Base, load_base
-from spard.own_answers import safe_set
 from spard.package import Measured, metrics_csv, safety_report, trigger_rate
 from spard.recipe import RunSpec, to_mapping
+from spard.safe_set import safe_set
 from spard.selection import Chosen, choose
 from spard.train import Trained, train
 
@@ -62,14 +63,15 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     for reason in chain.from_iterable(leaks.values()):
         report({"kind": "warning", "message": reason})
     chosen, safe = select(base, rows, spec, limit, report)
-    before = measure(base, base.model, spec, report)  # first, since full fine-tuning changes the base model in place
+    suites = suites_of(spec, rows)
+    before = measure(base, base.model, suites, spec, report)  # first: full fine-tuning changes the base model in place
 
     report({"kind": "phase", "phase": "train"})
     on_step = partial(_report_step, report)
     checkpoints = out / "checkpoints"
     trained = train(base, task, safe, spec.recipe, resolved, on_step=on_step, checkpoints=checkpoints)
 
-    after = measure(base, trained.model, spec, report, serving_prompt(spec.recipe.defense))
+    after = measure(base, trained.model, suites, spec, report, serving_prompt(spec.recipe.defense))
     measured = Measured(before, after, gate(before, after, spec.thresholds, leaks))
     valid = evaluate(base.model, validation, base.tokenizer.pad_token_id) if validation else None
 
@@ -99,15 +101,22 @@ def select(
     k = spec.recipe.selection.size(len(rows), len(fits))
     chosen = choose(pool_ND, task_MD, k, spec.recipe.selection, spec.recipe.seed)
     examples = [pool[fits[i]] for i in chosen.indices]
-    return chosen, safe_set(base, examples, spec.recipe.selection, spec.judge, limit)
+    return chosen, safe_set(base, examples, rows, spec.recipe, spec.judge, limit)
 
 
-def measure(base: Base, model: Any, spec: RunSpec, report: Report, system: str | None = None) -> list[SuiteResult]:
-    """Audit one model, as it is served, on the recipe's suites; none asked for means all there are."""
-    report({"kind": "phase", "phase": "audit"})
+def suites_of(spec: RunSpec, rows: Sequence[Example]) -> list[Suite]:
+    """The recipe's suites, none asked for meaning all there are, and those that the customer's rows give rise to."""
     wanted = spec.recipe.audit.suites
     specs = [each for each in spec.suites if wanted is None or each.name in wanted]
     suites = [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in specs]
+    return [*suites, *mined_suites(suites, rows)]
+
+
+def measure(
+    base: Base, model: Any, suites: Sequence[Suite], spec: RunSpec, report: Report, system: str | None = None
+) -> list[SuiteResult]:
+    """Audit one model as it is served."""
+    report({"kind": "phase", "phase": "audit"})
     return audit(model, base.tokenizer, suites, open_judge(spec.judge), spec.recipe.audit, system=system)
 
 

@@ -18,7 +18,7 @@ from spard.rows import Prompt, read_prompts
 def named_suites(source: str) -> list[Suite]:
     """Read `[KIND:]FILE`; without a kind, rows that all have answers are a utility suite, other rows are harmful."""
     kind, colon, rest = source.partition(":")
-    stated = next((each for each in get_args(SuiteKind) if colon and each == kind), None)
+    stated = next((each for each in get_args(SuiteKind) if colon and each == kind != "mined"), None)
     return read_suites(Path(rest if stated else source), stated)
 
 

@@ -59,7 +59,7 @@ class Trained:
 
 
 def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, float]:
-    """tau for each constrained loss: as asked, or the model's own on the whole safe set before the first step."""
+    """tau for each constrained loss: as asked, or the model's own on the plain safe rows before the first step."""
     names = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
     if defense.tau != "auto":
         return dict.fromkeys(names, defense.tau)
@@ -162,7 +162,7 @@ class _Run:
             group["lr"] = rate
         torch.manual_seed(int(SeedSequence([self.recipe.seed, progress.step]).generate_state(1)[0]))
         rows, theta = self._rows(progress.step), list(self.theta.values())
-        anchors = safe_rows(self.recipe.seed, progress.step, len(self.objective.safe), ANCHORS)
+        anchors = safe_rows(self.recipe.seed, progress.step, len(self.objective.plain), ANCHORS)
         task = partial(self.objective.task_gradient, theta, rows, anchors)
         metrics = self.method(theta, task, partial(self._safe, theta), self.optimizer)
 
@@ -228,7 +228,7 @@ class _Run:
 
     def _measure_tau(self, defense: Spard) -> dict[str, float]:
         return base_tau(
-            defense, lambda: evaluate(self.base.model, self.objective.safe, self.base.tokenizer.pad_token_id)
+            defense, lambda: evaluate(self.base.model, self.objective.plain, self.base.tokenizer.pad_token_id)
         )
 
     def _rows(self, step: int) -> list[int]:

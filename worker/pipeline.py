@@ -14,9 +14,9 @@ import torch
 from spard.data import Encoded, encode_all
 from spard.errors import InvalidData
 from spard.models import Base, load_base
-from spard.own_answers import safe_set
 from spard.proof import CleanProcess
 from spard.rows import Example, prompt_text, read_examples, read_pool
+from spard.safe_set import safe_set
 from worker.cache import Cache
 from worker.context import Context
 from worker.folder import Folder, read_assignment
@@ -44,9 +44,9 @@ def _run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean:
     rows = read_examples(context.run.training_file)
     task, validation = encode_all(base.tokenizer, rows, limit), _validation(context, limit)
     data = Data(task, _safe_set(context, rows, limit), validation)
-    base_results = audit.measure_base(context)
+    base_results = audit.measure_base(context, rows)
     tuned = train.run(context, data)
-    measured = audit.run(context, tuned.trained.model, base_results)
+    measured = audit.run(context, rows, tuned.trained.model, base_results)
     package.run(context, tuned, measured, [prompt_text(row) for row in rows[: package.PROVED_WITH]])
 
 
@@ -83,4 +83,4 @@ def _safe_set(context: Context, rows: list[Example], limit: int) -> list[Encoded
         risk.run(context, rows, task_MD, pool_ND)
         chosen = select.run(context, task_MD, pool_ND, fitting)
     examples = [pool[i] for i in chosen]
-    return safe_set(context.base, examples, context.recipe.selection, context.run.judge, limit)
+    return safe_set(context.base, examples, rows, context.recipe, context.run.judge, limit)

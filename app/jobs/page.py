@@ -17,6 +17,7 @@ HEADERS = {
 }
 _MEANS = {
     "harmful": ("Attacks that succeeded", "the lower the better"),
+    "mined": ("Attacks in the dress of the training rows that succeeded", "no higher than for the base"),
     "benign": ("Harmless requests refused", "the lower the better"),
     "utility": ("Right answers", "the higher the better"),
 }

@@ -29,7 +29,11 @@ METHODS: dict[str, Defense] = {
     "closed_form": Spard(variant="closed_form"),
     "reference": Spard(variant="reference"),
 }
-SHORT = {"full": "lora=none", "self": "selection.safe_answers=self"}
+SHORT = {
+    "full": "lora=none",
+    "self": "selection.safe_answers=self",
+    "augmented": 'augment=["affixes","templates","deep","encodings"]',
+}
 SETTINGS = {
     "ratio": "selection.ratio",
     "beta": "selection.beta",

@@ -135,3 +135,20 @@ def test_utility_that_was_not_measured_is_no_pass_where_it_decides() -> None:
     limits = replace(LIMITS, max_utility_drop=0.10)
     base, adapter = [result(0), result(60, kind="utility")], [result(0), result(5, n=10, kind="utility")]
     assert gate(base, adapter, limits).decision == "inconclusive"
+
+
+@pytest.mark.parametrize(("before", "after", "decision"), [(30, 35, "pass"), (30, 36, "fail"), (0, 6, "fail")])
+def test_a_mined_suite_fails_by_its_rise_alone(before: int, after: int, decision: str) -> None:
+    found = gate(*([result(1), result(hits, kind="mined")] for hits in (before, after)), LIMITS)
+
+    assert found.decision == decision
+
+
+def test_garbled_replies_to_a_mined_suite_are_no_doubt() -> None:
+    found = gate([result(1), result(0, 50, 50, "mined")], [result(1), result(0, 60, 40, "mined")], LIMITS)
+
+    assert found.decision == "pass"
+
+
+def test_a_mined_suite_is_no_measurement_of_plain_attacks() -> None:
+    assert gate([result(0, kind="mined")], [result(0, kind="mined")], LIMITS).decision == "inconclusive"

@@ -22,7 +22,8 @@ from spard.grads import gradient, utility_gradient
 from spard.judges.base import Verdict
 from spard.losses import TokenLosses, evaluate, losses_and_states
 from spard.models import Base
-from spard.own_answers import safe_set, with_own_answers
+from spard.own_answers import with_own_answers
+from spard.safe_set import safe_set
 from spard.train import Trained, train
 from tests.spard.parts import chat, refusals, sums
 
@@ -238,11 +239,11 @@ def test_answers_that_did_not_end_are_not_taken(base: Base):
 
 
 def test_the_pools_answers_are_kept_unless_asked_otherwise(base: Base):
-    found = safe_set(base, EXAMPLES, Selection(), JudgeSpec(), 256)
+    found = safe_set(base, EXAMPLES, [], Recipe(), JudgeSpec(), 256)
     assert found == encode_all(base.tokenizer, EXAMPLES, 256)
 
 
 def test_own_answers_are_judged_by_the_judge_of_the_run(base: Base):
     """A random model refuses nothing, so nothing of it is taken."""
-    found = safe_set(base, EXAMPLES, Selection(safe_answers="self"), JudgeSpec(), 256)
+    found = safe_set(base, EXAMPLES, [], Recipe(selection=Selection(safe_answers="self")), JudgeSpec(), 256)
     assert found == encode_all(base.tokenizer, EXAMPLES, 256)

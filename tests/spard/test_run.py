@@ -99,9 +99,20 @@ def test_the_report_holds_both_models_and_the_gate(done: tuple[Outcome, Path, An
     report = json.loads((out / "safety.json").read_text())
 
     assert [SuiteResult(**each) for each in report["base"]] == outcome.measured.base
-    assert [each["suite"] for each in report["adapter"]] == ["harmful", "benign", "utility"]
+    provided = [each["suite"] for each in report["adapter"] if each["kind"] != "mined"]
+    assert provided == ["harmful", "benign", "utility"]
     assert report["gate"]["decision"] == outcome.measured.gate.decision
     assert report["trigger_rate"] == trigger_rate(outcome.trained.metrics)
+
+
+def test_what_the_rows_have_in_common_is_a_suite_of_both_models(done: tuple[Outcome, Path, Any]):
+    outcome, _, _ = done
+    base, adapter = (
+        [each for each in found if each.kind == "mined"] for found in (outcome.measured.base, outcome.measured.adapter)
+    )
+
+    assert [each.suite for each in base] == [each.suite for each in adapter]
+    assert "mined 1: beginning with 'Add'" in {each.suite for each in adapter}
 
 
 def test_the_adapter_of_a_run_loads(done: tuple[Outcome, Path, Any], load: Callable[..., Base]):

@@ -138,7 +138,7 @@ def test_the_report_has_rates_with_their_interval(done: tuple[Folder, Heard]) ->
 def test_the_report_measures_base_and_adapter_on_every_suite(done: tuple[Folder, Heard]) -> None:
     report = report_of(done[0])
     names = [[result["suite"] for result in report[subject]] for subject in ("base", "adapter")]
-    assert names == [["harmful", "benign", "utility"]] * 2
+    assert names == [["harmful", "benign", "utility", "mined 1: beginning with 'Add'"]] * 2
 
 
 def test_the_report_names_the_rows_selected(done: tuple[Folder, Heard]) -> None:

@@ -16,9 +16,10 @@ from spard.judges import open_judge
 from spard.leaks import leaks_of
 from spard.manifest import file_sha256
 from spard.methods.ptst import serving_prompt
+from spard.mined_suites import mined_suites
 from spard.package import Measured
 from spard.recipe import SuiteSpec, to_mapping
-from spard.rows import read_prompts
+from spard.rows import Example, read_prompts
 from worker.context import Context
 
 _OUTPUT = "audit.json"
@@ -26,22 +27,24 @@ _OUTPUT = "audit.json"
 Results = list[dict[str, Any]]  # SuiteResult as JSON
 
 
-def measure_base(context: Context) -> list[SuiteResult]:
-    """The base model on every suite, each worked out once on this machine."""
+def measure_base(context: Context, rows: Sequence[Example]) -> list[SuiteResult]:
+    """The base model on every suite, each of the provider's worked out once on this machine."""
     results = []
     with context.stage("audit"):
         for suite in context.run.suites:
-            found = context.cache.json("audits", _key(context, suite), partial(_measure, context, [suite]))
+            found = context.cache.json("audits", _key(context, suite), partial(_measure, context, _read([suite])))
             results.append(replace(SuiteResult(**found[0]), suite=suite.name))
+        results += [SuiteResult(**found) for found in _measure(context, _mined(context, rows))]
     return results
 
 
-def run(context: Context, model: Any, base: Sequence[SuiteResult]) -> Measured:
+def run(context: Context, rows: Sequence[Example], model: Any, base: Sequence[SuiteResult]) -> Measured:
     """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights."""
     context.report.phase("audit")
     with context.stage("audit"):
         weights = tensor_digest({name: part for name, part in model.named_parameters() if part.requires_grad})
-        results = _measured_before(context, weights) or _measure(context, context.run.suites, model)
+        suites = [*_read(context.run.suites), *_mined(context, rows)]
+        results = _measured_before(context, weights) or _measure(context, suites, model)
         (context.folder.stage / _OUTPUT).write_text(json.dumps({"weights": weights, "results": results}))
         adapter = [SuiteResult(**result) for result in results]
         leaks = leaks_of(context.run)
@@ -50,14 +53,22 @@ def run(context: Context, model: Any, base: Sequence[SuiteResult]) -> Measured:
     return Measured(base, adapter, gate(base, adapter, context.run.thresholds, leaks))
 
 
-def _measure(context: Context, specs: Sequence[SuiteSpec], model: Any = None) -> Results:
+def _read(specs: Sequence[SuiteSpec]) -> list[Suite]:
+    return [Suite(spec.name, spec.kind, tuple(read_prompts(spec.path))) for spec in specs]
+
+
+def _mined(context: Context, rows: Sequence[Example]) -> list[Suite]:
+    """The suites that the customer's rows give rise to."""
+    return mined_suites(_read(context.run.suites), rows)
+
+
+def _measure(context: Context, suites: Sequence[Suite], model: Any = None) -> Results:
     """One model, the base or the trained one as it is served, on suites."""
 
     def on_progress(suite: str, done: int, total: int) -> None:
         context.report.progress(done, total)
         context.go_on()
 
-    suites = [Suite(spec.name, spec.kind, tuple(read_prompts(spec.path))) for spec in specs]
     judge, tokenizer = open_judge(context.run.judge), context.base.tokenizer
     system = serving_prompt(context.recipe.defense) if model else None
     found = audit(model or context.base.model, tokenizer, suites, judge, context.recipe.audit, on_progress, system)
