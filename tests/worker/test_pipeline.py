@@ -187,7 +187,8 @@ def test_the_manifest_says_what_the_adapter_is_made_of(done: tuple[Folder, Heard
     assert manifest["selected_rows"] == json.loads((done[0].stage / "select.json").read_text())["indices"]
     assert (manifest["recipe"]["seed"], manifest["steps"]) == (5, 6)
     assert 0 <= manifest["triggered_steps"] <= 6
-    assert [each["suite"] for each in manifest["audit"]["adapter"]] == ["harmful", "benign", "utility"]
+    suites = [each["suite"] for each in manifest["audit"]["adapter"]]
+    assert suites == ["harmful", "benign", "utility", "mined 1: beginning with 'Add'"]
     assert manifest["safety_sha256"] == file_sha256(done[0].safety)
     assert manifest["code"]["sources"] == source_digest(Path(spard.__file__).parent)
 
