@@ -220,8 +220,8 @@ class _Run:
         return None
 
     def _identity(self) -> str:
-        """A digest of everything that decides the numbers of this run."""
-        recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0))
+        """A digest of everything that decides the numbers of this run; how a batch is cut only rounds them."""
+        recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0, micro_batch_size=None))
         rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
         facts = json.dumps([self.base.digest, recipe, asdict(self.resolved), rows])
         return hashlib.sha256(facts.encode()).hexdigest()

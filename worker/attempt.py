@@ -18,7 +18,7 @@ from app.jobs.lease import Claim
 from app.models import TERMINAL, Job
 from app.settings import Settings
 from app.storage import Storage
-from worker.failures import OUT_OF_MEMORY, Failure, failure, is_job_s_own
+from worker.failures import GPU_BROKE, OUT_OF_MEMORY, Failure, failure, is_job_s_own
 from worker.folder import Folder, new_folder
 from worker.heart import Heart
 from worker.inputs import fill
@@ -53,6 +53,7 @@ class Attempt:
         self._settings = settings = backend.settings
         self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
         self._child: Child | None = None
+        self.gpu_broke = False  # by what the child said last
         self._job = self._read_job()
         self._log = self._log.bind(request_id=self._job.spec.get("request_id"))
         self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
@@ -106,6 +107,9 @@ class Attempt:
                 return upload(storage, job, claim, folder, self._backend.key)
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
+            case {"kind": "failed", "code": GPU_BROKE.code}:
+                self.gpu_broke = True
+                return self._failed(GPU_BROKE, blames_job=True)
             case {"kind": "failed", "code": code, "message": message, "param": param, "retryable": retryable}:
                 return self._failed(Failure(code, message, param, retryable), blames_job=is_job_s_own(code))
             case _ if self._stop.is_set() or self._heart.pause_requested.is_set():

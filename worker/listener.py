@@ -65,18 +65,24 @@ class Listener:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case {"kind": "done" | "failed"}:
+            case {"kind": "done"}:
                 self._last_word = message
+            case {"kind": "failed"}:
+                self._last_word = message
+                self._keep_stages()
             case {"kind": "checkpoint", "step": int(step), "path": str(path), "metrics": dict(metrics)}:
                 if self._keeper.keep_checkpoint(step, self._folder.root / path):
                     self._journal.keep(self._keeper.record)
                     self._journal.note_checkpoint(step, metrics)
             case {"kind": "phase"}:
                 self._journal.hear(message)
-                if self._keeper.keep_stages():
-                    self._journal.keep(self._keeper.record)
+                self._keep_stages()
             case _:
                 self._journal.hear(message)
+
+    def _keep_stages(self) -> None:
+        if self._keeper.keep_stages():
+            self._journal.keep(self._keeper.record)
 
     def _write(self) -> None:
         """Write the news with a heartbeat; while the database is away they are kept for the next time."""

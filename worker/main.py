@@ -32,7 +32,7 @@ class Worker:
     `wake` and `end` may be called from a signal handler, unless that interrupts this thread.
     """
 
-    def __init__(self, settings: Settings, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, settings: Settings, command: Sequence[str] = COMMAND, probe: Sequence[str] = gpu.PROBE) -> None:
         preflight.check(settings)
         gpu.check(settings)
         self._stop = Event()
@@ -42,6 +42,8 @@ class Worker:
         self._backend = Backend(settings, make_engine(settings.database()), storage, signing_key(settings))
         settings.work_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._probe = probe
+        self.is_fit = True  # its GPU computes, as far as is known
         self._nursery = _Nursery(command, environment(settings), warm=settings.warm_child)
 
     def run(self) -> None:
@@ -83,11 +85,22 @@ class Worker:
         try:
             claim = self._claim()
             if claim:
-                Attempt(self._backend, claim, self._nursery.take, self._stop).run()
+                attempt = Attempt(self._backend, claim, self._nursery.take, self._stop)
+                attempt.run()
+                if attempt.gpu_broke:
+                    self._await_gpu()
         except Exception:  # one job's trouble, or the database's, is not the end of the worker
             log.exception("could not serve")
             return False
         return claim is not None
+
+    def _await_gpu(self) -> None:
+        """Take no job until a new process can compute on the GPU: it was the job's fault, or somebody mended it."""
+        while not (self._stop.is_set() or gpu.works(self._probe, environment(self._settings))):
+            self.is_fit = False
+            log.error("the GPU does not work; no job is taken", owner=self._owner)
+            self._stop.wait(self._settings.gpu_probe_s)
+        self.is_fit = True
 
     def _claim(self) -> Claim | None:
         with transaction(self._backend.engine) as session:
