@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from spard.manifest import write_manifest
-from worker.folder import Folder, read_assignment
 from worker.failures import failure
-from worker.folder import Folder
+from worker.folder import Folder, read_assignment
 from worker.lifeline import die_with_parent
 from worker.report import Report
 
