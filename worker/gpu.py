@@ -20,9 +20,13 @@ _PROBE_S = 120.0
 
 def check(settings: Settings) -> None:
     """Raise `Unfit` when a GPU is asked for and there is none."""
-    if settings.device == "cuda" and not count():
+    found = count()
+    if settings.device == "cuda" and not found:
         text = "SPARD_DEVICE is cuda, but the driver shows no GPU. Install the NVIDIA driver, give the container a GPU,"
         raise Unfit(f"{text} mend CUDA_VISIBLE_DEVICES, or set SPARD_DEVICE=cpu.")
+    if settings.device != "cpu" and found and found < settings.gpus_per_job:
+        text = f"SPARD_GPUS_PER_JOB is {settings.gpus_per_job}, but the driver shows {found}."
+        raise Unfit(f"{text} Give the worker more GPUs, or set a smaller number.")
 
 
 def works(probe: Sequence[str], environment: Mapping[str, str]) -> bool:
