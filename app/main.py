@@ -15,8 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app import db, health, logs, metrics, openapi, preflight
-from app import db, health, logs, metrics, preflight, traces
+from app import db, health, logs, metrics, openapi, preflight, traces
 from app.audit_log.router import router as audit_log
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions

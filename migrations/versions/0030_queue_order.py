@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0030"
-down_revision = "0012"
+down_revision = "0023"
 
 _OLD = "ix_jobs_status_tenant_id_priority_created_at"
 _NEW = "ix_jobs_status_tenant_id_priority_created_at_id"

@@ -15,8 +15,8 @@ from spard.proof import Proof, Source, prove
 from spard.recipe import to_mapping
 from spard.version import code_version
 from worker.context import Context
-from worker.stages import risk
 from worker.pieces import halved_to
+from worker.stages import risk
 from worker.stages.select import written
 from worker.stages.train import Tuned
 from worker.summary import sentence, summary
