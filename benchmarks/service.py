@@ -20,6 +20,7 @@ from openai import OpenAI
 
 from tests import servers
 from tests.spard.parts import write_model
+from tests.worker.parts import write_key
 
 KEY = "sk-spard-benchmark-key-for-this-machine-only"
 _START = "from app.cli import main; main()"
@@ -49,14 +50,16 @@ def service(**settings: object) -> Iterator[Service]:
     """Up and ready, with the model `tiny` on offer; everything is gone at the end."""
     with servers.postgres() as database, tempfile.TemporaryDirectory() as folder:
         port = servers.free_port()
-        values = {"ADMIN_KEY": KEY, "DATABASE_URL": database, **settings}
+        signing_key = Path(folder) / "key.pem"
+        write_key(signing_key)
+        values = {"ADMIN_KEY": KEY, "DATABASE_URL": database, "SIGNING_KEY": signing_key, **settings}
         environment = os.environ | {f"SPARD_{name}": str(value) for name, value in values.items()}
         command = [sys.executable, "-c", _START, "up", "--data", f"{folder}/data", "--port", str(port)]
         with (Path(folder) / "log").open("wb") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             found = Service(f"http://127.0.0.1:{port}", process.pid)
-            _await(found, process)
+            _await(found, process, Path(folder) / "log")
             model = write_model(Path(folder) / "tiny")
             found.post("/v1/admin/models", {"alias": "tiny", "source": str(model)})
             yield found
@@ -75,10 +78,10 @@ def rows(n: int, words: int = 30) -> bytes:
     )  # fmt: skip
 
 
-def _await(found: Service, process: subprocess.Popen[bytes]) -> None:
+def _await(found: Service, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(OSError), urllib.request.urlopen(f"{found.url}/readyz"):  # noqa: S310
             return
         time.sleep(0.1)
-    raise SystemExit("the service did not start")
+    raise SystemExit(f"the service did not start: {log.read_text()[-2000:]}")
