@@ -31,7 +31,9 @@ _POSTGRES_SESSION = {
     "idle_in_transaction_session_timeout": "10s",
     "timezone": "UTC",
 }
+# A silent wire is given up after a minute, whether we wait for an answer or for what we sent to be taken.
 _POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+_POSTGRES_PATIENCE = _POSTGRES_KEEPALIVE | {"tcp_user_timeout": 60_000}
 _MIGRATION_LOCK = 0x5BA2D  # any number that only we use
 
 SchemaState = Literal["current", "behind", "ahead"]
@@ -142,7 +144,7 @@ def _postgres_engine(url: URL) -> Engine:
         pool_size=10,
         max_overflow=20,
         pool_timeout=10,
-        connect_args={"connect_timeout": 10, "options": options, **_POSTGRES_KEEPALIVE},
+        connect_args={"connect_timeout": 10, "options": options, **_POSTGRES_PATIENCE},
     )
 
 

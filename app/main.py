@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app import db, health, logs, metrics, openapi, preflight
+from app import db, health, logs, metrics, openapi, preflight, traces
 from app.audit_log.router import router as audit_log
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions
@@ -67,6 +67,7 @@ def checked_app() -> FastAPI:
     settings = get_settings()
     logs.set_up(settings.log_format)
     try:
+        traces.set_up("spard-api")
         preflight.check(settings)
     except preflight.Unfit as error:
         raise SystemExit(f"spard: {error}") from None

@@ -18,7 +18,7 @@ from app.deps import ReadDep
 from app.models import Job, JobStatus, Outbox
 
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 router = APIRouter(tags=["health"])
 
@@ -42,12 +42,12 @@ class Requests:
         """In Prometheus's text format."""
         with self._lock:
             answers, buckets, seconds = dict(self._answers), list(self._buckets), self._seconds
-        yield from _head("spard_http_requests_total", "counter", "Requests answered.")
+        yield from head("spard_http_requests_total", "counter", "Requests answered.")
         for (method, route, status), count in sorted(answers.items()):
             labels = f'method="{method}",route="{route}",status="{status}"'
             yield f"spard_http_requests_total{{{labels}}} {count}"
         name, so_far = "spard_http_request_duration_seconds", 0
-        yield from _head(name, "histogram", "Time from a request's first byte to its answer's last.")
+        yield from head(name, "histogram", "Time from a request's first byte to its answer's last.")
         for limit, count in zip([*map(str, _BUCKETS_S), "+Inf"], buckets, strict=True):
             so_far += count
             yield f'{name}_bucket{{le="{limit}"}} {so_far}'
@@ -59,24 +59,25 @@ class Requests:
 def read_metrics(request: Request, session: ReadDep) -> PlainTextResponse:
     """Prometheus's text format; the queue is the whole service's, the requests are this process's."""
     requests: Requests = request.app.state.requests
-    return PlainTextResponse("\n".join([*requests.lines(), *_queue(session)]) + "\n", media_type=_MEDIA_TYPE)
+    return PlainTextResponse("\n".join([*requests.lines(), *_queue(session)]) + "\n", media_type=MEDIA_TYPE)
 
 
 def _queue(session: Session) -> Iterator[str]:
     jobs = dict.fromkeys(JobStatus, 0)
     for status, count in session.execute(select(Job.status, func.count()).group_by(Job.status)):
         jobs[status] = count
-    yield from _head("spard_jobs", "gauge", "Jobs by status.")
+    yield from head("spard_jobs", "gauge", "Jobs by status.")
     for status, count in jobs.items():
         yield f'spard_jobs{{status="{status.value}"}} {count}'
     running = Job.status == JobStatus.running
     lost = session.scalar(select(func.count()).where(running, Job.lease_expires_at < now()))
-    yield from _head("spard_leases_expired", "gauge", "Running jobs whose worker is gone and that wait for the reaper.")
+    yield from head("spard_leases_expired", "gauge", "Running jobs whose worker is gone and that wait for the reaper.")
     yield f"spard_leases_expired {lost or 0}"
     pending = session.scalar(select(func.count()).where(Outbox.sent_at.is_(None)))
-    yield from _head("spard_outbox_pending", "gauge", "Wake-ups that the broker has not taken yet.")
+    yield from head("spard_outbox_pending", "gauge", "Wake-ups that the broker has not taken yet.")
     yield f"spard_outbox_pending {pending or 0}"
 
 
-def _head(name: str, kind: str, help: str) -> tuple[str, str]:
+def head(name: str, kind: str, help: str) -> tuple[str, str]:
+    """The two lines before a metric's values."""
     return f"# HELP {name} {help}", f"# TYPE {name} {kind}"

@@ -39,7 +39,10 @@ class Settings(BaseSettings):
     stall_s: float = 600.0
     stop_grace_s: float = 90.0
     max_run_s: float | None = Field(default=7 * 86_400.0, gt=0)  # from a job's first start to its end; None: no limit
+    gpus_per_job: int = Field(default=1, ge=1, le=64)  # of one machine; each holds the model and a share of every batch
+    gpu_probe_s: float = 60.0  # between two looks at a GPU that failed; until it works no job is taken
     warm_child: bool = True  # keep an idle child with torch imported, so that a job starts at once
+    metrics_port: int | None = Field(default=None, ge=1, le=65_535)  # of each worker; None: it shows no metrics
     log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps

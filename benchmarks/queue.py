@@ -6,6 +6,7 @@ queue it, one has 99 in 100 of the rest. Two threads claim a job and end it unti
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from app.models import Job, Tenant, new_id, utc_now
 from tests import servers
 
 TENANTS, THREADS = 50, 2
+COLUMNS = ("claims", "twice", "p50 ms", "p99 ms", "all s", "lone is", "load")  # the lone tenant's job is number ...
 _ERROR = {"code": "server_error", "message": "Nothing is trained here.", "param": None}
 Taken = list[tuple[float, str]]  # seconds that the claim took, and the job
 
@@ -32,9 +34,7 @@ Taken = list[tuple[float, str]]  # seconds that the claim took, and the job
 def main() -> None:
     jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     print(f"{jobs} jobs, {TENANTS} tenants, {THREADS} threads; {platform.platform()}")
-    print(
-        f"{'database':12} {'claims':>7} {'twice':>6} {'p50 ms':>8} {'p99 ms':>8} {'all s':>7} {'lone job is no.':>16}"
-    )
+    print(f"{'database':12}" + "".join(f"{word:>9}" for word in COLUMNS))
     with servers.postgres() as url:
         _report("postgres", url, jobs)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,8 @@ def _report(name: str, url: str, jobs: int) -> None:
     place = min(part.index(found) + 1 for part in parts for found in part if found[1] == lone)
     p50, p99 = (1000 * times[int(share * (len(times) - 1))] for share in (0.5, 0.99))
     twice = len(taken) - len(set(taken))
-    print(f"{name:12} {len(taken):7} {twice:6} {p50:8.1f} {p99:8.1f} {total_s:7.1f} {place:16}")
+    load = os.getloadavg()[0]
+    print(f"{name:12}{len(taken):9}{twice:9}{p50:9.1f}{p99:9.1f}{total_s:9.1f}{place:9}{load:9.1f}", flush=True)
 
 
 def _fill(engine: Engine, jobs: int) -> str:

@@ -44,6 +44,12 @@ class NonFiniteLoss(SpardError):
     code = "non_finite_loss"
 
 
+class OutOfGpuMemory(SpardError):
+    """The GPU's memory was too little for the batch as it was cut; smaller pieces may fit."""
+
+    code = "gpu_oom"
+
+
 class JudgeUnavailable(SpardError):
     """The judge's endpoint did not answer; nothing that it did not see is called safe."""
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from spard import ranks
 from spard.constrained import weighted
 from spard.data import NO_LOSS, Batch
 from spard.divergence import Reference, token_divergences
@@ -31,14 +32,20 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss with its graph; `grad` runs the backward pass, once."""
+    """A loss with its graph; `grad` runs the backward pass, once.
+
+    In a run on several processes `value` is that of all rows and `scalar` this process's part of it, which has no graph
+    if there were no rows for it.
+    """
 
     value: float
     scalar: Tensor
     theta: Vector
 
     def grad(self) -> Vector:
-        return gradient(self.scalar, self.theta)
+        grad = gradient(self.scalar, self.theta) if self.scalar.requires_grad else zeros(self.theta)
+        ranks.sum_(grad)
+        return grad
 
 
 ValueAndGrad: TypeAlias = Callable[[], Gradient]
@@ -64,34 +71,64 @@ def utility_gradient(
     the token losses of each piece before training, the gradient is that of the constrained loss. `penalty` makes a term
     of the first piece's final hidden states, which may have rows without labels for it. The loss told is the plain one.
     """
-    tokens = sum(piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces)
-    total: Vector = []
-    sums = []
+    none = theta[0].new_zeros((), dtype=torch.int64)
+    tokens = sum((piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces), start=none)
+    ranks.sum_([tokens])
+    total: Vector = zeros(theta) if not pieces else []
+    sums = [theta[0].new_zeros(2, dtype=torch.float32)]
     for i, piece in enumerate(pieces):
         losses, hidden_BTD = losses_and_states(model, piece)
         loss_S = weighted(losses, references[i]) if references else losses.loss_S
         loss = loss_S.sum() / tokens
         total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty and i == 0 else loss, theta))
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
+    plain = torch.stack(sums).sum(dim=0)
+    ranks.sum_([*total, plain])
     length = norm(total)
     scale_(total, (max_norm / (length + 1e-6)).clamp(max=1.0))
-    value, accuracy, found = torch.cat([torch.stack(sums).sum(dim=0), length[None]]).tolist()
+    value, accuracy, found = torch.cat([plain, length[None]]).tolist()
     return Gradient(value, total, found, accuracy)
 
 
-def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:
-    """The token mean ("mean") and the mean over each answer's first tokens ("prefix"), from one forward pass."""
+def safe_losses(model: Any, theta: Vector, batch: Batch | None) -> dict[str, Loss]:
+    """The token mean ("mean") and the mean over each answer's first tokens ("prefix"), from one forward pass.
+
+    No batch is the share of a process that got no row.
+    """
+    if batch is None:
+        return means({"mean": _no_tokens(theta), "prefix": _no_tokens(theta)}, theta)
     losses = token_losses(model, batch)
-    mean = losses.loss_S.mean()
-    prefix = (losses.loss_S * losses.prefix_S).sum() / losses.prefix_S.sum()
-    values = torch.stack([mean, prefix]).tolist()
-    return {"mean": Loss(values[0], mean, theta), "prefix": Loss(values[1], prefix, theta)}
+    every_S = torch.ones_like(losses.prefix_S)
+    return means({"mean": (losses.loss_S, every_S), "prefix": (losses.loss_S, losses.prefix_S)}, theta)
 
 
-def safe_divergence(model: Any, theta: Vector, batch: Batch, reference: Reference) -> dict[str, Loss]:
+def safe_divergence(model: Any, theta: Vector, batch: Batch | None, reference: Reference) -> dict[str, Loss]:
     """The mean over answer tokens of KL(P_reference || P_model) ("kl")."""
-    mean = token_divergences(model, reference, batch).mean()
-    return {"kl": Loss(float(mean.detach()), mean, theta)}
+    if batch is None:
+        return means({"kl": _no_tokens(theta)}, theta)
+    kl_S = token_divergences(model, reference, batch)
+    return means({"kl": (kl_S, torch.ones_like(kl_S))}, theta)
+
+
+def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str, Loss]:
+    """Weighted means over the tokens of all processes; each part is this process's token losses and their weights."""
+    weights = torch.stack([weight_S.sum() for _, weight_S in parts.values()])
+    ranks.sum_([weights])
+    scalars = [(loss_S * weight_S).sum() / weights[i] for i, (loss_S, weight_S) in enumerate(parts.values())]
+    values = torch.stack(scalars).detach()
+    ranks.sum_([values])
+    found = zip(parts, values.tolist(), scalars, strict=True)
+    return {name: Loss(value, scalar, theta) for name, value, scalar in found}
+
+
+def _no_tokens(theta: Vector) -> tuple[Tensor, Tensor]:
+    none_S = theta[0].new_zeros(0, dtype=torch.float32)
+    return none_S, none_S
+
+
+def zeros(theta: Vector) -> list[Tensor]:
+    """No gradient at all."""
+    return [torch.zeros_like(part) for part in theta]
 
 
 def clip_(grad: Vector, max_norm: float) -> float:

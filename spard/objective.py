@@ -7,6 +7,7 @@ from typing import assert_never
 
 import torch
 
+from spard import ranks
 from spard.anchor import Anchor
 from spard.config import Defense, Lisa, NoDefense, Ptst, Recipe, SafeGrad, SafeInstr, SafeLora, Spard
 from spard.constrained import reference_losses
@@ -40,9 +41,10 @@ class Objective:
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
         """The task loss on some rows and its gradient, in pieces that fit into memory."""
         self._set_dropout(True)
-        piece = self.recipe.micro_batch_size or len(rows)
+        rows = ranks.share(rows)
+        piece = self.recipe.micro_batch_size or max(1, len(rows))
         cut = [rows[i : i + piece] for i in range(0, len(rows), piece)]
-        prompts, penalty = self.anchor.riding(anchors) if self.anchor else ([], None)
+        prompts, penalty = self.anchor.riding(anchors) if self.anchor and ranks.own() == 0 else ([], None)
         parts = [[self.task[row] for row in part] for part in cut]
         pieces = [self._batch([*part, *(prompts if i == 0 else [])]) for i, part in enumerate(parts)]
         references = [torch.cat([self.before[row] for row in part]) for part in cut] if self.before else []
@@ -51,7 +53,8 @@ class Objective:
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> dict[str, Loss]:
         """The safe losses on some safe rows, without dropout."""
         self._set_dropout(False)
-        batch = self._batch([self.safe[row] for row in rows])
+        rows = ranks.share(rows)
+        batch = self._batch([self.safe[row] for row in rows]) if rows else None
         if self.reference:
             return safe_divergence(self.base.model, theta, batch, self.reference)
         return safe_losses(self.base.model, theta, batch)

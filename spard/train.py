@@ -23,6 +23,7 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.optim import AdamW
 
+from spard import ranks
 from spard.anchor import ANCHORS
 from spard.checkpoint import Saved, load, newest_first, save
 from spard.config import Audit, Recipe, Resolved, SafeLora, Spard
@@ -93,8 +94,8 @@ def train(
             metrics = run.step()
             if on_step:
                 on_step(run.progress.step, run.total_steps, metrics)
-            stop = should_stop is not None and should_stop()
-            if checkpoints and (stop or time.monotonic() - saved_at >= recipe.checkpoint_every_s):
+            stop = ranks.agreed(should_stop is not None and should_stop(), base.device)
+            if checkpoints and ranks.own() == 0 and (stop or time.monotonic() - saved_at >= recipe.checkpoint_every_s):
                 saved = run.save(checkpoints)
                 saved_at = time.monotonic()
                 if on_checkpoint:
@@ -160,7 +161,7 @@ class _Run:
         rate = self.resolved.learning_rate * schedule(progress.step, self.total_steps, self.recipe.warmup_ratio)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(int(SeedSequence([self.recipe.seed, progress.step]).generate_state(1)[0]))
+        torch.manual_seed(int(SeedSequence([self.recipe.seed, progress.step, *ranks.seeds()]).generate_state(1)[0]))
         rows, theta = self._rows(progress.step), list(self.theta.values())
         anchors = safe_rows(self.recipe.seed, progress.step, len(self.objective.plain), ANCHORS)
         task = partial(self.objective.task_gradient, theta, rows, anchors)
@@ -220,16 +221,16 @@ class _Run:
         return None
 
     def _identity(self) -> str:
-        """A digest of everything that decides the numbers of this run."""
-        recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0))
+        """A digest of everything that decides the numbers of this run; how a batch is cut only rounds them."""
+        recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0, micro_batch_size=None))
         rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
         facts = json.dumps([self.base.digest, recipe, asdict(self.resolved), rows])
         return hashlib.sha256(facts.encode()).hexdigest()
 
     def _measure_tau(self, defense: Spard) -> dict[str, float]:
-        return base_tau(
-            defense, lambda: evaluate(self.base.model, self.objective.plain, self.base.tokenizer.pad_token_id)
-        )
+        pad_id = self.base.tokenizer.pad_token_id
+        tau = base_tau(defense, lambda: evaluate(self.base.model, self.objective.plain, pad_id))
+        return ranks.first_s(tau, self.base.device)
 
     def _rows(self, step: int) -> list[int]:
         number, i = divmod(step, self.steps_per_epoch)

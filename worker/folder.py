@@ -59,6 +59,11 @@ class Folder:
         return self.out / "adapter"
 
     @property
+    def meeting(self) -> Path:
+        """Where the processes of a job find each other."""
+        return self.root / "meeting"
+
+    @property
     def archive(self) -> Path:
         return self.out / "adapter.tar.gz"
 
@@ -76,6 +81,7 @@ class Assignment:
     waived: bool = False
     provenance: dict[str, Any] = field(default_factory=dict)
     holds: bool = False  # what the gate holds back is saved too, for a waiver
+    processes: int = 1  # that train together, each on a GPU of its own
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
@@ -87,6 +93,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "waived": assignment.waived,
         "provenance": assignment.provenance,
         "holds": assignment.holds,
+        "processes": assignment.processes,
     }
     folder.job.write_text(json.dumps(facts))
 
@@ -94,9 +101,8 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
 def read_assignment(folder: Folder) -> Assignment:
     facts: dict[str, Any] = json.loads(folder.job.read_text())
     run = located(run_from_mapping(facts["run"]), folder.root)
-    return Assignment(
-        facts["job_id"], run, Path(facts["cache_dir"]), facts["waived"], facts["provenance"], facts["holds"]
-    )
+    rest = {name: facts[name] for name in ("waived", "provenance", "holds", "processes")}
+    return Assignment(facts["job_id"], run, Path(facts["cache_dir"]), **rest)
 
 
 @contextmanager

@@ -1,20 +1,40 @@
-"""The GPUs that the driver shows, without torch: a worker is to know within milliseconds whether it can start."""
+"""The GPUs that the driver shows, without torch: a worker is to know within milliseconds whether it can start.
+
+Whether one still computes is asked of a new process: in one that saw an error of CUDA's nothing works any more.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 
 from app.preflight import Unfit
 from app.settings import Settings
 
+PROBE = (sys.executable, "-m", "worker.probe")
 _DRIVER = "libcuda.so.1"
+_PROBE_S = 120.0
 
 
 def check(settings: Settings) -> None:
     """Raise `Unfit` when a GPU is asked for and there is none."""
-    if settings.device == "cuda" and not count():
+    found = count()
+    if settings.device == "cuda" and not found:
         text = "SPARD_DEVICE is cuda, but the driver shows no GPU. Install the NVIDIA driver, give the container a GPU,"
         raise Unfit(f"{text} mend CUDA_VISIBLE_DEVICES, or set SPARD_DEVICE=cpu.")
+    if settings.device != "cpu" and found and found < settings.gpus_per_job:
+        text = f"SPARD_GPUS_PER_JOB is {settings.gpus_per_job}, but the driver shows {found}."
+        raise Unfit(f"{text} Give the worker more GPUs, or set a smaller number.")
+
+
+def works(probe: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the probe comes to its end in time."""
+    try:
+        return subprocess.run(probe, env=dict(environment), timeout=_PROBE_S, check=False).returncode == 0  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def count(driver: str = _DRIVER) -> int:

@@ -96,7 +96,13 @@ def _assignment(job: Job, settings: Settings) -> Assignment:
         public_name=job.model,
     )
     return Assignment(
-        job.id, run, settings.cache_dir(), bool(spec.get("waived")), _provenance(job), bool(policy.get("waivers"))
+        job.id,
+        run,
+        settings.cache_dir(),
+        waived=bool(spec.get("waived")),
+        provenance=_provenance(job),
+        holds=bool(policy.get("waivers")),
+        processes=settings.gpus_per_job,
     )
 
 

@@ -15,6 +15,7 @@ from worker.journal import Journal
 from worker.keeper import Keeper
 from worker.process import Child
 from worker.report import Message
+from worker.watch import Watch
 
 _WRITE_EVERY_S = 1.0
 _LISTEN_S = 0.1
@@ -25,10 +26,17 @@ class Listener:
     """For one child. It ends when the child has, or raises what ends it."""
 
     def __init__(
-        self, child: Child, folder: Folder, journal: Journal, keeper: Keeper, heart: Heart, settings: Settings
+        self,
+        child: Child,
+        folder: Folder,
+        journal: Journal,
+        keeper: Keeper,
+        heart: Heart,
+        watch: Watch,
+        settings: Settings,
     ) -> None:
         self._child, self._folder, self._journal, self._keeper = child, folder, journal, keeper
-        self._heart, self._settings = heart, settings
+        self._heart, self._watch, self._settings = heart, watch, settings
         self._last_word: Message | None = None
         self._log = structlog.get_logger(__name__).bind(child=child.pid)
 
@@ -65,18 +73,25 @@ class Listener:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case {"kind": "done" | "failed"}:
+            case {"kind": "done"}:
                 self._last_word = message
+            case {"kind": "failed"}:
+                self._last_word = message
+                self._keep_stages()
             case {"kind": "checkpoint", "step": int(step), "path": str(path), "metrics": dict(metrics)}:
                 if self._keeper.keep_checkpoint(step, self._folder.root / path):
                     self._journal.keep(self._keeper.record)
                     self._journal.note_checkpoint(step, metrics)
-            case {"kind": "phase"}:
+            case {"kind": "phase", "phase": str(phase)}:
+                self._watch.begin(phase)
                 self._journal.hear(message)
-                if self._keeper.keep_stages():
-                    self._journal.keep(self._keeper.record)
+                self._keep_stages()
             case _:
                 self._journal.hear(message)
+
+    def _keep_stages(self) -> None:
+        if self._keeper.keep_stages():
+            self._journal.keep(self._keeper.record)
 
     def _write(self) -> None:
         """Write the news with a heartbeat; while the database is away they are kept for the next time."""

@@ -20,6 +20,7 @@ from app.signing import signing_key
 from app.storage import open_storage
 from worker import gpu
 from worker.attempt import Attempt, Backend
+from worker.figures import served
 from worker.folder import remove_abandoned
 from worker.process import COMMAND, Child, environment
 
@@ -32,7 +33,7 @@ class Worker:
     `wake` and `end` may be called from a signal handler, unless that interrupts this thread.
     """
 
-    def __init__(self, settings: Settings, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, settings: Settings, command: Sequence[str] = COMMAND, probe: Sequence[str] = gpu.PROBE) -> None:
         preflight.check(settings)
         gpu.check(settings)
         self._stop = Event()
@@ -42,10 +43,20 @@ class Worker:
         self._backend = Backend(settings, make_engine(settings.database()), storage, signing_key(settings))
         settings.work_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._probe = probe
         self._nursery = _Nursery(command, environment(settings), warm=settings.warm_child)
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it takes jobs: not while its GPU does not work."""
+        return self._backend.figures.is_fit
 
     def run(self) -> None:
         """Serve every job that is ready, wait for a wake-up or the next look, and again."""
+        with served(self._backend.figures, self._settings.metrics_port):
+            self._run()
+
+    def _run(self) -> None:
         log.info("worker started", owner=self._owner)
         remove_abandoned(self._settings.work_dir())
         reaper = Thread(target=self._reap_on, daemon=True)
@@ -83,11 +94,22 @@ class Worker:
         try:
             claim = self._claim()
             if claim:
-                Attempt(self._backend, claim, self._nursery.take, self._stop).run()
+                attempt = Attempt(self._backend, claim, self._nursery.take, self._stop)
+                attempt.run()
+                if attempt.gpu_broke:
+                    self._await_gpu()
         except Exception:  # one job's trouble, or the database's, is not the end of the worker
             log.exception("could not serve")
             return False
         return claim is not None
+
+    def _await_gpu(self) -> None:
+        """Take no job until a new process can compute on the GPU: it was the job's fault, or somebody mended it."""
+        while not (self._stop.is_set() or gpu.works(self._probe, environment(self._settings))):
+            self._backend.figures.is_fit = False
+            log.error("the GPU does not work; no job is taken", owner=self._owner)
+            self._stop.wait(self._settings.gpu_probe_s)
+        self._backend.figures.is_fit = True
 
     def _claim(self) -> Claim | None:
         with transaction(self._backend.engine) as session:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
+from spard import ranks
 from spard.data import Encoded, encode_all
-from spard.errors import InvalidData
+from spard.errors import InvalidData, Stopped
 from spard.models import Base, load_base
 from spard.proof import CleanProcess
 from spard.rows import Example, prompt_text, read_examples, read_pool
@@ -20,6 +22,7 @@ from spard.safe_set import safe_set
 from worker.cache import Cache
 from worker.context import Context
 from worker.folder import Folder, read_assignment
+from worker.partners import partners
 from worker.report import Report
 from worker.stages import audit, embed, package, risk, select, train
 from worker.stages.train import Data
@@ -35,19 +38,37 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: 
 
 
 def _run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess) -> None:
+    context = _context(folder, report, should_stop, clean)
+    rows, data = _data(context)
+    base_results = audit.measure_base(context, rows)
+    with partners(folder, context.assignment.processes, context.base.device):
+        tuned = train.run(context, data)
+    measured = audit.run(context, rows, tuned.trained.model, base_results)
+    package.run(context, tuned, measured, [prompt_text(row) for row in rows[: package.PROVED_WITH]])
+
+
+def take_part(folder: Folder, report: Report, rank: int, count: int) -> None:
+    """Train with the process that runs the job: on the same data, in the same steps."""
+    with CleanProcess() as clean:
+        context = _context(folder, report, lambda: False, clean)
+    _, data = _data(context)
+    with ranks.joined(folder.meeting, rank, count, context.base.device), suppress(Stopped):
+        train.run(context, data)
+
+
+def _context(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess) -> Context:
     assignment = read_assignment(folder)
     base = load_base(assignment.run.model, assignment.run.revision)
     _set_threads(base)
-    context = Context(assignment, folder, base, Cache(assignment.cache_dir), clean, report, should_stop)
-    limit = base.sequence_limit(context.recipe.max_seq_length)
+    return Context(assignment, folder, base, Cache(assignment.cache_dir), clean, report, should_stop)
 
+
+def _data(context: Context) -> tuple[list[Example], Data]:
+    """The customer's rows, and everything as tokens."""
+    tokenizer, limit = context.base.tokenizer, context.base.sequence_limit(context.recipe.max_seq_length)
     rows = read_examples(context.run.training_file)
-    task, validation = encode_all(base.tokenizer, rows, limit), _validation(context, limit)
-    data = Data(task, _safe_set(context, rows, limit), validation)
-    base_results = audit.measure_base(context, rows)
-    tuned = train.run(context, data)
-    measured = audit.run(context, rows, tuned.trained.model, base_results)
-    package.run(context, tuned, measured, [prompt_text(row) for row in rows[: package.PROVED_WITH]])
+    task, validation = encode_all(tokenizer, rows, limit), _validation(context, limit)
+    return rows, Data(task, _safe_set(context, rows, limit), validation)
 
 
 def _set_threads(base: Base) -> None:

@@ -15,8 +15,8 @@ def append(
 ) -> JobEvent:
     """Add an event after those that the job has; the job's row is locked, so that no two take the same number."""
     session.execute(select(Job.id).where(Job.id == job_id).with_for_update())
-    last = session.scalar(select(func.max(JobEvent.seq)).where(JobEvent.job_id == job_id))
-    event = JobEvent(job_id=job_id, seq=(last or 0) + 1, level=level, type=type, message=message, data=data)
+    following = select(func.coalesce(func.max(JobEvent.seq), 0) + 1).where(JobEvent.job_id == job_id)
+    event = JobEvent(job_id=job_id, seq=following.scalar_subquery(), level=level, type=type, message=message, data=data)
     session.add(event)
     session.flush()
     return event

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import Select, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
+from app import traces
 from app.audit_log import service as audit_log
 from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, NotFound
 from app.jobs import events, lease, turns
@@ -58,7 +60,7 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
         job_metadata=ask.metadata,
         priority=ask.priority,
         recipe=frozen.recipe,
-        spec=frozen.spec | {"request_id": get_contextvars().get("request_id")},  # for the logs of those who work on it
+        spec=frozen.spec | _origin(),
         request_hash=digest,
         warnings=frozen.warnings,
     )
@@ -69,6 +71,11 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
     audit_log.record(session, "job.created", job.id, request_sha256=digest)
     log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
+
+
+def _origin() -> dict[str, Any]:
+    """The request that a job comes from, for the logs and the traces of those who work on it."""
+    return {"request_id": get_contextvars().get("request_id"), "traceparent": traces.traceparent()}
 
 
 def list_jobs(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, delete, inspect
 from sqlalchemy.exc import DatabaseError
 
@@ -15,6 +18,8 @@ from app.db import downgrade_schema, make_engine, schema_state, transaction, upg
 from app.jobs.models import Tombstone
 from app.models import Base, Job
 from tests.app.conftest import AddJob
+
+Schema = dict[str, list[Any]]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -57,6 +62,36 @@ def test_upgrading_twice_is_harmless(empty_url: str) -> None:
 def test_processes_that_start_together_upgrade_one_after_the_other(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(upgrade_schema, [empty_url] * 4))
+
+
+def test_the_version_before_can_write_to_the_schema_of_the_next(empty_url: str) -> None:
+    upgrade_schema(empty_url)
+    engine, steps = make_engine(empty_url), [None, *_revisions()]
+    schemas = []
+    for step in steps:
+        if step:
+            downgrade_schema(empty_url, step)
+        schemas.append({table: inspect(engine).get_columns(table) for table in inspect(engine).get_table_names()})
+    engine.dispose()
+    unwritable = [wrong for later, before in pairwise(schemas) for wrong in _unwritable(before, later)]
+    assert unwritable == []
+
+
+def _revisions() -> list[str]:
+    """All but the newest, newest first."""
+    scripts = ScriptDirectory(str(Path(__file__).resolve().parents[2] / "migrations"))
+    return [script.revision for script in scripts.walk_revisions()][1:]
+
+
+def _unwritable(before: Schema, later: Schema) -> list[str]:
+    """Columns that are gone, and new ones that must be given a value, in tables that were there before."""
+    wrong = []
+    for table, columns in before.items():
+        old, new = {c["name"]: c for c in columns}, {c["name"]: c for c in later.get(table, [])}
+        wrong += [f"{table}.{name} is gone" for name in old.keys() - new.keys()]
+        needed = [new[name] for name in new.keys() - old.keys()]
+        wrong += [f"{table}.{c['name']} is needed" for c in needed if not c["nullable"] and c["default"] is None]
+    return wrong
 
 
 def test_no_job_goes_without_a_tombstone(engine: Engine, add_job: AddJob) -> None:

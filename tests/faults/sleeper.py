@@ -10,11 +10,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
 from typing import Any, cast
 
+from sqlalchemy import ColumnDefault
+
+from app import models
 from app.db import make_engine, read, transaction
 from app.jobs import lease
 from app.jobs.lease import Claim
@@ -82,9 +86,10 @@ class Sleeper:
         self._messages.put(None)
 
 
-def serve(values: dict[str, Any], guards: Path, mutant: str | None) -> None:
-    """Take jobs, and hand back those of others, until SIGTERM."""
+def serve(values: dict[str, Any], guards: Path, mutant: str | None, clock_s: float = 0.0) -> None:
+    """Take jobs, and hand back those of others, until SIGTERM; `time.time` is `clock_s` ahead."""
     mutants.apply(mutant)
+    _set_clock(clock_s)
     os.setsid()
     settings, stop = Settings(**values), Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
@@ -129,6 +134,15 @@ def _write_as_zombie(backend: Backend, claim: Claim, guards: Path) -> None:
         with transaction(backend.engine) as session:
             written = lease.update(session, claim, phase="zombie")
         note(guards, ZOMBIE_ACCEPTED if written else "zombie refused" if is_taken else "late write refused")
+
+
+def _set_clock(ahead_s: float) -> None:
+    """What this process takes for the time of day, also for what it writes into rows."""
+    right, right_now = time.time, models.utc_now
+    time.time = lambda: right() + ahead_s
+    for column in (models.JobEvent.__table__.c.created_at, models.File.__table__.c.created_at):
+        column.default = ColumnDefault(lambda: right_now() + timedelta(seconds=ahead_s))
+        column.default._set_parent(column)
 
 
 def _reap(backend: Backend, guards: Path) -> None:

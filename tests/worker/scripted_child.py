@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from spard.manifest import write_manifest
+from worker.failures import failure
 from worker.folder import Folder, read_assignment
 from worker.lifeline import die_with_parent
 from worker.report import Report
 
 STEPS = 6
-ALWAYS = ("crash", "noisy", "judge_down")  # not in the first attempt alone
+ALWAYS = ("crash", "noisy", "judge_down", "gpu_oom", "hungry")  # not in the first attempt alone
 SUITE = {
     "suite": "attacks", "kind": "harmful", "judge": "refusal", "n": 20, "unscored": 0, "degenerate": 0, "hits": 1,
     "rate": 0.05, "low": 0.01, "high": 0.24, "mean_harmfulness": 1.2,
@@ -45,6 +47,8 @@ def main() -> None:
             checkpoint(folder, report, step)
         if is_first or behaviour in ALWAYS:
             misbehave(behaviour, report, step)
+            if behaviour == "gpu_oom":
+                find_too_large(folder, report)
             if step == 4 and behaviour in ("slow", "deaf", "late"):
                 wait(folder, [] if behaviour == "deaf" else stopped)
                 if behaviour == "late":  # it is not told to stop: it goes on
@@ -71,9 +75,34 @@ def misbehave(behaviour: str, report: Report, step: int) -> None:
         case "bad_data":
             report.failed("invalid_training_file", "Line 3 is bad.", "training_file", retryable=False)
             sys.exit(0)
+        case "hungry":
+            eat(report)
+        case "gpu_error" if step == 2:
+            report.failed("gpu_error", "The GPU stopped working.", None, retryable=True)
+            sys.exit(0)
         case "judge_down":
             report.failed("judge_unavailable", "The judge does not answer.", None, retryable=True)
             sys.exit(0)
+
+
+def eat(report: Report) -> None:
+    """Take more memory than there is."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    try:
+        bytearray(2 << 30)
+    except MemoryError as error:
+        what = failure(error)
+        report.failed(what.code, what.message, what.param, retryable=what.retryable)
+        sys.exit(0)
+
+
+def find_too_large(folder: Folder, report: Report) -> None:
+    """Say so as a real child does: what was found out lies in the folder, and goes with the job."""
+    pieces = folder.stage / "pieces.json"
+    if not pieces.exists():
+        pieces.write_text('{"micro_batch_size": 2}')
+        report.failed("gpu_oom", "Too little; the next attempt takes 2 rows at a time.", None, retryable=True)
+        sys.exit(0)
 
 
 def wait(folder: Folder, stopped: list[int]) -> None:

@@ -133,6 +133,12 @@ def test_a_job_that_crashes_twice_at_the_same_step_is_not_tried_again(shop: Shop
     assert "signal 11" in (job.error or {})["message"]
 
 
+def test_a_job_that_eats_all_memory_twice_is_told_what_needs_less(light_shop: Shop) -> None:
+    job = light_shop.do("hungry")
+    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 2, "out_of_memory")
+    assert "a smaller batch_size" in (job.error or {})["message"]
+
+
 def test_bad_data_is_told_and_not_tried_again(light_shop: Shop) -> None:
     job = light_shop.do("bad_data")
     assert (job.status, job.attempt) == (JobStatus.failed, 1)

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from app.storage import StorageFull
-from spard.errors import ExampleTooLong, InvalidData, InvalidModel, InvalidRecipe, JudgeUnavailable, NonFiniteLoss
+from spard.errors import (
+    ExampleTooLong,
+    InvalidData,
+    InvalidModel,
+    InvalidRecipe,
+    JudgeUnavailable,
+    NonFiniteLoss,
+    OutOfGpuMemory,
+)
 from worker.failures import Failure, failure
 
 
@@ -25,6 +33,12 @@ from worker.failures import Failure, failure
         (OSError(errno.ENOSPC, "full"), "storage_full", None, True),
         (MemoryError(), "out_of_memory", None, True),
         (torch.OutOfMemoryError("CUDA"), "gpu_oom", None, False),
+        (torch.AcceleratorError("CUDA error: out of memory"), "gpu_oom", None, False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), "gpu_oom", None, False),
+        (OutOfGpuMemory("too little", "batch_size"), "gpu_oom", "batch_size", True),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), "gpu_error", None, True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), "gpu_error", None, True),
+        (RuntimeError("out of memory, says a file"), "server_error", None, True),
         (ZeroDivisionError("x"), "server_error", None, True),
     ],
 )

@@ -15,6 +15,7 @@ from spard.proof import Proof, Source, prove
 from spard.recipe import to_mapping
 from spard.version import code_version
 from worker.context import Context
+from worker.pieces import halved_to
 from worker.stages import risk
 from worker.stages.select import written
 from worker.stages.train import Tuned
@@ -54,6 +55,7 @@ def _facts(context: Context, tuned: Tuned) -> dict[str, Any]:
         "base_digest": context.base.digest,
         "recipe": to_mapping(run.recipe),
         "resolved": asdict(tuned.resolved),
+        "micro_batch_size": halved_to(context) or context.recipe.micro_batch_size,
         "thresholds": asdict(run.thresholds),
         "data_sha256": {name: file_sha256(path) for name, path in files.items() if path},
         "trained_tokens": tuned.trained.trained_tokens,

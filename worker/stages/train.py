@@ -12,6 +12,7 @@ from spard.losses import Evaluation, evaluate
 from spard.methods.base import Metrics
 from spard.train import Trained, train
 from worker.context import Context
+from worker.pieces import fitting, halving
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ def run(context: Context, data: Data) -> Tuned:
     context.report.phase("train")
     resolved = resolve(context.recipe, len(data.task), context.base.hidden_size)
     context.report.resolved(asdict(resolved))
+    recipe = fitting(context, resolved)
 
     def on_checkpoint(saved: Saved, metrics: Metrics) -> None:
         path = saved.path.relative_to(context.folder.root).as_posix()
@@ -45,13 +47,13 @@ def run(context: Context, data: Data) -> Tuned:
         valid = {"valid_loss": found.loss, "valid_mean_token_accuracy": found.accuracy} if found else {}
         context.report.checkpoint(saved.step, path, {"train_loss": metrics["loss/task"], **valid})
 
-    with context.stage("train"):
+    with context.stage("train"), halving(context, resolved):
         before = _validate(context, data)
         trained = train(
             context.base,
             data.task,
             data.safe,
-            context.recipe,
+            recipe,
             resolved,
             on_step=context.report.metrics,
             checkpoints=context.folder.checkpoints,

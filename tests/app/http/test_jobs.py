@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -217,3 +218,12 @@ def test_metrics_are_the_whole_series(service: Service, customer: TestClient, as
         session.add_all(JobMetric(job_id=job_id, step=step, data={"loss/task": 1 / step}) for step in (2, 1))
     got = customer.get(f"{JOBS}/{job_id}/metrics").json()
     assert got == {"object": "list", "data": [{"step": 1, "loss/task": 1.0}, {"step": 2, "loss/task": 0.5}]}
+
+
+def test_a_crowd_at_once_is_accepted_and_every_job_is_there(customer: TestClient, asked: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: customer.post(JOBS, json=asked), range(100)))
+    accepted = {answer.json()["id"] for answer in answers if answer.status_code == 200}
+    assert {answer.status_code for answer in answers} <= {200, 429}
+    assert len(accepted) > 50
+    assert {job["id"] for job in customer.get(JOBS, params={"limit": 100}).json()["data"]} == accepted

@@ -1,0 +1,89 @@
+"""How long reads and submits take while a job trains: open loop, each request at its own time, whoever is late.
+
+    python -m benchmarks.latency [--seconds 30] [--reads 100] [--submits 20]
+
+A request's time runs from the moment at which it was due, so a slow answer delays no other and hides none. The service
+is `spard up` on PostgreSQL (fsync off) with one worker of one thread; the client runs on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import local
+from urllib.parse import urlsplit
+
+from benchmarks.service import KEY, Service, rows, service
+
+THREADS = 32
+JOBS = "/v1/fine_tuning/jobs"
+PLAIN = {"safety": {"defense": {"type": "none"}}}
+Send = Callable[[int], None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--reads", type=int, default=100, help="a second")
+    parser.add_argument("--submits", type=int, default=20, help="a second")
+    asked = parser.parse_args()
+    print(f"{os.cpu_count()} cores, {platform.platform()}, {asked.seconds:.0f} s each")
+    with service(WORKER_THREADS=1, MAX_RUN_S=86_400) as found:
+        file = found.client.files.create(file=("rows.jsonl", rows(2000)), purpose="fine-tune").id
+        job = {"model": "tiny", "training_file": file, "hyperparameters": {"n_epochs": 50}, **PLAIN}
+        training = found.post(JOBS, job)["id"]
+        _await_steps(found, training)
+        _report("read", asked.reads, asked.seconds, _sender(found, "GET", f"{JOBS}/{training}"))
+        _report("submit", asked.submits, asked.seconds, _sender(found, "POST", JOBS, json.dumps(job)))
+        is_training = found.client.fine_tuning.jobs.retrieve(training).status == "running"
+        print("the job trained all the time" if is_training else "VOID: the job did not train to the end")
+        found.client.fine_tuning.jobs.cancel(training)
+
+
+def _await_steps(found: Service, job: str) -> None:
+    while not any(event.type == "metrics" for event in found.client.fine_tuning.jobs.list_events(job).data):
+        time.sleep(0.2)
+
+
+def _report(name: str, rate: int, seconds: float, send: Send) -> None:
+    """Send at a constant rate, and print how long the answers took."""
+    began, times = time.perf_counter() + 0.5, list[float]()
+
+    def one(i: int) -> None:
+        due = began + i / rate
+        time.sleep(max(0.0, due - time.perf_counter()))
+        send(i)
+        times.append(time.perf_counter() - due)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(one, range(int(rate * seconds))))
+    times.sort()
+    p50, p99 = (1000 * times[int(share * (len(times) - 1))] for share in (0.5, 0.99))
+    load = os.getloadavg()[0]
+    print(f"{name}: {len(times)} at {rate}/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms, load {load:.1f}", flush=True)
+
+
+def _sender(found: Service, method: str, path: str, body: str | None = None) -> Send:
+    """One kept connection for each thread; anything but 200 ends the benchmark."""
+    own, host = local(), urlsplit(found.url).netloc
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+
+    def send(i: int) -> None:
+        if not hasattr(own, "connection"):
+            own.connection = http.client.HTTPConnection(host, timeout=30)
+        own.connection.request(method, path, body, headers)
+        answer = own.connection.getresponse()
+        text = answer.read()
+        assert answer.status == 200, text
+
+    return send
+
+
+if __name__ == "__main__":
+    main()

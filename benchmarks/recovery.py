@@ -1,0 +1,107 @@
+"""How long it takes until work goes on after something died, with the settings' own timers unless said.
+
+    python -m benchmarks.recovery [--rounds 5] [--lease 90]
+
+dead worker     one that trains is killed with SIGKILL while another is idle: until the other has begun the job
+dead database   a backend of PostgreSQL is killed, which makes the server restart: until the next write is committed
+wiped broker    Redis loses every wake-up of a job before a Celery worker saw one: until the worker has begun the job
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from pydantic import SecretStr
+from sqlalchemy import text, update
+from sqlalchemy.exc import DBAPIError
+
+from app.db import read, transaction, upgrade_schema
+from app.models import Job, JobStatus
+from tests import servers
+from tests.conftest import Place
+from tests.spard.parts import write_model
+from tests.worker.shop import Shop, until
+from tests.worker.test_celery import CELERY
+
+SERVE = "tests.worker.serve"
+DATABASE_S = 60.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lease", type=float, default=90.0)
+    asked = parser.parse_args()
+    print(f"{os.cpu_count()} cores, {platform.platform()}, lease {asked.lease:g} s")
+    with servers.postgres() as url, servers.redis() as broker, tempfile.TemporaryDirectory() as folder:
+        upgrade_schema(url)
+        model = write_model(Path(folder) / "tiny")
+        shop = Shop(Path(folder) / "data", url, Place(f"file://{folder}/objects"), model)
+        shop.timers = {"lease_s": asked.lease, "heartbeat_s": asked.lease / 6}
+        _report("dead worker", asked.rounds, lambda: _dead_worker(shop, asked.lease))
+        _report("dead database", asked.rounds, lambda: _dead_database(shop))
+        _report("wiped broker", asked.rounds, lambda: _wiped_broker(shop, broker))
+        shop.engine.dispose()
+
+
+def _report(name: str, rounds: int, measure: Callable[[], float]) -> None:
+    seconds = sorted(measure() for _ in range(rounds))
+    print(f"{name}: {', '.join(f'{each:.2f}' for each in seconds)} s, load {os.getloadavg()[0]:.1f}", flush=True)
+
+
+def _dead_worker(shop: Shop, lease_s: float) -> float:
+    first = shop.start(SERVE, "slow")
+    job_id = shop.add_job()
+    marker = shop.work_dir / "is_slow"
+    until(marker.exists)
+    marker.unlink()
+    with shop.serving("good"):
+        began = time.monotonic()
+        first.kill()
+        until(lambda: shop.job(job_id).lease_token == 2, lease_s + 60)
+        seconds = time.monotonic() - began
+        shop.until_ended(job_id)
+    first.wait()
+    return seconds
+
+
+def _dead_database(shop: Shop) -> float:
+    with suppress(DBAPIError), read(shop.engine) as session:
+        os.kill(int(session.scalar(text("SELECT pg_backend_pid()")) or 0), signal.SIGKILL)
+    began = time.monotonic()
+    while time.monotonic() < began + DATABASE_S:
+        with suppress(DBAPIError):
+            with transaction(shop.engine) as session:
+                session.execute(update(Job).where(Job.id == "none").values(phase="none"))
+            return time.monotonic() - began
+        time.sleep(0.05)
+    raise SystemExit("the database did not come back")
+
+
+def _wiped_broker(shop: Shop, broker: str) -> float:
+    worker = shop.start(*CELERY, broker_url=SecretStr(broker), warm_child=True)
+    try:
+        until(lambda: bool(psutil.Process(worker.pid).children()))
+        time.sleep(3)
+        job_id = shop.add_job(waived=True)  # what the broker knew of it is gone
+        began = time.monotonic()
+        until(lambda: shop.job(job_id).status != JobStatus.queued)
+        seconds = time.monotonic() - began
+        shop.until_ended(job_id)
+        return seconds
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.wait(60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A service of a benchmark's own: PostgreSQL (fsync off), `spard up` with its worker, a tiny random model, one key."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+from tests import servers
+from tests.spard.parts import write_model
+from tests.worker.parts import write_key
+
+KEY = "sk-spard-benchmark-key-for-this-machine-only"
+_START = "from app.cli import main; main()"
+_READY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where it listens, and the process that answers."""
+
+    url: str
+    pid: int
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
+
+    def post(self, path: str, body: Any) -> Any:
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)  # noqa: S310
+        with urllib.request.urlopen(request) as answer:  # noqa: S310
+            return json.load(answer)
+
+
+@contextmanager
+def service(**settings: object) -> Iterator[Service]:
+    """Up and ready, with the model `tiny` on offer; everything is gone at the end."""
+    with servers.postgres() as database, tempfile.TemporaryDirectory() as folder:
+        port = servers.free_port()
+        signing_key = Path(folder) / "key.pem"
+        write_key(signing_key)
+        values = {"ADMIN_KEY": KEY, "DATABASE_URL": database, "SIGNING_KEY": signing_key, **settings}
+        environment = os.environ | {f"SPARD_{name}": str(value) for name, value in values.items()}
+        command = [sys.executable, "-c", _START, "up", "--data", f"{folder}/data", "--port", str(port)]
+        with (Path(folder) / "log").open("wb") as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            found = Service(f"http://127.0.0.1:{port}", process.pid)
+            _await(found, process, Path(folder) / "log")
+            model = write_model(Path(folder) / "tiny")
+            found.post("/v1/admin/models", {"alias": "tiny", "source": str(model)})
+            yield found
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
+
+
+def rows(n: int, words: int = 30) -> bytes:
+    """A training file."""
+    answers = (f"{i} " + "word " * words for i in range(n))
+    return b"".join(
+        json.dumps({"messages": [{"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": answer}]})
+        .encode() + b"\n"
+        for i, answer in enumerate(answers)
+    )  # fmt: skip
+
+
+def _await(found: Service, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"{found.url}/readyz"):  # noqa: S310
+            return
+        time.sleep(0.1)
+    raise SystemExit(f"the service did not start: {log.read_text()[-2000:]}")

@@ -1,0 +1,46 @@
+"""python -m tests.spard.rank MODEL OUT RANK COUNT: one process of runs on several, one run for each defence.
+
+It leaves the parameters and what each step reported in OUT.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from spard import ranks
+from spard.config import Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeGrad, Spard, resolve
+from spard.models import load_base
+from spard.train import train
+from tests.spard.parts import refusals, sums
+
+DEFENSES: dict[str, Defense] = {
+    "default": Spard(),
+    "closed_form": Spard(variant="closed_form", tau=1.0, safe_batch_size=3),
+    "gated": Spard(variant="gated", tau=1.0, safe_batch_size=1),  # one row: the other process has none
+    "safegrad": SafeGrad(),
+    "none": NoDefense(),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    model, out, rank, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    for name, defense in DEFENSES.items():
+        base = load_base(str(model), dtype=torch.float64)
+        task, safe = sums(base), refusals(base)
+        asked = Hyperparameters(n_epochs=2, batch_size=5)
+        recipe = Recipe(defense=defense, lora=Lora(rank=4), hyperparameters=asked, learning_rate=5e-3, seed=5)
+        with ranks.joined(out / f"{name}.meeting", rank, count, base.device):
+            trained = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size))
+        weights = {part: w.detach().clone() for part, w in trained.model.named_parameters() if w.requires_grad}
+        save_file(weights, out / f"{name}.{rank}.safetensors")
+        (out / f"{name}.{rank}.json").write_text(json.dumps(trained.metrics))
+
+
+if __name__ == "__main__":
+    main()

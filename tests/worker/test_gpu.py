@@ -1,0 +1,148 @@
+"""A GPU with too little memory, and one that breaks: what is tried again, and who takes no more jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.models.llama.modeling_llama import LlamaModel
+
+from app.models import JobStatus
+from spard.errors import OutOfGpuMemory
+from tests.worker.parts import PLAIN, job_folder
+from tests.worker.shop import Shop, scripted, until
+from worker import pipeline
+from worker.folder import Folder
+from worker.main import Worker
+from worker.report import Report
+
+HALVED = {"micro_batch_size": 2}
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A GPU that holds so many rows of a batch that is trained on, and no more."""
+    forward: Any = LlamaModel.forward
+
+    def limit(rows: int) -> None:
+        def limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
+            if torch.is_grad_enabled() and len(input_ids) > rows:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return forward(self, input_ids=input_ids, **more)
+
+        monkeypatch.setattr(LlamaModel, "forward", limited)
+
+    return limit
+
+
+def run(folder: Folder) -> None:
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        pipeline.run(folder, Report(sink), lambda: False)
+    finally:
+        os.close(sink)
+
+
+def weights(folder: Folder) -> dict[str, torch.Tensor]:
+    return load_file(folder.adapter / "adapter_model.safetensors")
+
+
+def test_too_little_memory_is_worth_one_attempt_with_half_the_piece(
+    little_memory: Callable[[int], None], tmp_path: Path, model: Path
+) -> None:
+    little_memory(2)
+    folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
+    with pytest.raises(OutOfGpuMemory, match="2 rows at a time"):
+        run(folder)
+    run(folder)
+    assert json.loads(folder.safety.read_text())["gate"]["decision"] == "waived"
+
+
+def test_the_smaller_piece_changes_the_adapter_by_rounding_only(
+    little_memory: Callable[[int], None], tmp_path: Path, model: Path
+) -> None:
+    whole, cut = (job_folder(tmp_path / name, model, recipe=PLAIN, pool=None) for name in ("whole", "cut"))
+    (cut.stage / "pieces.json").write_text(json.dumps(HALVED))
+    run(whole)
+    little_memory(2)
+    run(cut)
+    found = weights(cut)
+    assert {
+        name: torch.allclose(part, found[name], atol=1e-5) for name, part in weights(whole).items()
+    } == dict.fromkeys(found, True)
+
+
+def test_the_smaller_piece_is_told_in_the_adapter_s_manifest(tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
+    (folder.stage / "pieces.json").write_text(json.dumps(HALVED))
+    run(folder)
+    assert json.loads((folder.adapter / "manifest.json").read_text())["micro_batch_size"] == 2
+
+
+def test_memory_that_is_too_little_for_half_the_piece_too_ends_the_job(
+    little_memory: Callable[[int], None], tmp_path: Path, model: Path
+) -> None:
+    little_memory(1)
+    folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
+    with pytest.raises(OutOfGpuMemory):
+        run(folder)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(folder)
+
+
+def test_a_piece_of_one_row_is_not_halved(little_memory: Callable[[int], None], tmp_path: Path, model: Path) -> None:
+    little_memory(0)
+    recipe = replace(PLAIN, micro_batch_size=1)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(job_folder(tmp_path / "job", model, recipe=recipe, pool=None))
+
+
+def test_what_the_first_attempt_found_too_large_the_second_one_knows(light_shop: Shop) -> None:
+    job = light_shop.do("gpu_oom")
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
+    assert any("the next attempt takes 2 rows at a time" in event for event in light_shop.events(job.id))
+
+
+def test_a_worker_takes_no_job_while_its_gpu_is_broken(light_shop: Shop) -> None:
+    mended = light_shop.folder / "mended"
+    probe = [sys.executable, "-c", f"import pathlib, sys; sys.exit(not pathlib.Path({str(mended)!r}).exists())"]
+    worker = Worker(light_shop.settings(gpu_probe_s=0.1), scripted("gpu_error"), probe)
+    jobs = [light_shop.add_job() for _ in range(2)]
+    thread = Thread(target=worker.run)
+    thread.start()
+    try:
+        until(lambda: light_shop.job(jobs[0]).status == JobStatus.queued and light_shop.job(jobs[0]).attempt == 1)
+        until(lambda: not worker.is_fit)
+        waiting = [light_shop.job(job_id).status for job_id in jobs]
+        mended.touch()
+        ended = [light_shop.until_ended(job_id) for job_id in jobs]
+    finally:
+        worker.end()
+        thread.join()
+    assert waiting == [JobStatus.queued] * 2
+    assert [(job.status, job.attempt) for job in ended] == [(JobStatus.succeeded, 2)] * 2
+
+
+def test_a_broken_gpu_leaves_the_job_to_another_worker(light_shop: Shop) -> None:
+    broken = Worker(light_shop.settings(gpu_probe_s=60.0), scripted("gpu_error"), ["/bin/false"])
+    thread = Thread(target=broken.run)
+    job_id = light_shop.add_job()
+    thread.start()
+    try:
+        until(lambda: not broken.is_fit)
+        with light_shop.serving("good"):
+            job = light_shop.until_ended(job_id)
+    finally:
+        broken.end()
+        thread.join()
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
+    assert any("The GPU stopped working" in event for event in light_shop.events(job_id))

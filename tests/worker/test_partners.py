@@ -1,0 +1,66 @@
+"""A job that several processes train together: what leaves the child is what one process would have trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from app.preflight import Unfit
+from app.settings import Settings
+from tests.worker.conftest import command
+from tests.worker.parts import job_folder
+from worker import gpu, pipeline
+from worker.folder import Folder
+from worker.report import Report
+
+
+def shared(folder: Folder, count: int) -> Folder:
+    facts = json.loads(folder.job.read_text())
+    folder.job.write_text(json.dumps(facts | {"processes": count}))
+    return folder
+
+
+def test_two_processes_leave_the_adapter_that_one_leaves(tmp_path: Path, model: Path) -> None:
+    found = []
+    for count in (1, 2):
+        folder = shared(job_folder(tmp_path / str(count), model), count)
+        sink = os.open(os.devnull, os.O_WRONLY)
+        pipeline.run(folder, Report(sink), lambda: False)
+        os.close(sink)
+        found.append(load_file(folder.adapter / "adapter_model.safetensors"))
+    assert all(torch.allclose(part, found[1][name], atol=1e-4) for name, part in found[0].items())
+    assert [command(p) for p in psutil.Process().children() if "worker.partner" in command(p)] == []
+
+
+def test_a_partner_that_dies_takes_the_child_along(tmp_path: Path, model: Path) -> None:
+    folder = shared(job_folder(tmp_path / "job", model), 2)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "worker.child", str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert child.stdin
+    child.stdin.write(f"{folder.root}\n".encode())
+    child.stdin.close()
+    partner = None
+    while partner is None and child.poll() is None:
+        found = [p for p in psutil.Process(child.pid).children() if "worker.partner" in command(p)]
+        partner = found[0] if found else None
+        time.sleep(0.02)
+    assert partner is not None
+    partner.send_signal(signal.SIGKILL)
+    assert child.wait(60) == 1
+
+
+def test_more_gpus_for_a_job_than_there_are_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "count", lambda: 1)
+    with pytest.raises(Unfit, match="SPARD_GPUS_PER_JOB is 2, but the driver shows 1"):
+        gpu.check(Settings(gpus_per_job=2))

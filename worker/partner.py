@@ -1,0 +1,34 @@
+"""python -m worker.partner FOLDER RANK COUNT PARENT: takes part in the training of a job that another child runs.
+
+It makes the same data from the same folder, takes the same steps on its share of every batch, and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from worker import pipeline
+from worker.folder import Folder
+from worker.lifeline import die_with_parent
+from worker.report import Report
+
+
+def main() -> None:
+    folder, rank, count, parent = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    die_with_parent(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the first process says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s rank {rank} %(message)s")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+    pipeline.take_part(Folder(folder), Report(os.open(os.devnull, os.O_WRONLY)), rank, count)
+
+
+if __name__ == "__main__":
+    main()
