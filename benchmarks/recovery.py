@@ -25,7 +25,7 @@ from sqlalchemy import text, update
 from sqlalchemy.exc import DBAPIError
 
 from app.db import read, transaction, upgrade_schema
-from app.models import Job, JobStatus
+from app.models import TERMINAL, Job, JobStatus
 from tests import servers
 from tests.conftest import Place
 from tests.spard.parts import write_model
@@ -34,6 +34,7 @@ from tests.worker.test_celery import CELERY
 
 SERVE = "tests.worker.serve"
 DATABASE_S = 60.0
+_TRAINING_S = 300.0  # of the tiny model
 
 
 def main() -> None:
@@ -90,13 +91,13 @@ def _dead_database(shop: Shop) -> float:
 def _wiped_broker(shop: Shop, broker: str) -> float:
     worker = shop.start(*CELERY, broker_url=SecretStr(broker), warm_child=True)
     try:
-        until(lambda: bool(psutil.Process(worker.pid).children()))
+        until(lambda: bool(psutil.Process(worker.pid).children()), _TRAINING_S)
         time.sleep(3)
         job_id = shop.add_job(waived=True)  # what the broker knew of it is gone
         began = time.monotonic()
-        until(lambda: shop.job(job_id).status != JobStatus.queued)
+        until(lambda: shop.job(job_id).status != JobStatus.queued, _TRAINING_S)
         seconds = time.monotonic() - began
-        shop.until_ended(job_id)
+        until(lambda: shop.job(job_id).status in TERMINAL, _TRAINING_S)
         return seconds
     finally:
         worker.send_signal(signal.SIGTERM)
