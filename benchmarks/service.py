@@ -18,6 +18,7 @@ from typing import Any
 
 from openai import OpenAI
 
+from examples import demo
 from tests import servers
 from tests.spard.parts import write_model
 from tests.worker.parts import write_key
@@ -56,7 +57,9 @@ def service(**settings: object) -> Iterator[Service]:
         environment = os.environ | {f"SPARD_{name}": str(value) for name, value in values.items()}
         command = [sys.executable, "-c", _START, "up", "--data", f"{folder}/data", "--port", str(port)]
         with (Path(folder) / "log").open("wb") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=demo.stop_with_us
+            )
         try:
             found = Service(f"http://127.0.0.1:{port}", process.pid)
             _await(found, process, Path(folder) / "log")
