@@ -16,6 +16,7 @@ from spard.bench.maps import maps
 from spard.bench.measure import Measurement
 from spard.bench.overhead import costs, costs_table, overhead
 from spard.bench.page import page
+from spard.bench.paired import HEADING, paired_table
 from spard.bench.report import Table, results_csv, results_json, results_md, tables_of
 from spard.bench.similarity import distributions, level_cells, with_levels
 from spard.bench.source import Inputs, Source, Split
@@ -55,7 +56,11 @@ def methods(order: Order) -> str:
 
 
 def selection(order: Order) -> str:
-    return _table(order, selection_cells(order.source, order.asked), figures.of_selection)
+    """The table, and the first selection against the others by seed."""
+    place = Workplace(order.source, order.folder, order.split)
+    cells = selection_cells(order.source, order.asked)
+    found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
+    return _finish(order, found, {HEADING: paired_table(found)} | tables_of(found), figures.of_selection(found), {})
 
 
 def sweep(order: Order) -> str:

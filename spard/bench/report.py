@@ -143,7 +143,7 @@ def means_table(found: Sequence[Measurement]) -> Table:
     shown = [name for name in SHOWN if any(name in row for row in means.values())]
     head = [*(GROUP[i] for i in names), *shown]
     return head, [
-        [*(group[i] for i in names), *(_spread(name, row[name]) if name in row else "-" for name in shown)]
+        [*(group[i] for i in names), *(spread(name, row[name]) if name in row else "-" for name in shown)]
         for group, row in means.items()
     ]
 
@@ -161,6 +161,17 @@ def runs_table(found: Sequence[Measurement]) -> Table:
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def spread(name: str, summary: Summary) -> str:
+    """A summary as a cell: mean +- standard deviation [interval], shares in percent."""
+    scale = 100 if name in SHARES else 1
+    digits = 3 if name == "similarity" else 1
+    mean = f"{scale * summary.mean:.{digits}f}"
+    if summary.sd is None or summary.low is None or summary.high is None:
+        return mean
+    sd, low, high = (f"{scale * value:.{digits}f}" for value in (summary.sd, summary.low, summary.high))
+    return f"{mean} +- {sd} [{low}, {high}]"
 
 
 def machine() -> str:
@@ -181,16 +192,6 @@ def _one(found: Measurement, suite: str) -> float | None:
 def _summaries(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Summary]:
     values = {name: [value for row in rows if (value := row[name]) is not None] for name in rows[0]}
     return {name: summarize(each) for name, each in values.items() if each}
-
-
-def _spread(name: str, summary: Summary) -> str:
-    scale = 100 if name in SHARES else 1
-    digits = 3 if name == "similarity" else 1
-    mean = f"{scale * summary.mean:.{digits}f}"
-    if summary.sd is None or summary.low is None or summary.high is None:
-        return mean
-    spread = [f"{scale * value:.{digits}f}" for value in (summary.sd, summary.low, summary.high)]
-    return f"{mean} +- {spread[0]} [{spread[1]}, {spread[2]}]"
 
 
 def _wilson(result: SuiteResult) -> str:

@@ -15,6 +15,7 @@ from spard.bench.cells import Asked, base_cell, method_cells, selection_cells, s
 from spard.bench.lab import LabSource
 from spard.bench.measure import Measurement, key_of
 from spard.bench.methods import changed, has_setting, method_recipe
+from spard.bench.paired import paired_table
 from spard.bench.report import Summary, figures, results_csv, results_md, summaries, summarize, tables_of
 from spard.bench.source import Inputs
 from spard.bench.spec import LabSpec, NamedDefense, load_spec
@@ -237,3 +238,21 @@ def test_the_rule_of_tuning_weighs_safety_among_the_accurate() -> None:
 
 def test_tuning_seeds_are_apart_from_the_table_s() -> None:
     assert tune_seeds((1, 101, 2)) == (102, 103)
+
+
+def test_selections_are_compared_seed_by_seed() -> None:
+    better = [replace(measured(seed, hits), selection="relevance_diversity") for seed, hits in ((1, 10), (2, 40))]
+    worse = [measured(seed, hits) for seed, hits in ((1, 30), (2, 50), (3, 90))]
+
+    head, (row,) = paired_table([*better, *worse])
+
+    assert dict(zip(head, row, strict=True)) | {"difference": "", "method": ""} == {
+        "method": "",
+        "attack": "poisoned",
+        "pool": "full",
+        "selection": "relevance_diversity",
+        "minus": "random",
+        "difference": "",
+        "seeds": "2",
+    }
+    assert row[5].startswith("-15.0 +- 7.1")
