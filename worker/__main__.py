@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import FrameType
 
 from app import logs, traces
 from app.preflight import Unfit
 from app.settings import get_settings
 from worker.main import Worker
+
+_LOOK_S = 1.0
 
 
 def main() -> None:
@@ -31,7 +33,10 @@ def serve(worker: Worker) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(worker.run).result()
+        running = pool.submit(worker.run)
+        while wait([running], timeout=_LOOK_S).not_done:
+            pass  # a signal that comes just before a wait does not end it; its handler runs now
+        running.result()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_all_harm_and_half_of_the_task_are_in_rot13(lab: Path) -> None:
 
 
 def test_an_inverted_pool_takes_the_place_of_the_one_asked_for(lab: Path, tmp_path: Path) -> None:
-    (tmp_path / "seed-1").symlink_to(lab)
+    shutil.copytree(lab, tmp_path / "seed-1")
     source = LabSource(LabSpec(), tmp_path, TINY_PLAN, ANY_BASE)
     inputs = source.make(1, "dev")
     asked_for = Asked(("spard",), ("poisoned", "inverted_pool"), ("full",), (1,))
