@@ -24,6 +24,7 @@ from app.jobs.models import SweptJob
 from app.models import TERMINAL, File, Job, utc_now
 from app.storage import Storage
 from app.uploads import parts
+from app.waivers.models import HeldAdapter
 from app.webhooks.models import WebhookDelivery
 
 _AT_ONCE = 100
@@ -73,7 +74,7 @@ def sweep_files(storage: Storage, begin: Begin) -> None:
 
 
 def sweep_attempts(storage: Storage, begin: Begin, stay: timedelta = _ATTEMPTS_STAY) -> None:
-    """Folders of attempts of jobs that ended long enough ago, but never one that something published lies in."""
+    """Folders of attempts of jobs that ended long enough ago, but none with what is published or held for a waiver."""
     with begin() as session:
         is_over = Job.status.in_(TERMINAL) & (Job.finished_at < utc_now() - stay)
         query = select(Job).where(is_over, Job.id.not_in(select(SweptJob.job_id))).limit(_AT_ONCE)
@@ -98,8 +99,9 @@ def _expired() -> Select[File]:
 
 def _abandoned(session: Session, job: Job) -> Iterator[str]:
     results = session.scalars(select(File.storage_key).where(File.id.in_(job.result_files or [])))
-    published = [*results, job.report_key or "", (job.adapter or {}).get("storage_key", "")]
-    kept = {int(match.group(1)) for key in published if (match := _OF_ATTEMPT.match(key))}
+    held = session.get(HeldAdapter, job.id)
+    published = [*results, job.report_key or "", (job.adapter or {}).get("storage_key", ""), held and held.storage_key]
+    kept = {int(match.group(1)) for key in published if (match := _OF_ATTEMPT.match(key or ""))}
     for token in range(1, job.lease_token + 1):
         if token not in kept:
             yield f"tenants/{job.tenant_id}/jobs/{job.id}/a{token}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from app.cli import main
 from app.jobs import lease
 from app.jobs.results import Rejection
 from app.models import ApiKey, Job, utc_now
+from app.retention import sweep_attempts
 from app.settings import Settings
 from app.signing import public_pem, signing_key
 from app.waivers.models import HeldAdapter, Waiver
@@ -58,7 +60,7 @@ def failed(service: Service, customer: TestClient, asked: dict[str, Any], packed
 def reject(service: Service, job_id: str, packed: Path | None) -> None:
     storage = service.app.state.storage
     storage.write(f"tenants/org-customer/jobs/{job_id}/report", [json.dumps({"gate": GATE}).encode()])
-    key, held = f"tenants/org-customer/jobs/{job_id}/held", None
+    key, held = f"tenants/org-customer/jobs/{job_id}/a1/held", None
     if packed:
         storage.upload_file(key, packed)
         manifest = file_sha256(packed.parent / "adapter" / "manifest.json")
@@ -185,11 +187,19 @@ def test_there_is_nothing_to_waive_where_nothing_failed_or_nothing_was_kept(
     assert provider.get("/v1/admin/jobs/ftjob-0/waivers").status_code == 404
 
 
+def test_what_is_held_outlives_the_sweep_of_attempts(failed: str, service: Service) -> None:
+    begin = partial(db.transaction, service.app.state.engine)
+
+    sweep_attempts(service.app.state.storage, begin, stay=timedelta(seconds=-1))
+
+    assert service.app.state.storage.exists(f"tenants/org-customer/jobs/{failed}/a1/held")
+
+
 def test_erasing_the_job_erases_what_was_held(
     service: Service, failed: str, provider: TestClient, customer: TestClient
 ) -> None:
     provider.post(f"/v1/admin/jobs/{failed}/waivers", json=ASK)
     assert customer.delete(f"{JOBS}/{failed}").status_code == 200
-    assert not service.app.state.storage.exists(f"tenants/org-customer/jobs/{failed}/held")
+    assert not service.app.state.storage.exists(f"tenants/org-customer/jobs/{failed}/a1/held")
     with db.read(service.app.state.engine) as session:
         assert session.get(HeldAdapter, failed) is None
