@@ -7,14 +7,18 @@ from torch import Tensor
 
 
 def coordinates(x_KD: Tensor) -> list[tuple[float, float]]:
-    """The first two principal components of the rows, by the eigenvectors of their K x K inner products.
+    """The rows in the plane of their first two principal components, to six digits."""
+    return [(round(x, 6), round(y, 6)) for x, y in principal_plane(x_KD).tolist()]
+
+
+def principal_plane(x_KD: Tensor) -> Tensor:
+    """The first two principal components of each row, K x 2, in float64.
 
     Which way an axis points is free: here the entry of largest size is positive.
     """
     centred_KD = x_KD.double() - x_KD.double().mean(dim=0)
-    values, vectors_KK = torch.linalg.eigh(centred_KD @ centred_KD.T)
-    axes_K2 = vectors_KK[:, -2:].flip(1) * values[-2:].flip(0).clamp(min=0).sqrt()
-    largest = axes_K2.gather(0, axes_K2.abs().argmax(dim=0, keepdim=True))
-    axes_K2 = axes_K2 * torch.where(largest < 0, -1.0, 1.0)
-    padded = torch.nn.functional.pad(axes_K2, (0, 2 - axes_K2.shape[1]))  # a single row has one axis
-    return [(round(x, 6), round(y, 6)) for x, y in padded.tolist()]
+    U_KR, size_R, _ = torch.linalg.svd(centred_KD, full_matrices=False)
+    axes_KR = (U_KR * size_R)[:, :2]
+    largest = axes_KR.gather(0, axes_KR.abs().argmax(dim=0, keepdim=True))
+    axes_KR = axes_KR * torch.where(largest < 0, -1.0, 1.0)
+    return torch.nn.functional.pad(axes_KR, (0, 2 - axes_KR.shape[1]))  # a single row has one axis

@@ -16,6 +16,7 @@ from spard.bench.cells import Asked
 from spard.bench.methods import with_selection
 from spard.bench.similarity import embeddings
 from spard.models import load_base
+from spard.plane import principal_plane
 from spard.selection import choose
 
 MOST_TASK_ROWS = 600  # drawn evenly spaced: a cloud of points shows no more
@@ -55,15 +56,6 @@ def maps(place: Workplace, asked: Asked) -> list[Map]:
     if importlib.util.find_spec("sklearn"):
         projections.append(("t-SNE", _neighbour_plane(points_PD, seed)))
     return [_map(name, flat_P2, len(pool_ND), len(task), chosen) for name, flat_P2 in projections]
-
-
-def principal_plane(points_PD: Tensor) -> Tensor:
-    """Coordinates along the two directions of largest variance; signs are such that the largest entry is positive."""
-    centred_PD = points_PD - points_PD.mean(dim=0)
-    plane_2D = torch.linalg.svd(centred_PD, full_matrices=False).Vh[:2]
-    largest_2 = plane_2D.gather(1, plane_2D.abs().argmax(dim=1, keepdim=True))
-    flat_P2: Tensor = centred_PD @ (plane_2D * largest_2.sign()).T
-    return flat_P2
 
 
 def _neighbour_plane(points_PD: Tensor, seed: int) -> Tensor:
