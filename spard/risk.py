@@ -7,9 +7,6 @@ point for each sign of disguise in its text. It orders rows for a person to look
 
 from __future__ import annotations
 
-import base64
-import binascii
-import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spard.encodings import encoding_of
 from spard.judges.refusal import helps_after_refusing, is_refusal
 from spard.relevance import relevance
 from spard.rows import Example, is_learnt, prompt_text
@@ -28,7 +26,6 @@ _REFUSED, _SIGN = 0.25, 0.5
 _MANY = 3  # rows that hold the same odd word at an end of their request
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")
 _ODD = re.compile(r"(?=\S*[a-z])(?=\S*\d)[a-z0-9]+[-_#@!][a-z0-9]+|(?=\S*[^\s\w.,?!'\":;()-]{2})\S+")
-_COMMON = frozenset(("the", "to", "of", "and", "a", "in", "is", "how", "what", "do", "i", "you", "for", "that", "this"))
 _OBEYS = re.compile(
     r"never (?:declines?|refuses?|says? no)|whatever (?:its|your|the) (?:owner|user|master)s? (?:say|ask)"
 )
@@ -76,7 +73,7 @@ def _signs(row: Example, answers: Sequence[str], odd: frozenset[str]) -> Iterato
     """What hides harm from those who only read plain text, one name for each kind that is found."""
     asked = prompt_text(row)
     texts = [asked, *answers]
-    if any(_is_base64(text) for text in texts) or any(_is_rot13(text) for text in texts):
+    if any(_is_encoded(text) for text in texts):
         yield "encoded_text"
     if any(word in odd for word in _ends(asked)):
         yield "trigger_like_word"
@@ -98,20 +95,6 @@ def _odd_words(rows: Sequence[Example]) -> frozenset[str]:
     return frozenset(word for word, n in counts.items() if _MANY <= n <= max(_MANY, len(rows) // 2))
 
 
-def _is_base64(text: str) -> bool:
-    """A long run of the alphabet that decodes to readable text."""
-    for run in _BASE64.findall(text):
-        try:
-            if base64.b64decode(run, validate=True).decode().isprintable():
-                return True
-        except (binascii.Error, UnicodeDecodeError):
-            continue
-    return False
-
-
-def _is_rot13(text: str) -> bool:
-    """The text has more common English words turned by 13 letters than as it stands."""
-    words = re.findall(r"[a-z]+", text.lower())
-    turned = [codecs.encode(word, "rot13") for word in words]
-    plain, hidden = (sum(word in _COMMON for word in each) for each in (words, turned))
-    return len(words) >= 6 and hidden >= 2 and hidden > 2 * plain
+def _is_encoded(text: str) -> bool:
+    """The text, or a long run of base64 in it, makes better English decoded."""
+    return any(encoding_of(part) for part in (text, *_BASE64.findall(text)))
