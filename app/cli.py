@@ -28,7 +28,7 @@ from app.commands.jobs import jobs
 from app.commands.terminal import CommandFailed, say, service_url
 from app.errors import AppError
 from app.keys import service as keys
-from app.main import create_app
+from app.main import served_app
 from app.settings import Settings
 from app.signing import signing_key
 from app.supervisor import supervised
@@ -74,7 +74,7 @@ def up(
     logs.set_up(settings.log_format)
     listener = _listen(host, port)
     _announce(settings, _prepared(settings), *listener.getsockname()[:2])
-    config = uvicorn.Config(create_app(settings), log_config=None, timeout_graceful_shutdown=_DRAIN_S)
+    config = uvicorn.Config(served_app(settings), log_config=None, timeout_graceful_shutdown=_DRAIN_S)
     server = uvicorn.Server(config)
     _stop_on_signals(server)
     with supervised("worker", settings.stop_grace_s) if worker else nullcontext():
