@@ -7,6 +7,7 @@ each, so that a killed process has told all it saw.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from worker.report import Message, Report, parse
 
 STEPS, STEP_S = 6, 0.02
 ZOMBIE_S = 1.0
-ZOMBIE_ACCEPTED = "zombie accepted"
+ZOMBIE_ACCEPTED, DIED_PUBLISHED = "zombie accepted", "died as it published"
 
 
 class Sleeper:
@@ -114,10 +115,36 @@ def _serve(backend: Backend, stop: Event, guards: Path) -> None:
                 time.sleep(settings.poll_s)
                 continue
             Attempt(backend, claim, lambda: cast(Child, Sleeper()), stop).run()
+            _die_if_doomed(backend, claim, guards)
             _write_as_zombie(backend, claim, guards)
         except Exception as error:  # a worker lives on
             note(guards, f"error {type(error).__name__}")
             time.sleep(settings.poll_s)
+
+
+def doom(guards: Path, pid: int) -> None:
+    """The process `pid` dies in the instant after its next publication."""
+    _doomed(guards).mkdir(exist_ok=True)
+    (_doomed(guards) / str(pid)).touch()
+
+
+def spare(guards: Path) -> None:
+    """No doomed process dies any more."""
+    shutil.rmtree(_doomed(guards), ignore_errors=True)
+
+
+def _doomed(guards: Path) -> Path:
+    return guards.with_name("doomed")
+
+
+def _die_if_doomed(backend: Backend, claim: Claim, guards: Path) -> None:
+    if not (_doomed(guards) / str(os.getpid())).exists():
+        return
+    with read(backend.engine) as session:
+        job = session.get_one(Job, claim.job_id)
+    if job.status == JobStatus.succeeded and job.lease_token == claim.token:
+        note(guards, DIED_PUBLISHED)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _write_as_zombie(backend: Backend, claim: Claim, guards: Path) -> None:

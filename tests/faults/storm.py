@@ -22,8 +22,8 @@ from tests.worker.shop import Shop
 
 WORKERS, END_S = 4, 120.0
 TIMERS = {"lease_s": 0.6, "heartbeat_s": 0.1, "poll_s": 0.05, "reap_s": 0.1, "stop_grace_s": 2.0}
-KINDS = ("kill", "freeze", "freeze", "stop", "cancel", "pause", "cut", "power")
-WEIGHTS = (6, 4, 4, 2, 2, 2, 2, 0.3)
+KINDS = ("kill", "kill as it publishes", "freeze", "stop", "cancel", "pause", "cut", "power")
+WEIGHTS = (6, 3, 8, 2, 2, 2, 2, 0.3)
 _TERMINATE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -58,6 +58,8 @@ class Storm:
                 self._keep_busy()
                 time.sleep(self._rng.uniform(0.01, 0.15))
                 self._wake(time.monotonic())
+                for i in [i for i, worker in enumerate(self._workers) if not worker.is_alive()]:
+                    self._replace(i)
                 self._inject(self._rng.choices(KINDS, WEIGHTS)[0])
             self._calm_down()
         finally:
@@ -73,8 +75,9 @@ class Storm:
         match kind:
             case "kill" | "stop":
                 self._send(self._workers[i], signal.SIGKILL if kind == "kill" else signal.SIGTERM)
-                self._workers.append(self._start())
-                self._bury(self._workers.pop(i))
+                self._replace(i)
+            case "kill as it publishes":
+                sleeper.doom(self._guards, self._workers[i].pid or 0)
             case "freeze":
                 self._send(self._workers[i], signal.SIGSTOP)
                 self._wake_at.append((time.monotonic() + self._rng.choice((0.2, 1.0, 1.0)), self._workers[i].pid or 0))
@@ -106,6 +109,8 @@ class Storm:
 
     def _calm_down(self) -> None:
         """No more faults: what is frozen wakes up, what is paused goes on, and all ends."""
+        sleeper.spare(self._guards)
+        self._workers = [worker if worker.is_alive() else self._start() for worker in self._workers]
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
             self._wake(float("inf"))
@@ -123,6 +128,10 @@ class Storm:
         process = self._context.Process(target=sleeper.serve, args=(values, self._guards, self._mutant))
         process.start()
         return process
+
+    def _replace(self, i: int) -> None:
+        buried, self._workers[i] = self._workers[i], self._start()
+        self._bury(buried)
 
     def _send(self, process: BaseProcess, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
