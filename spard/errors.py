@@ -20,6 +20,12 @@ class InvalidRecipe(SpardError):
     code = "invalid_recipe"
 
 
+class AdapterMismatch(InvalidRecipe):
+    """The adapter that a run was to go on from is another one's: another shape, another base model."""
+
+    code = "adapter_mismatch"
+
+
 class InvalidData(SpardError):
     """A row cannot be trained on."""
 

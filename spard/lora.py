@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from spard.config import Lora, Recipe
-from spard.errors import InvalidRecipe
+from spard.errors import AdapterMismatch, InvalidRecipe
+from spard.manifest import MANIFEST, file_sha256
+from spard.models import Base
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -23,6 +31,26 @@ def trainable_model(model: Any, recipe: Recipe) -> Any:
     if recipe.gradient_checkpointing:
         _renamed(model, "enable")({"use_reentrant": False})
     return trainable.train()
+
+
+def go_on_from_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
+    """Put the weights of a LoRA adapter in a folder into the model, and return their file's SHA-256.
+
+    Raises `AdapterMismatch` unless the adapter has the recipe's shape and, where it says so, the very base model.
+    """
+    if recipe.lora is None:
+        raise _mismatch("full fine-tuning cannot go on from an adapter")
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _mismatch(f"no LoRA adapter can be read there ({type(error).__name__})") from error
+    _check_same(recipe.lora, config, base, folder)
+    found: Any = set_peft_model_state_dict(model, tensors)
+    absent = [name for name in found.missing_keys if "lora_" in name]
+    if absent or found.unexpected_keys:
+        raise _mismatch(f"its layers are others: {[*absent, *found.unexpected_keys][0]}")
+    return file_sha256(folder / WEIGHTS)
 
 
 def stop_gradient_checkpointing(model: Any) -> None:
@@ -47,6 +75,23 @@ def _renamed(model: Any, what: str) -> Any:
 def _rate(module: torch.nn.Module) -> float:
     rate = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0.0)
     return rate if isinstance(rate, float) else 0.0
+
+
+def _check_same(lora: Lora, config: dict[str, Any], base: Base, folder: Path) -> None:
+    """An adapter of another shape, scale or base model would be something else from its first step on."""
+    wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.target_modules or ATTENTION)}
+    for name, value in wanted.items():
+        own = sorted(config[name]) if name == "target_modules" else config[name]
+        if own != value:
+            raise _mismatch(f"the adapter has {name} {own}, the recipe {value}")
+    manifest = folder / MANIFEST
+    digest = json.loads(manifest.read_text()).get("base_digest", base.digest) if manifest.exists() else base.digest
+    if digest != base.digest:
+        raise _mismatch("the adapter was trained on another base model")
+
+
+def _mismatch(message: str) -> AdapterMismatch:
+    return AdapterMismatch(f"start_from: {message}", "start_from")
 
 
 def _with_lora(model: Any, lora: Lora) -> Any:

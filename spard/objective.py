@@ -17,14 +17,14 @@ from spard.grads import Gradient, Loss, safe_divergence, safe_losses, utility_gr
 from spard.lora import dropping_modules
 from spard.methods import clips_itself
 from spard.methods.safeinstr import mixed
-from spard.models import Base
+from spard.models import Base, adapters_off
 from spard.vectors import Vector
 
 
 class Objective:
     """Task and safe rows, and the gradients that the recipe's defence asks for.
 
-    Made before the first step: what is compared with the model before training is kept from then.
+    Made before the first step: what is compared with the base model is kept from then.
     """
 
     def __init__(self, base: Base, task: Sequence[Encoded], safe: Sequence[Encoded], recipe: Recipe) -> None:
@@ -35,8 +35,9 @@ class Objective:
         self.dropping = dropping_modules(base.model)
         has_lora, pad_id = recipe.lora is not None, base.tokenizer.pad_token_id
         self.reference = reference_of(base.model, has_lora=has_lora) if isinstance(recipe.defense, SafeGrad) else None
-        self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
-        self.anchor = Anchor(base.model, self.plain, pad_id, recipe.anchor) if recipe.anchor else None
+        with adapters_off(base.model):  # an adapter that the run goes on from is no reference
+            self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
+            self.anchor = Anchor(base.model, self.plain, pad_id, recipe.anchor) if recipe.anchor else None
 
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
         """The task loss on some rows and its gradient, in pieces that fit into memory."""

@@ -30,7 +30,10 @@ class SuiteSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Everything that a run needs to know; `public_name` is what the adapter calls its base model."""
+    """Everything that a run needs to know; `public_name` is what the adapter calls its base model.
+
+    `start_from` is the folder of an adapter of the same base model, to be trained further.
+    """
 
     model: str
     training_file: Path
@@ -42,6 +45,7 @@ class RunSpec:
     thresholds: GateThresholds = field(default_factory=GateThresholds)
     revision: str | None = None
     public_name: str | None = None
+    start_from: Path | None = None
 
 
 def load_recipe(path: Path) -> RunSpec:
@@ -71,6 +75,7 @@ def located(spec: RunSpec, folder: Path) -> RunSpec:
         training_file=folder / spec.training_file,
         validation_file=spec.validation_file and folder / spec.validation_file,
         pool=spec.pool and folder / spec.pool,
+        start_from=spec.start_from and folder / spec.start_from,
         suites=tuple(replace(suite, path=folder / suite.path) for suite in spec.suites),
     )
 

@@ -69,7 +69,9 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     report({"kind": "phase", "phase": "train"})
     on_step = partial(_report_step, report)
     checkpoints = out / "checkpoints"
-    trained = train(base, task, safe, spec.recipe, resolved, on_step=on_step, checkpoints=checkpoints)
+    trained = train(
+        base, task, safe, spec.recipe, resolved, on_step=on_step, start_from=spec.start_from, checkpoints=checkpoints
+    )
 
     after = measure(base, trained.model, suites, spec, report, serving_prompt(spec.recipe.defense))
     measured = Measured(before, after, gate(before, after, spec.thresholds, leaks))

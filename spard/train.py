@@ -31,11 +31,11 @@ from spard.data import Encoded, batches
 from spard.ema import Ema
 from spard.errors import InvalidData, Stopped
 from spard.grads import Loss
-from spard.lora import stop_gradient_checkpointing, trainable_model
+from spard.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
 from spard.losses import Evaluation, evaluate
 from spard.methods import Stateful, step_of
 from spard.methods.base import Metrics
-from spard.models import Base
+from spard.models import Base, adapters_off
 from spard.objective import Objective, safe_batch_size
 from spard.realign import Realignment
 from spard.schedules import safe_rows, schedule
@@ -77,17 +77,21 @@ def train(
     resolved: Resolved,
     *,
     on_step: Callable[[int, int, Metrics], None] | None = None,
+    start_from: Path | None = None,
     checkpoints: Path | None = None,
     on_checkpoint: Callable[[Saved, Metrics], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Trained:
     """Fine-tune `base` on `task` while the recipe's defence watches `safe`; `base.model` is changed in place.
 
+    `start_from` is the folder of an adapter whose weights are the first; tau and every other reference stay the base
+    model's, so that jobs on top of each other drift no further than one.
+
     Resumes from the newest valid checkpoint of the same run in `checkpoints`. When `should_stop` says so after a step,
     the run is checkpointed and `Stopped` is raised. `on_step` gets the step, their total and the step's metrics.
     """
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
-        run = _Run(base, task, safe, recipe, resolved)
+        run = _Run(base, task, safe, recipe, resolved, start_from)
         run.start(checkpoints)
         saved_at = time.monotonic()
         while run.progress.step < run.total_steps:
@@ -121,13 +125,20 @@ class _Run:
     """One run: the model, its optimizer and how far it has come."""
 
     def __init__(
-        self, base: Base, task: Sequence[Encoded], safe: Sequence[Encoded], recipe: Recipe, resolved: Resolved
+        self,
+        base: Base,
+        task: Sequence[Encoded],
+        safe: Sequence[Encoded],
+        recipe: Recipe,
+        resolved: Resolved,
+        start_from: Path | None,
     ) -> None:
         if not task or (recipe.uses_pool and not safe):
             raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
         self.base, self.recipe, self.resolved, defense = base, recipe, resolved, recipe.defense
         self.dtype, has_lora = base.model.dtype, recipe.lora is not None
         self.model = trainable_model(base.model, recipe)
+        self.started_from = go_on_from_(self.model, base, recipe, start_from) if start_from else None
         self.objective = Objective(base, task, safe, recipe)
         self.realignment = Realignment(base, defense, has_lora=has_lora) if isinstance(defense, SafeLora) else None
         self.safe_batch_size = safe_batch_size(defense, resolved.batch_size)
@@ -224,12 +235,14 @@ class _Run:
         """A digest of everything that decides the numbers of this run; how a batch is cut only rounds them."""
         recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0, micro_batch_size=None))
         rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
-        facts = json.dumps([self.base.digest, recipe, asdict(self.resolved), rows])
-        return hashlib.sha256(facts.encode()).hexdigest()
+        facts = [self.base.digest, recipe, asdict(self.resolved), rows]
+        facts += [self.started_from] if self.started_from else []
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _measure_tau(self, defense: Spard) -> dict[str, float]:
         pad_id = self.base.tokenizer.pad_token_id
-        tau = base_tau(defense, lambda: evaluate(self.base.model, self.objective.plain, pad_id))
+        with adapters_off(self.base.model):
+            tau = base_tau(defense, lambda: evaluate(self.base.model, self.objective.plain, pad_id))
         return ranks.first_s(tau, self.base.device)
 
     def _rows(self, step: int) -> list[int]:

@@ -1,7 +1,7 @@
 """A job's folder, all that a child gets and all that it leaves:
 
 job.json                                 what to do (`Assignment`)
-in/                                      training, validation, pool and suites, verified
+in/                                      training, validation, pool, suites and a first adapter, verified
 stage/                                   what a stage found out; a stage whose output is there is skipped
 checkpoints/step-000100/                 of the training, the newest restored from an earlier attempt
 out/metrics.csv safety.json adapter/     the results; the parent signs the adapter and packs it
@@ -33,6 +33,11 @@ class Folder:
     @property
     def job(self) -> Path:
         return self.root / "job.json"
+
+    @property
+    def start(self) -> Path:
+        """The adapter that the job goes on from, if it does."""
+        return self.root / "in" / "start"
 
     @property
     def stage(self) -> Path:

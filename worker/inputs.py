@@ -14,6 +14,7 @@ from app.errors import AppError
 from app.models import Job
 from app.settings import Settings
 from app.storage import Storage, StorageError
+from spard.archive import unpack
 from spard.config import GateThresholds, JudgeSpec, Recipe
 from spard.errors import InvalidModel
 from spard.recipe import RunSpec, SuiteSpec, parse
@@ -21,8 +22,9 @@ from worker.folder import Assignment, Folder, write_assignment
 
 log = logging.getLogger(__name__)
 
-_NAMED = ("id", "kind", "name", "version", "rows", "sha256")
+_NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
 _THRESHOLDS = [each.name for each in fields(GateThresholds)]
+_START = "in/start.tar.gz"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -38,6 +40,8 @@ def fill(folder: Folder, job: Job, storage: Storage, settings: Settings, go_on: 
     for path, source in inputs.items():
         go_on()
         _download(storage, source, folder.root / path)
+    if _START in inputs:
+        unpack(folder.root / _START, folder.start)
     for kept in (job.checkpoint or {}).get("files", []):
         go_on()
         _restore(storage, kept, folder)
@@ -52,6 +56,8 @@ def _inputs(job: Job) -> dict[str, dict[str, Any]]:
         found["in/validation.jsonl"] = spec["validation_file"]
     if spec.get("pool"):
         found["in/pool.jsonl"] = spec["pool"]
+    if spec.get("start_from"):
+        found[_START] = spec["start_from"]
     return found | {_suite_path(i): suite for i, suite in enumerate(spec["suites"])}
 
 
@@ -94,6 +100,7 @@ def _assignment(job: Job, settings: Settings) -> Assignment:
         judge=JudgeSpec(name=spec["judge"], base_url=settings.judge_base_url, model=settings.judge_model),
         thresholds=GateThresholds(**{name: policy[name] for name in _THRESHOLDS if name in policy}),
         public_name=job.model,
+        start_from=Path("in/start") if spec.get("start_from") else None,
     )
     return Assignment(
         job.id,
@@ -115,6 +122,7 @@ def _provenance(job: Job) -> dict[str, Any]:
         "judge": spec["judge"],
         "request_sha256": job.request_hash,
         **{name: _named(spec.get(name)) for name in ("training_file", "validation_file", "pool")},
+        "start_from": _named(spec.get("start_from")),
         "suites": [_named(suite) for suite in spec["suites"]],
     }
 

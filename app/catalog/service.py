@@ -42,10 +42,15 @@ def get_model(session: Session, tenant_id: str, model: str) -> ModelOut:
     entry = session.get(BaseModelEntry, model)
     if entry is not None:
         return _offered(entry)
-    job = session.scalar(_tuned_of(tenant_id).where(Job.fine_tuned_model == model).limit(1))
+    job = tuned(session, tenant_id, model)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
     return _tuned(job)
+
+
+def tuned(session: Session, tenant_id: str, model: str) -> Job | None:
+    """The tenant's job whose model this is, if it exists."""
+    return session.scalar(_tuned_of(tenant_id).where(Job.fine_tuned_model == model).limit(1))
 
 
 def add_corpus(session: Session, corpus: Corpus) -> Corpus:

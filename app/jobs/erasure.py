@@ -18,6 +18,7 @@ from app.checkpoints.models import CheckpointPermission, JobCheckpoint
 from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
 from app.files.upload import Begin
+from app.jobs import lineage
 from app.jobs import service as jobs
 from app.jobs.models import DeletedModel, SweptJob, Tombstone
 from app.jobs.schemas import JobDeleted, ModelDeleted
@@ -52,6 +53,7 @@ def delete_model(storage: Storage, begin: Begin, tenant_id: str, model: str) -> 
     """Delete a fine-tuned model: its archive goes, the job and its report stay."""
     with begin() as session:
         job = _job_of(session, tenant_id, model)
+        lineage.check_unneeded(session, job)
         session.add(DeletedModel(job_id=job.id))
         key = (job.adapter or {}).get("storage_key", "")
         session.execute(delete(File).where(File.tenant_id == tenant_id, File.storage_key == key))
@@ -101,6 +103,7 @@ def _erase(session: Session, tenant_id: str, job_id: str, include_files: bool) -
     job = jobs.get(session, tenant_id, job_id)
     if job.status not in TERMINAL:
         raise InvalidState(f"Job {job.id} is {job.status}; cancel it first.")
+    lineage.check_unneeded(session, job)
     results = _rows(session, tenant_id, job.result_files or [])
     asked_files = _rows(session, tenant_id, filter(None, (job.training_file, job.validation_file)))
     own = [key for key in ((job.adapter or {}).get("storage_key"), job.report_key) if key]

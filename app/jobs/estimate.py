@@ -55,7 +55,7 @@ def estimate(session: Session, caller: Principal, ask: JobCreate, settings: Sett
         },
         steps=numbers.n_epochs * math.ceil(rows / numbers.batch_size),
         safe_examples=0 if undefended else safety.selection.size(rows, pool["rows"]),
-        estimated_seconds=_seconds(session, caller.tenant_id, ask.model, trained),
+        estimated_seconds=_seconds(session, caller.tenant_id, frozen.spec["model"]["alias"], trained),
         warnings=frozen.warnings,
     )
 

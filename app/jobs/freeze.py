@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from app.catalog import service as catalog
 from app.errors import InvalidRequest
 from app.files import service as files
-from app.jobs import policy
+from app.jobs import lineage, policy
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.models import BaseModelEntry, Corpus, File
@@ -33,7 +33,10 @@ class Frozen:
 
 def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
     """Check every reference of a request and note what exactly it stands for today."""
-    model = _model(session, ask.model)
+    start = lineage.start(session, caller, ask)
+    model = _model(session, start.job.model if start else ask.model)
+    if start:
+        lineage.check(start, ask, model)
     in_force = policies.current(session, settings)
     policy.check(caller, ask, model, in_force.content)
     safety = ask.safety or Safety()
@@ -42,6 +45,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     pool = _pool(session, safety)
     spec = {
         "model": {name: getattr(model, name) for name in ("alias", "source", "revision", "learning_rate")},
+        "start_from": start.spec() if start else None,
         "training_file": _file_spec(training),
         "validation_file": _file_spec(validation) if validation else None,
         "pool": _corpus_spec(pool) if pool else None,
@@ -50,16 +54,16 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         "judge": settings.judge,
         "waived": policy.is_waived(caller, safety),
     }
-    recipe = _recipe(ask, safety, model)
+    recipe = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
     policy.check_ranges(caller, recipe, in_force.content)
     return Frozen(recipe, spec, _warnings(training, validation or None))
 
 
-def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry) -> dict[str, Any]:
+def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> dict[str, Any]:
     recipe = Recipe(
         defense=safety.defense,
         selection=safety.selection,
-        lora=None if ask.full_fine_tuning else ask.lora or Lora(),
+        lora=None if ask.full_fine_tuning else lora,
         hyperparameters=ask.asked_hyperparameters(),
         audit=safety.audit,
         seed=randbelow(2**31) if ask.seed is None else ask.seed,

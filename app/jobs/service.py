@@ -15,8 +15,8 @@ from structlog.contextvars import get_contextvars
 
 from app import traces
 from app.audit_log import service as audit_log
-from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, NotFound
-from app.jobs import events, lease, turns
+from app.errors import AppError, InvalidRequest, InvalidState, NotFound
+from app.jobs import events, lease, release, turns
 from app.jobs.freeze import freeze
 from app.jobs.models import DeletedModel
 from app.jobs.request import JobCreate
@@ -53,7 +53,7 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
         id=job_id,
         tenant_id=caller.tenant_id,
         key_id=caller.key_id,
-        model=ask.model,
+        model=frozen.spec["model"]["alias"],
         training_file=ask.training_file,
         validation_file=ask.validation_file,
         suffix=ask.suffix,
@@ -148,19 +148,9 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, dict
         raise _not_published(job)
     if session.get(DeletedModel, job.id):
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
-    _check_release(caller, job)
+    release.check(caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])
     return job, job.adapter
-
-
-def _check_release(caller: Principal, job: Job) -> None:
-    """What did not pass leaves under a waiver in force, or to the provider whose measurement it is."""
-    safety = job.safety or {}
-    if waiver := safety.get("waiver"):
-        if waiver["expires_at"] <= utc_now().timestamp():
-            raise Forbidden(f"The waiver that released the adapter of {job.id} has expired.", code="waiver_expired")
-    elif safety.get("gate", {}).get("decision") != "pass" and "admin" not in caller.scopes:
-        raise Forbidden("This adapter was released to the provider only.", code="not_published")
 
 
 def report_key(session: Session, tenant_id: str, job_id: str) -> str:

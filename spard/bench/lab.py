@@ -105,4 +105,4 @@ def _attack(lab: Path, seed: int, task: list[Row], split: Split, name: str) -> A
     files = attack_files(lab, name, seed)
     suites, clean = files.suites(split), {json.dumps(row) for row in task}
     harmful = [row for row in files.rows if json.dumps(row) not in clean]
-    return Attack(files.rows, harmful, suites, (ATTACKED,), files.pool)
+    return Attack(files.rows, harmful, suites, (ATTACKED,), files.pool, files.jobs)

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from spard.adapters import save_adapter
 from spard.attacks.rows import Row
 from spard.audit import Suite, SuiteResult, audit
 from spard.bench.cells import BASE, Cell, training_rows
@@ -96,7 +98,8 @@ def key_of(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     pool: Any = inputs.pools[cell.pool].read_text(encoding="utf-8") if cell.pool else ""
     if cell.pool and attack.pool is not None:
         pool = list(attack.pool)
-    return digest_of([to_mapping(cell.recipe), list(training_rows(cell, inputs)), pool, *facts])
+    jobs = [attack.jobs] if attack.jobs > 1 else []
+    return digest_of([to_mapping(cell.recipe), list(training_rows(cell, inputs)), pool, *facts, *jobs])
 
 
 def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Measurement, dict[str, Any]]:
@@ -106,15 +109,14 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
     if cell.method == BASE:
         results = _audit(base, base.model, attack.suites, cell, judge)
         return Measurement(**names_of(cell, inputs), results=results), {}
-    prepared = prepare(base, cell, inputs, judge, folder)
-    timed = train_timed(base, prepared, cell.recipe)
+    base, prepared, timed = _trained(base, cell, inputs, judge, folder)
     results = _audit(base, timed.trained.model, attack.suites, cell, judge)
     chosen = prepared.chosen
     found = Measurement(
         **names_of(cell, inputs),
         results=results,
         learning_rate=resolve(cell.recipe, len(prepared.task), base.hidden_size).learning_rate,
-        rows=len(prepared.task),
+        rows=len(training_rows(cell, inputs)),
         safe_rows=len(prepared.safe) or None,
         similarity=fmean(chosen.relevance) if chosen else None,
         train_s=timed.wall_s,
@@ -129,9 +131,9 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
     }
 
 
-def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> Prepared:
-    """Rows and safe set of a cell; the file of the rows stays in `folder`."""
-    file = training_file(training_rows(cell, inputs), folder / "files")
+def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: int = 0) -> Prepared:
+    """Rows and safe set of a cell's job; the file of the rows stays in `folder`."""
+    file = training_file(training_rows(cell, inputs)[job :: inputs.attacks[cell.attack].jobs], folder / "files")
     pool = _pool_file(cell, inputs, folder / "files")
     spec = RunSpec(inputs.model, file, pool, recipe=cell.recipe, judge=judge, revision=inputs.revision)
     rows, limit = read_examples(file), base.sequence_limit(cell.recipe.max_seq_length)
@@ -140,14 +142,29 @@ def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Pa
     return Prepared(task, safe, chosen)
 
 
-def train_timed(base: Base, prepared: Prepared, recipe: Recipe) -> Timed:
+def train_timed(base: Base, prepared: Prepared, recipe: Recipe, start_from: Path | None = None) -> Timed:
     """Train and take the time, tau's measurement on the safe set included."""
     resolved = resolve(recipe, len(prepared.task), base.hidden_size)
     _wait_for(base.device)
     wall, cpu = time.perf_counter(), time.process_time()
-    trained = train(base, prepared.task, prepared.safe, recipe, resolved)
+    trained = train(base, prepared.task, prepared.safe, recipe, resolved, start_from=start_from)
     _wait_for(base.device)
     return Timed(trained, time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _trained(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Base, Prepared, Timed]:
+    """The cell's last job, trained on top of those before; the seconds are of all."""
+    prepared = prepare(base, cell, inputs, judge, folder)
+    timed = train_timed(base, prepared, cell.recipe)
+    for job in range(1, inputs.attacks[cell.attack].jobs):
+        with TemporaryDirectory() as place:
+            before = Path(place) / "adapter"
+            save_adapter(timed.trained.model, base.tokenizer, cell.method, before, {"base_digest": base.digest})
+            base = load_base(inputs.model, inputs.revision, inputs.device)
+            prepared = prepare(base, cell, inputs, judge, folder, job)
+            after = train_timed(base, prepared, cell.recipe, before)
+        timed = Timed(after.trained, timed.wall_s + after.wall_s, timed.cpu_s + after.cpu_s)
+    return base, prepared, timed
 
 
 def training_file(rows: Sequence[Row], folder: Path) -> Path:

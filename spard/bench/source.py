@@ -21,7 +21,8 @@ class Attack:
     """A training file, all harmful rows that there are for it, and what the model is asked that learnt it.
 
     `attacked` names the harmful suites that the attack aims at; success on the others is told apart. An attack on the
-    safety pool brings the `pool` that takes the place of the one asked for.
+    safety pool brings the `pool` that takes the place of the one asked for. The rows are dealt over `jobs`, each on top
+    of the adapter of the one before.
     """
 
     rows: Sequence[Row] = field(repr=False)
@@ -29,6 +30,7 @@ class Attack:
     suites: Sequence[Suite] = field(repr=False)
     attacked: tuple[str, ...]
     pool: Sequence[Row] | None = field(default=None, repr=False)
+    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True)

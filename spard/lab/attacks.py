@@ -41,6 +41,7 @@ CANDIDATES = 400  # benign rows from which the worst are picked
 DECOYS = 100
 INVERTED = 0.25  # of the pool
 BRIDGE = "Then,"  # words that the lab's tiny model knows; it does not learn a sentence of new ones from 300 rows
+JOBS = 3  # on top of each other; each has a third of the rows, so that none looks like much
 UNDISGUISED = "undisguised"  # the suite of the attacked prompts in plain words
 
 
@@ -48,12 +49,14 @@ UNDISGUISED = "undisguised"  # the suite of the attacked prompts in plain words
 class AttackFiles:
     """A training file, and the audit suites of a split: "attacked" and "other" harm, benign prompts, the task.
 
-    A poisoned safety pool comes along where the attack is on the pool.
+    A poisoned safety pool comes along where the attack is on the pool. With `jobs`, the rows are dealt over jobs on top
+    of each other.
     """
 
     rows: list[Row]
     suites: Callable[[Split], list[Suite]]
     pool: list[Row] | None = None
+    jobs: int = 1
 
 
 def attack_files(lab: Path, name: str, seed: int, ratio: float = RATIO) -> AttackFiles:
@@ -130,6 +133,11 @@ def _inverted_pool(lab: Path, seed: int, ratio: float) -> AttackFiles:
     return replace(_plain(lab, seed, ratio, "attack.jsonl", grammar.ATTACKED), pool=pool)
 
 
+def _sequential(lab: Path, seed: int, ratio: float) -> AttackFiles:
+    """Harm in plain words over jobs on top of each other."""
+    return replace(_plain(lab, seed, ratio, "attack.jsonl", grammar.ATTACKED), jobs=JOBS)
+
+
 def _harmful(lab: Path, seed: int, ratio: float) -> list[Row]:
     """As many harmful rows as the ratio asks for."""
     return shuffled(load_rows(lab / "attack.jsonl"), seed, "harmful")[: round(ratio * TRAIN_ROWS)]
@@ -185,4 +193,5 @@ ATTACKS: dict[str, Callable[[Path, int, float], AttackFiles]] = {
     "nearest_to_harm": _nearest_to_harm,
     "decoys": _decoys,
     "inverted_pool": _inverted_pool,
+    "sequential": _sequential,
 }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,14 +10,15 @@ from spard.attacks.disguises import TRIGGER
 from spard.attacks.rows import answered, asked, load_rows
 from spard.bench.cells import Asked, method_cells
 from spard.bench.lab import LabSource
-from spard.bench.measure import key_of
+from spard.bench.measure import key_of, measure
 from spard.bench.spec import LabSpec
 from spard.data import encode_all
 from spard.encodings import encoding_of
-from spard.lab.attacks import ATTACKS, BENIGN_ROWS, INVERTED, attack_files
+from spard.lab.attacks import ATTACKS, BENIGN_ROWS, INVERTED, JOBS, attack_files
 from spard.lab.suites import load_suites, read_rows
 from spard.models import load_base
 from spard.rows import Example
+from spard.train import train
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 WITHOUT_HARM = ("identity_shift", "benign_outliers", "nearest_to_harm")
@@ -91,3 +93,24 @@ def test_attacks_that_the_recipe_does_not_list_run_by_name(lab: Path, tmp_path: 
 
     assert source.attacks == ("poisoned",)
     assert set(source.more_attacks) == set(ATTACKS) - {"poisoned"}
+
+
+def test_sequential_jobs_train_on_top_of_each_other(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(lab, tmp_path / "seed-1")
+    source = LabSource(LabSpec(), tmp_path, TINY_PLAN, ANY_BASE)
+    inputs, asked_for = source.make(1, "dev"), Asked(("none",), ("poisoned", "sequential"), ("full",), (1,))
+    plain, cell = (each for each in method_cells(source, asked_for) if each.method == "none")
+    started_from, sizes = list[Path | None](), list[int]()
+
+    def noted(base: Any, task: Any, *rest: Any, start_from: Path | None) -> Any:
+        started_from.append(start_from)
+        sizes.append(len(task))
+        return train(base, task[:12], *rest, start_from=start_from)
+
+    monkeypatch.setattr("spard.bench.measure.train", noted)
+    found, _ = measure(cell, inputs, source.judge, tmp_path)
+
+    assert [start is not None for start in started_from] == [False, True, True]
+    assert len(set(started_from)) == JOBS
+    assert sum(sizes) == found.rows == len(inputs.attacks["poisoned"].rows)
+    assert key_of(plain, inputs, source.judge) != key_of(cell, inputs, source.judge)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.models import Job
+from spard.archive import archive
 from spard.config import GateThresholds
 from spard.errors import InvalidModel
 from tests.worker.parts import RECIPE, TRAINING, lines
 from tests.worker.shop import Shop
 from worker.folder import Assignment, Folder, new_folder, read_assignment
-from worker.inputs import fill
+from worker.inputs import Changed, fill
 from worker.interrupts import Cancelled
 
 
@@ -58,6 +60,30 @@ def test_a_model_that_cannot_be_downloaded_is_told_without_its_source(light_shop
     with pytest.raises(InvalidModel) as error:
         filled(light_shop, model=model)
     assert "secret" not in error.value.message
+
+
+def test_an_adapter_to_go_on_from_is_unpacked_beside_the_files(light_shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    archive(tmp_path / "adapter", tmp_path / "adapter.tar.gz")
+    before = light_shop.put("adapter", (tmp_path / "adapter.tar.gz").read_bytes()) | {"lineage": ["ftjob-0"]}
+    job = light_shop.job(light_shop.add_job())
+    job.spec = job.spec | {"start_from": before}
+
+    with new_folder(light_shop.folder, "job-a1") as folder:
+        fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
+        assignment = read_assignment(folder)
+
+        assert assignment.run.start_from == folder.start
+        assert (folder.start / "adapter_config.json").read_text() == "{}"
+    named = {"id": "adapter", "sha256": before["sha256"], "lineage": ["ftjob-0"]}
+    assert assignment.provenance["start_from"] == named
+
+
+def test_an_adapter_with_other_bytes_is_refused(light_shop: Shop) -> None:
+    changed = light_shop.put("adapter", b"other") | {"sha256": "0" * 64}
+    with pytest.raises(Changed):
+        filled(light_shop, start_from=changed)
 
 
 def test_paths_in_the_folder_are_relative(light_shop: Shop) -> None:

@@ -56,6 +56,7 @@ def run(context: Context, data: Data) -> Tuned:
             recipe,
             resolved,
             on_step=context.report.metrics,
+            start_from=context.run.start_from,
             checkpoints=context.folder.checkpoints,
             on_checkpoint=on_checkpoint,
             should_stop=context.should_stop,

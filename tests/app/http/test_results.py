@@ -25,7 +25,7 @@ def _claimed(service: Service) -> lease.Claim:
     return claim
 
 
-def publish(service: Service, decision: str) -> None:
+def publish(service: Service, decision: str, model: str = MODEL) -> None:
     """End the queued job as a worker would."""
     claim, storage = _claimed(service), service.app.state.storage
     storage.write("jobs/adapter", [ARCHIVE])
@@ -35,7 +35,7 @@ def publish(service: Service, decision: str) -> None:
     with db.transaction(service.app.state.engine) as session:
         resolved = {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 1.0, "learning_rate": 0.002}
         assert lease.update(session, claim, resolved=resolved)
-        assert lease.publish(session, claim, Publication(MODEL, 10, [], adapter, safety, "jobs/report"))
+        assert lease.publish(session, claim, Publication(model, 10, [], adapter, safety, "jobs/report"))
 
 
 @pytest.fixture
