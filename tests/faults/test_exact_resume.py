@@ -9,14 +9,22 @@ from random import Random
 
 import pytest
 
-from spard.config import Defense, NoDefense, Spard
+from spard.config import Defense, Lisa, NoDefense, SafeGrad, Spard
 from tests.faults import trainer
 from tests.faults.conftest import Record
 from tests.faults.processes import context
 from tests.faults.storm import is_soak
 
+KILLS = {"spard": 5, "none": 3}  # in the slice; 200 of each in the soak
 MAX_KILLS, MAX_ATTEMPTS, WAIT_S = 5, 40, 120.0
-DEFENSES: dict[str, Defense] = {"spard": Spard(tau=4.0, safe_batch_size=3), "none": NoDefense()}
+DEFENSES: dict[str, Defense] = {  # each that keeps something between steps, and plain fine-tuning
+    "spard": Spard(tau=4.0, safe_batch_size=3),
+    "gated": Spard(variant="gated", tau=4.0, safe_batch_size=3),
+    "preconditioned": Spard(variant="preconditioned", tau=4.0, safe_batch_size=3),
+    "lisa": Lisa(),
+    "safegrad": SafeGrad(),
+    "none": NoDefense(),
+}
 
 
 @pytest.mark.parametrize("defense", DEFENSES)
@@ -24,7 +32,7 @@ def test_killed_runs_end_in_the_same_adapter(
     defense: str, model: Path, tmp_path: Path, seed: int, record_property: Record
 ) -> None:
     wanted, begun = _run(model, DEFENSES[defense], tmp_path / "whole", Random(seed), kills=0)
-    rng, left, resumed, damaged = Random(seed), (200 if is_soak() else 5), 0, 0
+    rng, left, resumed, damaged = Random(seed), (200 if is_soak() else KILLS.get(defense, 1)), 0, 0
     kills = 0
     while kills < left:
         folder, planned = tmp_path / f"run-{kills}", rng.randint(1, MAX_KILLS if is_soak() else 2)
