@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 import socket
+from concurrent.futures import Future
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import cast
+from threading import Thread
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from app.errors import InvalidRequest
 
+LOOKUP_S = 4.0
 _MAX_URL = 2048
 _HOST = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\.?")
 _NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?")  # a last label that resolvers read as part of a number
@@ -73,11 +76,27 @@ def _addresses(host: str, port: int) -> list[IPv4Address | IPv6Address]:
         pass
     if not _HOST.fullmatch(host) or _NUMERIC.fullmatch(host.rstrip(".").rpartition(".")[2]):
         raise Refused("The URL has no host name that could be looked up.")
+    answers = _looked_up(host, port)
+    return [ip_address(cast("str", answer[4][0]).partition("%")[0]) for answer in answers]
+
+
+def _looked_up(host: str, port: int) -> list[Any]:
+    """The name service's answer, if it comes in time; a lookup cannot be stopped, so one that hangs is left alone."""
+    answer: Future[list[Any]] = Future()
+
+    def look_up() -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            answer.set_exception(error)
+
+    Thread(target=look_up, daemon=True).start()
     try:
-        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return answer.result(LOOKUP_S)
+    except TimeoutError:
+        raise Refused(f"The name service did not answer for the host of the URL within {LOOKUP_S:g} s.") from None
     except (OSError, UnicodeError):
         raise Refused("The host of the URL is not known to the name service.") from None
-    return [ip_address(cast("str", answer[4][0]).partition("%")[0]) for answer in answers]
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:

@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from cryptography import x509
@@ -93,6 +93,15 @@ def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(Refused, match="name service"):
         resolve("https://hooks.example/", allow_local=False)
+
+
+def test_a_name_service_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = Event()
+    monkeypatch.setattr("app.webhooks.address.LOOKUP_S", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kw: answered.wait(30))
+    with pytest.raises(Refused, match="did not answer"):
+        resolve("https://hooks.example/", allow_local=False)
+    answered.set()
 
 
 def test_the_connection_goes_to_the_address_that_was_checked(
