@@ -25,6 +25,7 @@ from app.commands.audit_log import audit_log
 from app.commands.catalog import models, pool, suites
 from app.commands.files import files
 from app.commands.jobs import jobs
+from app.commands.keys import create_key
 from app.commands.terminal import CommandFailed, say, service_url
 from app.errors import AppError
 from app.keys import service as keys
@@ -36,6 +37,7 @@ from app.supervisor import supervised
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for name, group in (("models", models), ("pool", pool), ("suites", suites), ("files", files), ("jobs", jobs)):
     cli.add_typer(group, name=name)
+trust.keys.command("create")(create_key)
 cli.add_typer(trust.keys, name="keys")
 cli.add_typer(audit_log, name="audit-log")
 cli.command()(trust.verify)

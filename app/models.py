@@ -55,6 +55,7 @@ class ApiKey(Base):
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("key_"))
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str]
+    owner: Mapped[str | None]  # the person who holds it
     prefix: Mapped[str] = mapped_column(index=True)
     digest: Mapped[str] = mapped_column(unique=True)
     scopes: Mapped[list[Any]]

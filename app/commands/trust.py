@@ -16,7 +16,7 @@ from app.settings import Settings
 from spard import manifest
 from spard.errors import NotProved
 
-keys = typer.Typer(no_args_is_help=True, help="The key that adapters are signed with.")
+keys = typer.Typer(no_args_is_help=True, help="Keys to the service, and the one that adapters are signed with.")
 
 REFUSED, UNPROVED = 1, 2
 PublicKey = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="PEM; default: this machine's own.")]
@@ -72,7 +72,7 @@ def _release(proved: manifest.Proved, waiver: Path | None, public: Ed25519Public
     facts = manifest.verify_waiver(waiver, proved, public)
     if facts["expires_at"] <= time.time():
         raise NotProved("The waiver has expired.")
-    names = [facts[each]["name"] for each in ("proposed_by", "approved_by")]
+    names = [facts[each].get("owner") or facts[each]["name"] for each in ("proposed_by", "approved_by")]
     return f"{facts['reason']} (proposed by {names[0]}, approved by {names[1]})"
 
 

@@ -1,4 +1,8 @@
-"""What a provider does with keys."""
+"""What a provider does with keys.
+
+A key without an owner, as the first one is, gives out any. One with an owner hands admin keys to that owner alone:
+nobody makes a second person of themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.errors import InvalidState, NotFound
+from app.errors import Forbidden, InvalidState, NotFound
 from app.keys import service
 from app.keys.schemas import KeyCreate
+from app.keys.service import Principal
 from app.models import ApiKey, Tenant, utc_now
 
 
@@ -20,22 +25,24 @@ def list_keys(session: Session, project_id: str | None) -> Sequence[ApiKey]:
     return session.scalars(query if project_id is None else query.where(ApiKey.tenant_id == project_id)).all()
 
 
-def create(session: Session, ask: KeyCreate) -> tuple[ApiKey, str]:
+def create(session: Session, caller: Principal, ask: KeyCreate) -> tuple[ApiKey, str]:
     """A key of a project that exists."""
     if session.get(Tenant, ask.project_id) is None:
         raise NotFound(f"No such project: {ask.project_id}", code="project_not_found", param="project_id")
-    key, secret = service.create(session, ask.project_id, ask.name, sorted(set(ask.scopes)))
+    _check_owner(session, caller, ask.scopes, ask.owner)
+    key, secret = service.create(session, ask.project_id, ask.name, sorted(set(ask.scopes)), ask.owner)
     key.expires_at = utc_now() + timedelta(seconds=ask.expires_in_s) if ask.expires_in_s else None
     session.flush()
     return key, secret
 
 
-def rotate(session: Session, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
+def rotate(session: Session, caller: Principal, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
     """A new key like an old one, which soon ends; the new one lives as long as the old one was made to."""
     old = _get(session, key_id)
     if not service.is_good(old):
         raise InvalidState(f"{old.id} is revoked or has expired; make a new key.")
-    key, secret = service.create(session, old.tenant_id, old.name, old.scopes)
+    _check_owner(session, caller, old.scopes, old.owner)
+    key, secret = service.create(session, old.tenant_id, old.name, old.scopes, old.owner)
     key.expires_at = utc_now() + (old.expires_at - old.created_at) if old.expires_at else None
     end = utc_now() + overlap
     old.expires_at = min(end, old.expires_at) if old.expires_at else end
@@ -52,6 +59,13 @@ def revoke(session: Session, key_id: str) -> ApiKey:
         session.flush()
         audit_log.record(session, "key.revoked", key.id)
     return key
+
+
+def _check_owner(session: Session, caller: Principal, scopes: Sequence[str], owner: str | None) -> None:
+    own = session.get_one(ApiKey, caller.key_id).owner
+    if "admin" in scopes and own is not None and (owner is None or owner.casefold() != own.casefold()):
+        message = f"Your key is {own}'s and gives out admin keys to {own} alone; ask who holds the first key."
+        raise Forbidden(message, code="another_owner")
 
 
 def _get(session: Session, key_id: str) -> ApiKey:

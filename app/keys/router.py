@@ -28,7 +28,7 @@ def list_keys(
 @router.post("", response_model=KeySecret)
 def create_key(ask: KeyCreate, session: SessionDep, caller: AdminDep) -> dict[str, object]:
     """A new key; its secret is shown this once."""
-    key, secret = admin.create(session, ask)
+    key, secret = admin.create(session, caller, ask)
     return {"key": key, "secret": secret}
 
 
@@ -37,7 +37,7 @@ def rotate_key(
     key_id: str, session: SessionDep, caller: AdminDep, overlap_s: Annotated[int, Query(ge=0, le=2_592_000)] = 86_400
 ) -> dict[str, object]:
     """A new key in place of an old one, which stays good for `overlap_s` seconds more."""
-    key, secret = admin.rotate(session, key_id, timedelta(seconds=overlap_s))
+    key, secret = admin.rotate(session, caller, key_id, timedelta(seconds=overlap_s))
     return {"key": key, "secret": secret}
 
 

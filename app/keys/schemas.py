@@ -18,11 +18,15 @@ def _customer() -> list[Scope]:
 
 
 class KeyCreate(Body):
-    """A key of a project; without `expires_in_s` it is good until it is revoked."""
+    """A key of a project; without `expires_in_s` it is good until it is revoked.
+
+    `owner` is the person who will hold it: a name or a mail address.
+    """
 
     project_id: Annotated[str, Field(min_length=1, max_length=64)]
     name: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,64}$")]
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=2)] = Field(default_factory=_customer)
+    owner: Annotated[str, Field(pattern=r"^[!-~]([ -~]{0,126}[!-~])?$")] | None = None
     expires_in_s: Annotated[int, Field(ge=60, le=_YEARS_S)] | None = None
 
 
@@ -35,6 +39,7 @@ class KeyOut(BaseModel):
     object: Literal["api_key"] = "api_key"
     project_id: Annotated[str, Field(validation_alias="tenant_id")]
     name: str
+    owner: str | None
     prefix: str
     scopes: list[Scope]
     created_at: UnixTime

@@ -38,10 +38,12 @@ class Principal:
     scopes: frozenset[str]
 
 
-def create(session: Session, tenant_id: str, name: str, scopes: list[str]) -> tuple[ApiKey, str]:
+def create(
+    session: Session, tenant_id: str, name: str, scopes: list[str], owner: str | None = None
+) -> tuple[ApiKey, str]:
     """A new key and its secret, which cannot be shown again."""
     secret = f"{_START}{token_hex(_PREFIX_CHARS // 2)}{token_urlsafe(32)}"
-    return _add(session, tenant_id, name, scopes, secret), secret
+    return _add(session, tenant_id, name, scopes, secret, owner), secret
 
 
 def authenticate(session: Session, secret: str) -> Principal | None:
@@ -122,11 +124,14 @@ def _set_given(session: Session, given: str) -> None:
         _add(session, FIRST_TENANT, _FIRST_KEY, _FIRST_SCOPES, given)
 
 
-def _add(session: Session, tenant_id: str, name: str, scopes: list[str], secret: str) -> ApiKey:
-    key = ApiKey(tenant_id=tenant_id, name=name, scopes=list(scopes), prefix=_prefix(secret), digest=_digest(secret))
+def _add(
+    session: Session, tenant_id: str, name: str, scopes: list[str], secret: str, owner: str | None = None
+) -> ApiKey:
+    key = ApiKey(tenant_id=tenant_id, name=name, owner=owner, scopes=list(scopes))
+    key.prefix, key.digest = _prefix(secret), _digest(secret)
     session.add(key)
     session.flush()
-    audit_log.record(session, "key.created", key.id, tenant=tenant_id, name=name, scopes=list(scopes))
+    audit_log.record(session, "key.created", key.id, tenant=tenant_id, name=name, scopes=list(scopes), owner=owner)
     return key
 
 

@@ -40,7 +40,7 @@ def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate)
 
 
 def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, settings: Settings) -> Waiver:
-    """The second half, by another key: the adapter is released until the waiver expires."""
+    """The second half, by another person's key: the adapter is released until the waiver expires."""
     job, held = _waivable(session, job_id)
     waiver = session.scalar(select(Waiver).where(Waiver.id == waiver_id, Waiver.job_id == job_id))
     if waiver is None:
@@ -96,10 +96,21 @@ def _check(session: Session, waiver: Waiver, caller: Principal) -> None:
         raise InvalidState(f"{waiver.id} was approved before.")
     if waiver.expires_at <= utc_now():
         raise InvalidState(f"{waiver.id} has expired; propose a new one.", code="waiver_expired")
-    if waiver.proposed_by == caller.key_id:
-        raise Forbidden("A waiver is approved by another key than the one that proposed it.", code="same_person")
-    if session.get_one(ApiKey, waiver.proposed_by).revoked_at is not None:
+    proposer, approver = (session.get_one(ApiKey, key_id) for key_id in (waiver.proposed_by, caller.key_id))
+    _check_persons(proposer, approver)
+    if proposer.revoked_at is not None:
         raise InvalidState(f"The key that proposed {waiver.id} was revoked; propose a new one.", code="key_revoked")
+
+
+def _check_persons(proposer: ApiKey, approver: ApiKey) -> None:
+    """Two keys that two people hold."""
+    if proposer.id == approver.id:
+        raise Forbidden("A waiver is approved by another key than the one that proposed it.", code="same_person")
+    if proposer.owner is None or approver.owner is None:
+        message = "Propose and approve with keys that have an owner, so that two people are known."
+        raise Forbidden(message, code="owner_unknown")
+    if proposer.owner.casefold() == approver.owner.casefold():
+        raise Forbidden(f"{proposer.owner} proposed it; another person approves it.", code="same_person")
 
 
 def _facts(session: Session, waiver: Waiver, job: Job, held: HeldAdapter) -> dict[str, Any]:
@@ -119,8 +130,9 @@ def _facts(session: Session, waiver: Waiver, job: Job, held: HeldAdapter) -> dic
     }
 
 
-def _name(session: Session, key_id: str) -> dict[str, str]:
-    return {"key_id": key_id, "name": session.get_one(ApiKey, key_id).name}
+def _name(session: Session, key_id: str) -> dict[str, str | None]:
+    key = session.get_one(ApiKey, key_id)
+    return {"key_id": key_id, "name": key.name, "owner": key.owner}
 
 
 def _release(session: Session, job: Job, held: HeldAdapter, facts: dict[str, Any]) -> None:

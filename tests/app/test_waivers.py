@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, update
 from sqlalchemy.exc import DatabaseError
 
+from app.catalog import service as catalog
 from app.db import read, transaction
 from app.errors import InvalidState
 from app.jobs import lease
@@ -39,7 +40,7 @@ def failed(engine: Engine, add_job: AddJob) -> str:
 @pytest.fixture
 def admins(engine: Engine) -> list[Principal]:
     with transaction(engine) as session:
-        made = [keys.create(session, keys.FIRST_TENANT, name, ["admin"])[0] for name in ("ada", "bob", "eve")]
+        made = [keys.create(session, keys.FIRST_TENANT, "test", ["admin"], name)[0] for name in ("ada", "bob", "eve")]
         return [Principal(key.tenant_id, key.id, frozenset(key.scopes)) for key in made]
 
 
@@ -57,6 +58,22 @@ def test_an_approved_waiver_makes_a_failed_job_succeed(
     with read(engine) as session:
         job = session.get_one(Job, failed)
     assert (job.status, job.adapter and job.adapter["storage_key"]) == (JobStatus.succeeded, "held")
+
+
+def test_a_model_is_listed_until_its_waiver_ends(
+    engine: Engine, failed: str, admins: list[Principal], tmp_path: Path
+) -> None:
+    waiver_id = propose(engine, admins[0], failed)
+    with transaction(engine) as session:
+        waivers.approve(session, admins[1], failed, waiver_id, Settings(data_dir=tmp_path))
+    listed = []
+    for _ in range(2):
+        with transaction(engine) as session:
+            job = session.get_one(Job, failed)
+            listed.append([each.id for each in catalog.models(session, job.tenant_id)])
+            assert job.safety
+            job.safety = job.safety | {"waiver": job.safety["waiver"] | {"expires_at": int(time.time())}}
+    assert listed == [[job.fine_tuned_model], []]
 
 
 def test_a_proposal_alone_lets_nothing_through(engine: Engine, failed: str, admins: list[Principal]) -> None:

@@ -74,17 +74,17 @@ class Service:
     app: FastAPI
     http: TestClient
 
-    def add_key(self, tenant: str, *scopes: str) -> str:
+    def add_key(self, tenant: str, *scopes: str, owner: str | None = None) -> str:
         with db.transaction(self.app.state.engine) as session:
             if session.get(Tenant, tenant) is None:
                 session.add(Tenant(id=tenant, name=tenant))
                 session.flush()
-            return keys.create(session, tenant, "test", list(scopes))[1]
+            return keys.create(session, tenant, "test", list(scopes), owner)[1]
 
-    def client(self, tenant: str, *scopes: str) -> TestClient:
+    def client(self, tenant: str, *scopes: str, owner: str | None = None) -> TestClient:
         """Shares the one running application."""
         client = TestClient(self.app)
-        client.headers["authorization"] = f"Bearer {self.add_key(tenant, *scopes)}"
+        client.headers["authorization"] = f"Bearer {self.add_key(tenant, *scopes, owner=owner)}"
         return client
 
 

@@ -86,6 +86,13 @@ def test_lists_are_json_for_those_who_ask(run: Any, offered: TestClient, train: 
         assert (column in json.loads(printed)[0]) if column else json.loads(printed) == []
 
 
+def test_a_key_is_made_with_its_owner_and_shown_once(run: Any) -> None:
+    code, printed = run("keys", "create", "org-provider", "laptop", "--owner", "Ada", "--admin", "--json")
+    made = json.loads(printed)
+    assert (code, made["key"]["owner"], made["key"]["scopes"]) == (0, "Ada", ["admin", "customer"])
+    assert re.search(r"sk-spard-\S{51}", run("keys", "create", "org-provider", "laptop")[1])
+
+
 def test_a_bad_file_is_shown_line_by_line(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(rows(10) + jsonl(chat("a", "")))

@@ -32,9 +32,15 @@ GATE = {"decision": "fail", "reasons": ["Attacks succeed in 9 of 20."]}
 
 
 @pytest.fixture
+def provider(service: Service) -> TestClient:
+    """An admin whose name is known."""
+    return service.client("org-provider", "admin", "customer", owner="Ada")
+
+
+@pytest.fixture
 def second(service: Service) -> TestClient:
     """Another admin of the same provider."""
-    return service.client("org-provider", "admin")
+    return service.client("org-provider", "admin", owner="Bob")
 
 
 @pytest.fixture
@@ -86,6 +92,19 @@ def test_one_admin_alone_releases_nothing(failed: str, provider: TestClient, cus
     assert customer.get(f"{JOBS}/{failed}/adapter").json()["error"]["code"] == "safety_gate_failed"
 
 
+@pytest.mark.parametrize(
+    ("owners", "code"),
+    [(("Ada", "ada"), "same_person"), ((None, "Bob"), "owner_unknown"), (("Ada", None), "owner_unknown")],
+)
+def test_two_keys_of_which_one_person_may_hold_both_release_nothing(
+    owners: tuple[str | None, str | None], code: str, failed: str, service: Service, customer: TestClient
+) -> None:
+    one, other = (service.client("org-provider", "admin", owner=owner) for owner in owners)
+    error = waive(failed, one, other)
+    assert (error.status_code, error.json()["error"]["code"]) == (403, code)
+    assert customer.get(f"{JOBS}/{failed}/adapter").json()["error"]["code"] == "safety_gate_failed"
+
+
 def test_two_admins_release_it_to_its_owner(
     failed: str, provider: TestClient, second: TestClient, customer: TestClient, packed: Path
 ) -> None:
@@ -106,7 +125,7 @@ def test_reason_and_both_names_stand_in_report_job_and_log(
     logged = provider.get("/v1/admin/audit_log", params={"action": "waiver.approved"}).json()["data"][0]["details"]
     for found in (report["waiver"], customer.get(f"{JOBS}/{failed}").json()["safety"]["waiver"], logged):
         assert found["reason"] == ASK["reason"]
-        assert {found["proposed_by"]["name"], found["approved_by"]["name"]} == {"test"}
+        assert [found[each]["owner"] for each in ("proposed_by", "approved_by")] == ["Ada", "Bob"]
     assert (report["gate"]["decision"], report["gate"]["reasons"]) == ("waived", GATE["reasons"])
 
 
@@ -142,6 +161,7 @@ def test_what_has_expired_is_not_served(
         job.safety = job.safety | {"waiver": job.safety["waiver"] | {"expires_at": int(time.time())}}
     got = customer.get(f"{JOBS}/{failed}/adapter")
     assert (got.status_code, got.json()["error"]["code"]) == (403, "waiver_expired")
+    assert customer.get(f"/v1/models/{job.fine_tuned_model}").status_code == 404
     assert waive(failed, provider, second).status_code == 200
     assert customer.get(f"{JOBS}/{failed}/adapter").status_code == 200
 

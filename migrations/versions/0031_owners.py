@@ -1,0 +1,17 @@
+"""Who holds a key; of the keys made before, nobody knows."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0031"
+down_revision = "0030"
+
+
+def upgrade() -> None:
+    op.add_column("api_keys", sa.Column("owner", sa.String(), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("api_keys", "owner")
