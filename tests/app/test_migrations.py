@@ -11,12 +11,13 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, delete, inspect
+from sqlalchemy import Engine, delete, inspect, text
 from sqlalchemy.exc import DatabaseError
 
 from app.db import downgrade_schema, make_engine, schema_state, transaction, upgrade_schema
 from app.jobs.models import Tombstone
 from app.models import Base, Job
+from app.policies.models import PolicyVersion
 from tests.app.conftest import AddJob
 
 Schema = dict[str, list[Any]]
@@ -92,6 +93,14 @@ def _unwritable(before: Schema, later: Schema) -> list[str]:
         needed = [new[name] for name in new.keys() - old.keys()]
         wrong += [f"{table}.{c['name']} is needed" for c in needed if not c["nullable"] and c["default"] is None]
     return wrong
+
+
+@pytest.mark.parametrize("statement", ["UPDATE policy_versions SET created_by = 'x'", "DELETE FROM policy_versions"])
+def test_no_version_of_the_policy_is_changed(engine: Engine, statement: str) -> None:
+    with transaction(engine) as session:
+        session.add(PolicyVersion(version=1, created_by="key_0", content={}))
+    with pytest.raises(DatabaseError, match="never changed"), transaction(engine) as session:
+        session.execute(text(statement))
 
 
 def test_no_job_goes_without_a_tombstone(engine: Engine, add_job: AddJob) -> None:
