@@ -12,7 +12,7 @@ from app.catalog.schemas import BaseModelIn, ModelOut, PoolOut
 from app.catalog.sources import checked_source
 from app.errors import NotFound
 from app.jobs.models import DeletedModel
-from app.models import BaseModelEntry, Corpus, Job
+from app.models import BaseModelEntry, Corpus, Job, utc_now
 
 POOL = "pool"
 HARMFUL = "harmful"
@@ -112,9 +112,11 @@ def _newest(session: Session, kind: str, name: str) -> Corpus | None:
 
 
 def _tuned_of(tenant_id: str) -> Select[Job]:
-    """The tenant's jobs whose model exists."""
+    """The tenant's jobs whose model exists, and is not out under a waiver that has ended."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
-    return select(Job).where(Job.tenant_id == tenant_id, is_there)
+    waived_until = Job.safety[("waiver", "expires_at")].as_integer()
+    is_out = waived_until.is_(None) | (waived_until > int(utc_now().timestamp()))
+    return select(Job).where(Job.tenant_id == tenant_id, is_there, is_out)
 
 
 def _offered(entry: BaseModelEntry) -> ModelOut:
