@@ -8,12 +8,15 @@ it off. Loss falls on what the assistant says, its end-of-turn token included, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from jinja2 import TemplateError
 
 from spard.errors import ExampleTooLong, InvalidData
+from spard.plain import MARK, Shield, pieces
+from spard.plain import end_tokens as end_tokens
 from spard.rows import Example, Message, is_learnt
 
 NO_LOSS = -100
@@ -41,9 +44,9 @@ class Encoded:
 
 def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of a conversation up to where the assistant begins to speak."""
-    text = _render(tokenizer, messages, (), generation=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+    text = _render(tokenizer, Shield(tokenizer).everywhere(messages), (), generation=True)
+    rows: list[list[int]] = tokenizer(text.split(MARK), add_special_tokens=False)["input_ids"]
+    return list(chain.from_iterable(rows))
 
 
 def render_question(
@@ -74,11 +77,10 @@ def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int)
     """Examples as tokens and labels, tokenised in one call."""
     if not examples:
         return []
-    texts, spans = zip(*(_draw(tokenizer, example) for example in examples), strict=True)
-    tokens = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    enders = end_tokens(tokenizer)
-    rows = zip(examples, tokens["input_ids"], tokens["offset_mapping"], spans, strict=True)
-    return [_encoded(example, ids, offsets, span, enders, max_seq_length) for example, ids, offsets, span in rows]
+    shield, enders = Shield(tokenizer), end_tokens(tokenizer)
+    texts, spans = zip(*(_draw(tokenizer, _shielded(shield, example)) for example in examples), strict=True)
+    rows = zip(examples, pieces(tokenizer, texts), spans, strict=True)
+    return [_encoded(example, ids, offsets, span, enders, max_seq_length) for example, (ids, offsets), span in rows]
 
 
 def set_plain_template(tokenizer: Any) -> None:
@@ -102,6 +104,14 @@ def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message
     return text
 
 
+def _shielded(shield: Shield, example: Example) -> Example:
+    try:
+        messages, tools = shield.everywhere(example.messages), shield.everywhere(example.tools)
+    except InvalidData as error:
+        raise InvalidData(f"line {example.line}: {error.message}") from error
+    return replace(example, messages=tuple(messages), tools=tuple(tools))
+
+
 def _draw(tokenizer: Any, example: Example) -> tuple[str, list[tuple[int, int]]]:
     """The rendered conversation, and from where to where in it the assistant speaks.
 
@@ -119,7 +129,8 @@ def _draw(tokenizer: Any, example: Example) -> tuple[str, list[tuple[int, int]]]
                 start, stop = _shared(before, text), _shared(after, text)
                 spans.append((start, stop if stop > start else len(text)))
     except TemplateError as error:
-        raise InvalidData(f"line {example.line}: the model's chat template refuses it: {error}") from error
+        why = str(error).replace(MARK, "")
+        raise InvalidData(f"line {example.line}: the model's chat template refuses it: {why}") from error
     return text, spans
 
 
@@ -127,12 +138,6 @@ def _shared(a: str, b: str) -> int:
     """How many characters two texts have in common from the start."""
     pairs = enumerate(zip(a, b, strict=False))
     return len(a) if b.startswith(a) else next((i for i, (x, y) in pairs if x != y), len(b))
-
-
-def end_tokens(tokenizer: Any) -> frozenset[int]:
-    """Special tokens: the first of them after the assistant began ends its turn."""
-    added = tokenizer.added_tokens_decoder.items()
-    return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added if token.special}
 
 
 def _encoded(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from spard.models import Base, adapters_off
+from spard.plain import Shield
 
 
 @torch.no_grad()
@@ -32,7 +33,9 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
 def _tokenise(base: Base, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     if not texts:
         return []
-    rows = base.tokenizer(list(texts), truncation=True, max_length=max_tokens, verbose=False)["input_ids"]
+    shield = Shield(base.tokenizer)
+    plain = [shield.spaced(text) for text in texts]
+    rows = base.tokenizer(plain, truncation=True, max_length=max_tokens, verbose=False)["input_ids"]
     return [row or [base.tokenizer.eos_token_id] for row in rows]
 
 

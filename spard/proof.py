@@ -26,6 +26,7 @@ from spard import clean_load
 from spard.data import render_prompt
 from spard.errors import AdapterNotProved
 from spard.models import Base
+from spard.plain import Shield
 
 MAX_NEW_TOKENS = 128
 _PROMPTS = 3
@@ -124,7 +125,8 @@ def prove(
     go_on: Callable[[], None],
 ) -> Proof:
     """Raise `AdapterNotProved` unless `folder` is `model`, and is not its base; `go_on` is called while we wait."""
-    conversations = [[{"role": "user", "content": prompt}] for prompt in prompts[:_PROMPTS]]
+    shield = Shield(base.tokenizer)  # the clean process reads control tokens wherever they stand
+    conversations = [[{"role": "user", "content": shield.spaced(prompt)}] for prompt in prompts[:_PROMPTS]]
     rows = [render_prompt(base.tokenizer, messages) for messages in conversations]
     expected = [_logits(model, row) for row in rows]
     dtype = base.model.dtype

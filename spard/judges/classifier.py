@@ -21,6 +21,7 @@ from spard.data import render_prompt
 from spard.generate import complete
 from spard.judges.base import Verdict
 from spard.models import Base
+from spard.plain import Shield
 
 Family = Literal["harmbench", "llama_guard", "wildguard"]
 REPLY_TOKENS = 512
@@ -105,7 +106,7 @@ class ClassifierJudge:
         if self.family == "harmbench":
             reply = tokenizer.decode(tokenizer(reply, add_special_tokens=False)["input_ids"][:REPLY_TOKENS])
         before, _, after = template.partition("{prompt}")
-        text = before + prompt + after.replace("{reply}", reply, 1)
+        text = before + Shield(tokenizer).spaced(prompt) + after.replace("{reply}", reply, 1)
         ids: list[int] = tokenizer(text, add_special_tokens=not text.startswith("<s>"))["input_ids"]
         return ids
 
