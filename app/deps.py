@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated
 
-from anyio import from_thread
+from anyio import fail_after, from_thread
 from fastapi import Depends, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 from app import db
 from app.audit_log import service as audit_log
 from app.audit_log.service import CALLER, Caller
-from app.errors import Forbidden, TooLarge, TooManyRequests, Unauthorized, UnsupportedMedia
+from app.errors import Forbidden, Stalled, TooLarge, TooManyRequests, Unauthorized, UnsupportedMedia
 from app.files.upload import Begin
 from app.files.validation import Limits
+from app.guesses import Guesses
 from app.keys import service as keys
 from app.keys.service import Principal
 from app.multipart import Form
@@ -27,6 +28,7 @@ from app.settings import Settings
 from app.storage import Storage
 from app.uploads.parts import PART_BYTES
 
+BODY_WAIT_S = 30.0  # for the next bytes of an upload: it holds a thread
 _FORM_BYTES = 1 << 20  # what a form may be more than its file
 _DRAIN_BYTES = 16 << 20
 
@@ -105,12 +107,16 @@ def _principal(
 ) -> Principal:
     if credentials is None:
         raise Unauthorized("Give your API key in the header: Authorization: Bearer YOUR_KEY.")
+    secret, guesses = credentials.credentials, request.app.state.guesses
+    _hear(request, secret, settings.wrong_keys_per_minute)
     with db.read(engine) as session:
-        principal = keys.authenticate(session, credentials.credentials)
+        principal = keys.authenticate(session, secret)
         if principal is None:
+            guesses.wrong(_address(request), settings.wrong_keys_per_minute)
             raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
         per_minute = quotas.request_rate(session, principal.tenant_id, settings.requests_per_minute)
         is_noted = keys.is_use_noted(session, principal)
+    guesses.right(_address(request), secret)
     caller.principal = principal
     if per_minute is not None:
         _count(request, principal, per_minute)
@@ -118,6 +124,20 @@ def _principal(
         with db.transaction(engine) as writing:
             keys.note_use(writing, principal)
     return principal
+
+
+def _hear(request: Request, secret: str, per_minute: int) -> None:
+    """Not those who have just guessed too often."""
+    guesses: Guesses = request.app.state.guesses
+    if wait_s := guesses.wait_s(_address(request), secret, per_minute):
+        message = f"Too many wrong keys came from your address; wait {wait_s} s."
+        error = TooManyRequests(message, code="too_many_wrong_keys")
+        error.retry_after_s = wait_s
+        raise error
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _count(request: Request, principal: Principal, per_minute: int) -> None:
@@ -184,7 +204,11 @@ def _body(request: Request) -> Iterator[bytes]:
     stream = request.stream()
 
     async def fetch() -> bytes | None:
-        return await anext(stream, None)
+        try:
+            with fail_after(BODY_WAIT_S):
+                return await anext(stream, None)
+        except TimeoutError:
+            raise Stalled(f"Nothing of the body came for {BODY_WAIT_S:g} s.") from None
 
     while (chunk := from_thread.run(fetch)) is not None:
         yield chunk

@@ -68,6 +68,13 @@ class NotFound(AppError):
     code = "not_found"
 
 
+class Stalled(AppError):
+    """The body stopped coming; nothing of it was kept."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class TooLarge(AppError):
     """The body is over the limit; nothing of it was kept."""
 

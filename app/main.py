@@ -24,6 +24,7 @@ from app.envelope import Envelope, problem
 from app.errors import AppError, InvalidRequest, NotFound, TooLarge, Unavailable
 from app.files.router import router as files
 from app.graders import router as graders
+from app.guesses import Guesses
 from app.invalid import first_fault
 from app.jobs.router import router as jobs
 from app.keys import service as keys
@@ -52,7 +53,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
-    app.state.requests, app.state.rates = metrics.Requests(), Rates()
+    app.state.requests, app.state.rates, app.state.guesses = metrics.Requests(), Rates(), Guesses()
     of_customers = (files, uploads, jobs, of_jobs, permissions, graders, models, waivers.of_jobs, webhooks)
     of_the_provider = (admin, policies, waivers.admin, audit_log, projects, api_keys)
     for router in (*of_customers, *of_the_provider, health.router, metrics.router):

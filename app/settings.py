@@ -31,6 +31,7 @@ class Settings(BaseSettings):
     download_url_ttl_s: int = 300
 
     requests_per_minute: int | None = Field(default=12_000, ge=1)  # of a project, at one API process; None: no limit
+    wrong_keys_per_minute: int = Field(default=60, ge=1)  # of an address, likewise; more are not heard
 
     lease_s: float = 90.0
     heartbeat_s: float = 15.0
