@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from spard.data import set_plain_template
@@ -57,7 +58,7 @@ def load_base(
     try:
         _refuse_own_code(source, revision, name)
         model, tokenizer = _load(str(source), revision, kind)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise InvalidModel(f"model {name!r} cannot be loaded: {_first_line(error, source, name)}", "model") from error
     if not tokenizer.is_fast or tokenizer.eos_token_id is None:
         raise InvalidModel(f"model {name!r} needs a fast tokenizer with an end-of-text token", "model")
