@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 MAX_DEPTH = 16
 MAX_DIGITS = 20
+_NESTED = (dict, list)
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class BadJson(ValueError):
@@ -37,31 +43,33 @@ def _too_deep() -> BadJson:
 
 
 def check(value: Any) -> None:
-    """Refuse depth and text that the parser lets through; iterative, so that depth costs no stack."""
-    todo = [(value, 1)]
-    while todo:
-        item, depth = todo.pop()
-        if isinstance(item, str):
-            _check_text(item)
-        elif isinstance(item, dict | list):
-            if depth > MAX_DEPTH:
-                raise _too_deep()
-            children = [*item.keys(), *item.values()] if isinstance(item, dict) else item
-            todo.extend((child, depth + 1) for child in children)
+    """Refuse depth and text that the parser lets through; level by level, so that depth costs no stack."""
+    level, depth = [value], 1
+    while level:
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item)
+        nested = [item for item in level if isinstance(item, _NESTED)]
+        if nested and depth > MAX_DEPTH:
+            raise _too_deep()
+        level, depth = [child for item in nested for child in _children(item)], depth + 1
+
+
+def _children(item: Any) -> Iterable[Any]:
+    return chain(item.keys(), item.values()) if isinstance(item, dict) else item
 
 
 def _check_text(text: str) -> None:
     if "\0" in text:
         raise BadJson("nul_character", "text contains the NUL character")
-    if any("\ud800" <= char <= "\udfff" for char in text):
+    if _HALF.search(text):
         raise BadJson("invalid_unicode", "text contains half of a surrogate pair")
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise BadJson("duplicate_key", f'key "{twice[:64]}" stands twice in one object')
     return found
 

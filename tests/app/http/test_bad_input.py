@@ -55,6 +55,11 @@ BAD_ROWS: dict[str, tuple[str, str, str]] = {
     "depth 17": ('{"messages": ' + "[" * 17 + "]" * 17 + "}", "nesting_too_deep", ""),
     "depth 100,000": ('{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}", "nesting_too_deep", ""),
     "a key twice": ('{"messages": [], "messages": []}', "duplicate_key", ""),
+    "the last of many keys twice": (
+        "{" + "".join(f'"{i}":1,' for i in range(60_000)) + '"59999":1}',
+        "duplicate_key",
+        "",
+    ),
     "no messages": ("{}", "missing_messages_list", "/messages"),
     "empty messages": ('{"messages": []}', "missing_messages_list", "/messages"),
     "messages of text": ('{"messages": "a"}', "missing_messages_list", "/messages"),
