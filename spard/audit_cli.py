@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 
 from spard import generate_vllm
 from spard.asr import rate
@@ -30,6 +31,8 @@ from spard.statistics import rule_of_three
 from spard.suites import named_suites
 
 Measured = list[tuple[SuiteResult, list[Item]]]
+
+_WEIGHTS = "adapter_model.safetensors"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,6 +98,9 @@ def _judge(asked: argparse.Namespace) -> JudgeSpec:
 
 
 def _speaker(asked: argparse.Namespace) -> Speaker:
+    if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / _WEIGHTS).is_file():
+        message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {_WEIGHTS}; pickled weights never are"
+        raise InvalidModel(message, "adapter")
     base = load_base(asked.model, device="cpu" if _is_for_vllm(asked.engine) else None)
     if _is_for_vllm(asked.engine):
         return generate_vllm.vllm_speaker(asked.model, base.tokenizer, asked.adapter)
@@ -102,7 +108,7 @@ def _speaker(asked: argparse.Namespace) -> Speaker:
     if asked.adapter:
         try:
             model = PeftModel.from_pretrained(model, asked.adapter).eval()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidModel(f"adapter {asked.adapter.name!r} cannot be loaded: {reason}", "adapter") from error
     return in_memory(model, base.tokenizer)

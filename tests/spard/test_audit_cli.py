@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,6 +155,33 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(InvalidData):
         read_suites(path)
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.canary,)
+
+
+@pytest.mark.parametrize("is_pickle", [True, False])
+def test_an_adapter_of_pickles_or_lies_is_refused(
+    is_pickle: bool, model_folder: Callable[..., Path], suite: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    canary, weights = adapter / "canary", adapter / "adapter_model.safetensors"
+    if is_pickle:
+        weights.unlink()
+        (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(canary)))
+    else:
+        weights.write_bytes((2 << 30).to_bytes(8, "little") + b"{}")
+
+    assert main([str(model_folder()), "--suite", str(suite), "--adapter", str(adapter)]) != 0
+
+    assert "'adapter' cannot be loaded" in capsys.readouterr().err
+    assert not canary.exists()
 
 
 def test_vllm_gets_the_same_tokens_and_the_adapter(base: Base, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
