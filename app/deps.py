@@ -144,7 +144,7 @@ def _count(request: Request, principal: Principal, per_minute: int) -> None:
     """One request more of a project's; its answer says how many are left."""
     rates: Rates = request.app.state.rates
     taken = rates.take(principal.tenant_id, per_minute)
-    request.state.rate = taken.headers()
+    request.state.headers = taken.headers()
     if not taken.is_allowed:
         error = TooManyRequests(f"Your project may make {per_minute} requests a minute; wait {taken.retry_after_s} s.")
         error.retry_after_s = taken.retry_after_s
@@ -196,7 +196,8 @@ def _opened(request: Request, part: str, limit: int) -> Iterator[Form]:
     try:
         yield form
     finally:
-        form.drain(_DRAIN_BYTES)
+        if not form.drain(_DRAIN_BYTES) and not declared:
+            request.state.headers = {"connection": "close"}  # the body may have no end
 
 
 def _body(request: Request) -> Iterator[bytes]:

@@ -42,7 +42,7 @@ class Envelope:
             if message["type"] == "http.response.start":
                 started = True
                 scope["state"]["status"] = message["status"]
-                MutableHeaders(scope=message).update({"x-request-id": request_id, **scope["state"].get("rate", {})})
+                MutableHeaders(scope=message).update({"x-request-id": request_id, **scope["state"].get("headers", {})})
             await send(message)
 
         structlog.contextvars.clear_contextvars()

@@ -54,12 +54,13 @@ class Form:
             if not self._read():
                 return
 
-    def drain(self, limit: int) -> None:
-        """Read on, so that a client still sending hears the answer instead of a reset; give up after `limit` bytes."""
+    def drain(self, limit: int) -> bool:
+        """Read on, so that a client still sending hears the answer, not a reset; False: `limit` was too little."""
         for chunk in self._body:
             limit -= len(chunk)
             if limit < 0:
-                return
+                return False
+        return True
 
     def _read_to_file(self) -> None:
         """Know the fields that precede the file, and the file's name."""

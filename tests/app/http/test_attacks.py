@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-import socket
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
@@ -113,21 +111,6 @@ TEXTS = [
     "$(touch /tmp/spard-canary)",
     "a\x00",
 ]
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(
-    url: str, customer: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.deps.BODY_WAIT_S", 0.3)
-    place = urlsplit(url)
-    with socket.create_connection((place.hostname or "", place.port or 0), timeout=10) as connection:
-        key = customer.headers["authorization"]
-        kind = "multipart/form-data; boundary=b"
-        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: {key}\r\ncontent-type: {kind}\r\n"
-        connection.sendall(f"{head}content-length: 1000\r\n\r\n--b\r\n".encode())
-        answer = connection.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert b"connection: close" in answer.lower()
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
