@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +137,20 @@ def test_a_presigned_url_is_for_its_key_only(rclone_place: Place) -> None:
     assert url
     with pytest.raises(urllib.request.HTTPError, match="403"):
         urllib.request.urlopen(url.replace(KEY, f"{KEY}0"))  # noqa: S310 - our own server
+
+
+def test_a_presigned_url_is_for_one_verb_and_for_its_time(rclone_place: Place) -> None:
+    storage = _at(rclone_place)
+    storage.write(KEY, [b"mine"])
+    url, short = storage.presigned_url(KEY, "mine", 60), storage.presigned_url(KEY, "mine", 1)
+    assert url
+    assert short
+    time.sleep(2.1)
+    longer = re.sub(r"Expires=(\d+)", r"Expires=9\1", url)
+    for odd, verb in ((url, "PUT"), (url, "DELETE"), (short, "GET"), (longer, "GET"), (url.partition("?")[0], "GET")):
+        with pytest.raises(urllib.request.HTTPError, match=r"40[03]"):
+            urllib.request.urlopen(urllib.request.Request(odd, method=verb))  # noqa: S310 - our own server
+    assert b"".join(storage.chunks(KEY)) == b"mine"
 
 
 def test_a_folder_signs_no_urls(local_place: Place) -> None:

@@ -18,10 +18,9 @@ def connection(url: str, customer: TestClient) -> Iterator[socket.socket]:
     """An upload that has begun."""
     place, key = urlsplit(url), customer.headers["authorization"]
     with socket.create_connection((place.hostname or "", place.port or 0), timeout=10) as found:
-        kind = "multipart/form-data; boundary=b"
-        found.sendall(
-            f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: {key}\r\ncontent-type: {kind}\r\n".encode()
-        )
+        headers = {"host": "x", "authorization": key, "content-type": "multipart/form-data; boundary=b"}
+        lines = ["POST /v1/files HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), ""]
+        found.sendall("\r\n".join(lines).encode())
         yield found
 
 
