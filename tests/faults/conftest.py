@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from app.db import transaction
+from app.webhooks import service as webhooks
+from app.webhooks.schemas import EndpointCreate
 from tests.conftest import Place
+from tests.faults.mailbox import Mailbox, mailbox
 from tests.faults.storm import fault_seed
 from tests.spard.parts import write_model
 from tests.worker.shop import Shop
@@ -22,9 +27,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, postgres_url: str, local_place: Place, model: Path) -> Iterator[Shop]:
+def box(tmp_path: Path, seed: int) -> Iterator[Mailbox]:
+    with mailbox(tmp_path, Random(seed)) as box:
+        yield box
+
+
+@pytest.fixture
+def shop(tmp_path: Path, postgres_url: str, local_place: Place, model: Path, box: Mailbox) -> Iterator[Shop]:
+    """Its customer wants to be told of every end."""
     shop = Shop(tmp_path / "data", postgres_url, local_place, model)
     shop.work_dir.mkdir(parents=True)
+    with transaction(shop.engine) as session:
+        webhooks.create(session, shop.key.tenant_id, EndpointCreate(url=box.url))
     yield shop
     shop.engine.dispose()
 

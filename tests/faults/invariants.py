@@ -3,7 +3,8 @@
 I1 no accepted job is missing                      I4 every claim raised the token, after a hand-back or a pause
 I2 at most one adapter, its bytes as recorded,     I5 nothing is published that did not pass the gate
    of the newest token; its files' rows once       I6 every job has ended, or waits because somebody paused it
-I3 an ended job has one last word                  I9 no process is left (the harness and the fixture see to it)
+I3 an ended job has one last word                  I7, I8, I10 the books: see `books`
+                                                   I9 no process is left (the harness and the fixture see to it)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sqlalchemy import func, select
 from app.db import read
 from app.models import TERMINAL, File, Job, JobEvent, JobStatus
 from app.storage import StorageError
+from tests.faults import books
 from tests.worker.shop import Shop
 
 _LAST = ("The job has successfully completed", "Fine-tuning job cancelled")
@@ -39,6 +41,7 @@ def check(shop: Shop, accepted: Iterable[str]) -> None:
         wrong += [f"{what}: {job.id}" for what in (*_published(shop, job), *_history(job, told[job.id]))]
     if files != sum(len(job.result_files or []) for job in jobs.values()):
         wrong.append("I2 result files without a job")
+    wrong += books.wrong(shop, jobs)
     if wrong:
         raise Broken("\n".join(wrong))
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from app.jobs import lease, turns
 from app.jobs.lease import Claim
 from app.models import Job, JobStatus
+from app.quotas import service as quotas
+from app.quotas.models import Quota
+from app.webhooks import courier
 
 
 def apply(name: str | None) -> None:
@@ -46,6 +50,9 @@ def _publish_first() -> None:
     attempt.upload = late
 
 
+_LATE_S = 1.0  # longer than a loaded machine needs to end an attempt
+
+
 class _Delayed:
     """A storage that says an object is there some time before it is."""
 
@@ -58,12 +65,23 @@ class _Delayed:
         from app.storage import Stored
 
         content = path.read_bytes()
-        threading.Timer(0.2, self._storage.write, (key, [content])).start()
+        threading.Timer(_LATE_S, self._storage.write, (key, [content])).start()
         return Stored(len(content), sha256(content).hexdigest())
+
+
+def _no_quota_lock() -> None:
+    quotas._locked = lambda session, tenant_id: session.get(Quota, tenant_id)
+
+
+def _no_second_word() -> None:
+    send = courier.Courier._send
+    courier.Courier._send = lambda self, task: replace(send(self, task), is_delivered=True)  # type: ignore[method-assign]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {
     "no fencing token": _no_token,
     "no lock in the claim": _no_lock,
     "publish before upload": _publish_first,
+    "no lock in the quota": _no_quota_lock,
+    "no second try of a webhook": _no_second_word,
 }

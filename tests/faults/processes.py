@@ -8,5 +8,7 @@ from multiprocessing.context import ForkServerContext
 
 def context() -> ForkServerContext:
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["tests.faults.sleeper", "tests.faults.trainer", "tests.faults.writer"])
+    found.set_forkserver_preload(
+        ["tests.faults.sleeper", "tests.faults.customer", "tests.faults.trainer", "tests.faults.writer"]
+    )
     return found

@@ -1,7 +1,7 @@
 """A worker as it is, but for the child: one that takes six short steps in a thread and leaves results.
 
-It runs in a process that the harness kills, freezes and cuts off. Refusals of the guards are counted in a file, a line
-each, so that a killed process has told all it saw.
+It runs in a process that the harness kills, freezes and cuts off, with a reaper and a courier beside it. Refusals of
+the guards are counted in a file, a line each, so that a killed process has told all it saw.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from app.models import TERMINAL, Job, JobStatus
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
+from app.webhooks import courier, post
 from tests.faults import mutants
 from tests.worker import scripted_child
 from worker.attempt import Attempt, Backend
@@ -100,6 +101,7 @@ def serve(values: dict[str, Any], guards: Path, mutant: str | None, clock_s: flo
         settings, make_engine(settings.database()), open_storage(settings.storage()), signing_key(settings)
     )
     Thread(target=_reap, args=(backend, guards), daemon=True).start()
+    Thread(target=_deliver, args=(backend,), daemon=True).start()
     worker = Thread(target=_serve, args=(backend, stop, guards))  # not the main thread: signals do not interrupt it
     worker.start()
     worker.join()
@@ -181,6 +183,12 @@ def _reap(backend: Backend, guards: Path) -> None:
                     note(guards, "reaped")
         except Exception as error:
             note(guards, f"error {type(error).__name__}")
+
+
+def _deliver(backend: Backend) -> None:
+    """What the process of an API does beside: bring events to their receivers, by timers for tests."""
+    courier._FIRST_WAIT_S, courier._GROWTH, courier._HELD_S, post._TOTAL_S = 0.1, 1.0, 2.0, 0.5
+    courier.Courier(backend.engine, allow_local=True).run(Event(), every_s=0.1)
 
 
 def _counted(name: str, write: Callable[..., Any], guards: Path) -> Callable[..., Any]:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from random import Random
 from secrets import randbits
 
-from sqlalchemy import func, select, text
+from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
 from app.db import read, transaction
-from app.jobs import lease
+from app.errors import InvalidState
+from app.jobs import service as jobs
 from app.models import TERMINAL, Job, JobStatus
-from tests.faults import invariants, sleeper
+from app.quotas import service as quotas
+from app.quotas.schemas import QuotaSet
+from tests.faults import customer, invariants, sleeper
 from tests.faults.processes import context
 from tests.worker.shop import Shop
 
-WORKERS, END_S = 4, 120.0
+WORKERS, CUSTOMERS, END_S = 4, 3, 120.0
+MAX_UNFINISHED = 8  # the project's limit, which its customers always want to pass
+PATIENCE = 5  # times as many faults, until all guards have fired
 TIMERS = {"lease_s": 0.6, "heartbeat_s": 0.1, "poll_s": 0.05, "reap_s": 0.1, "stop_grace_s": 2.0}
-KINDS = ("kill", "kill as it publishes", "freeze", "stop", "cancel", "pause", "cut", "power")
-WEIGHTS = (6, 3, 8, 2, 2, 2, 2, 0.3)
+KINDS = ("kill", "kill as it publishes", "freeze", "stop", "cancel", "pause", "cut", "power", "kill a customer")
+WEIGHTS = (6, 3, 8, 2, 2, 2, 2, 0.3, 2)
 _TERMINATE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -45,17 +51,20 @@ class Storm:
     def __init__(self, shop: Shop, seed: int, mutant: str | None = None) -> None:
         self._shop, self._rng, self._mutant = shop, Random(seed), mutant
         self._context = context()
-        self._guards = shop.folder.parent / "guards"
+        self._folder = shop.folder.parent
+        self._guards = self._folder / "guards"
+        self._asked = shop.asked() | {"max_attempts": 1000}
         self._workers: list[BaseProcess] = []
+        self._customers: list[BaseProcess] = []
         self._wake_at: list[tuple[float, int]] = []
-        self._accepted: list[str] = []
 
-    def run(self, faults: int) -> dict[str, int]:
-        """Inject `faults`, let everything come to its end, and check the invariants."""
+    def run(self, faults: int, needed: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Inject `faults`, more while a guard has fired less often than needed; then all ends, and is checked."""
+        injected = 0
         try:
-            self._workers = [self._start() for _ in range(WORKERS)]
-            for _ in range(faults):
-                self._keep_busy()
+            self._begin()
+            while injected < faults or (injected < PATIENCE * faults and not self._have_fired(needed or {})):
+                injected += 1
                 time.sleep(self._rng.uniform(0.01, 0.15))
                 self._wake(time.monotonic())
                 for i in [i for i, worker in enumerate(self._workers) if not worker.is_alive()]:
@@ -64,11 +73,22 @@ class Storm:
             self._calm_down()
         finally:
             self._end()
-        invariants.check(self._shop, self._accepted)
-        counts = sleeper.counts(self._guards)
+        accepted, counts = customer.accepted(self._folder), sleeper.counts(self._guards)
+        invariants.check(self._shop, accepted)
         if counts.get(sleeper.ZOMBIE_ACCEPTED):
             raise invariants.Broken(f"{counts[sleeper.ZOMBIE_ACCEPTED]} writes of zombies were accepted")
-        return counts | {"jobs": len(self._accepted), "faults": faults}
+        return counts | {"jobs": len(accepted), "faults": injected}
+
+    def _begin(self) -> None:
+        with transaction(self._shop.engine) as session:
+            limit = QuotaSet(max_unfinished_jobs=MAX_UNFINISHED)
+            quotas.set_quota(session, self._shop.key.tenant_id, limit)
+        self._workers = [self._start() for _ in range(WORKERS)]
+        self._customers = [self._start_customer() for _ in range(CUSTOMERS)]
+
+    def _have_fired(self, needed: Mapping[str, int]) -> bool:
+        counts = sleeper.counts(self._guards)
+        return all(counts.get(name, 0) >= times for name, times in needed.items())
 
     def _inject(self, kind: str) -> None:
         i = self._rng.randrange(len(self._workers))
@@ -89,11 +109,23 @@ class Storm:
                 for worker in self._workers:
                     self._send(worker, signal.SIGKILL)
                 self._workers = [self._start() for _ in self._workers]
+            case "kill a customer":
+                self._customers.append(self._start_customer())
+                self._bury(self._customers.pop(0), signal.SIGKILL)
 
     def _ask(self, kind: str) -> None:
-        job_id = self._rng.choice(self._accepted)
+        """Cancel a job of late, or pause it and let those go on that were paused before."""
+        recent, tenant_id = customer.accepted(self._folder)[-MAX_UNFINISHED:], self._shop.key.tenant_id
+        if kind == "pause":
+            self._resume_paused()
+        if recent:
+            with suppress(DBAPIError, InvalidState), transaction(self._shop.engine) as session:
+                (jobs.cancel if kind == "cancel" else jobs.pause)(session, tenant_id, self._rng.choice(recent))
+
+    def _resume_paused(self) -> None:
         with suppress(DBAPIError), transaction(self._shop.engine) as session:
-            (lease.cancel if kind == "cancel" else lease.pause)(session, job_id)
+            for job_id in session.scalars(select(Job.id).where(Job.status == JobStatus.paused)).all():
+                jobs.resume(session, self._shop.key.tenant_id, job_id)
 
     def _cut(self) -> None:
         """End every connection to the database; one that was within a COMMIT does not know how it went."""
@@ -101,31 +133,31 @@ class Storm:
             with transaction(self._shop.engine) as session:
                 session.execute(text(_TERMINATE))
 
-    def _keep_busy(self) -> None:
-        with read(self._shop.engine) as session:
-            waiting = session.scalar(select(func.count()).where(Job.status == JobStatus.queued)) or 0
-        if waiting < WORKERS:
-            self._accepted += [self._shop.add_job(max_attempts=1000) for _ in range(WORKERS)]
-
     def _calm_down(self) -> None:
-        """No more faults: what is frozen wakes up, what is paused goes on, and all ends."""
+        """No more faults: nobody asks for more, what is frozen wakes up, what is paused goes on, and all ends."""
         sleeper.spare(self._guards)
+        while self._customers:
+            self._bury(self._customers.pop(), signal.SIGKILL)
         self._workers = [worker if worker.is_alive() else self._start() for worker in self._workers]
-        deadline = time.monotonic() + END_S
+        deadline, is_open = time.monotonic() + END_S, Job.status.not_in(TERMINAL)
         while time.monotonic() < deadline:
             self._wake(float("inf"))
-            with transaction(self._shop.engine) as session:
-                left = session.execute(select(Job.id, Job.status).where(Job.status.not_in(TERMINAL))).all()
-                for job_id, status in left:
-                    if status == JobStatus.paused:
-                        lease.resume(session, job_id)
-            if not left:
-                return
+            self._resume_paused()
+            with read(self._shop.engine) as session:
+                if session.scalar(select(Job.id).where(is_open).limit(1)) is None:
+                    return
             time.sleep(0.1)
 
     def _start(self) -> BaseProcess:
         values = self._shop.settings(**TIMERS).model_dump()
         process = self._context.Process(target=sleeper.serve, args=(values, self._guards, self._mutant))
+        process.start()
+        return process
+
+    def _start_customer(self) -> BaseProcess:
+        url, seed = self._shop.database_url, self._rng.randrange(2**32)
+        values = (url, self._asked, self._folder, self._mutant, seed)
+        process = self._context.Process(target=customer.serve, args=values)
         process.start()
         return process
 
@@ -143,9 +175,9 @@ class Storm:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-    def _bury(self, process: BaseProcess) -> None:
+    def _bury(self, process: BaseProcess, number: signal.Signals = signal.SIGCONT) -> None:
         self._wake_at = [each for each in self._wake_at if each[1] != process.pid]
-        self._send(process, signal.SIGCONT)
+        self._send(process, number)
         process.join(10)
         if process.is_alive():
             process.kill()
@@ -156,3 +188,5 @@ class Storm:
             self._send(worker, signal.SIGTERM)
         for worker in self._workers:
             self._bury(worker)
+        for each in self._customers:
+            self._bury(each, signal.SIGKILL)

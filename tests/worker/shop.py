@@ -16,10 +16,13 @@ from typing import Any
 
 from pydantic import SecretStr
 from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.db import make_engine, read, transaction
 from app.keys import service as keys
 from app.models import TERMINAL, File, Job, JobEvent
+from app.quotas import service as quotas
 from app.settings import Settings
 from app.storage import Storage, open_storage
 from tests.conftest import Place
@@ -74,6 +77,11 @@ class Shop:
 
     def add_job(self, *, waived: bool = False, waivers: bool = False, **columns: Any) -> str:
         """A queued job with everything that it names in storage."""
+        with transaction(self.engine) as session:
+            return submit(session, self.asked(waived=waived, waivers=waivers) | columns)
+
+    def asked(self, *, waived: bool = False, waivers: bool = False) -> dict[str, Any]:
+        """The columns of a job, with everything that it names in storage."""
         spec = {
             "model": {"alias": "tiny", "source": str(self.model), "revision": None, "learning_rate": None},
             "training_file": self.put("training", lines(TRAINING)),
@@ -85,18 +93,15 @@ class Shop:
             "judge": "refusal",
             "waived": waived,
         }
-        asked = {
+        return {
+            "tenant_id": self.key.tenant_id,
+            "key_id": self.key.id,
             "model": "tiny",
             "training_file": "file-1",
             "recipe": asdict(RECIPE),
             "spec": spec,
             "request_hash": "0",
         }
-        with transaction(self.engine) as session:
-            job = Job(tenant_id=self.key.tenant_id, key_id=self.key.id, **{**asked, **columns})
-            session.add(job)
-            session.flush()
-            return job.id
 
     def put(self, name: str, content: bytes) -> dict[str, Any]:
         self.storage.write(f"inputs/{name}", [content])
@@ -149,6 +154,16 @@ class Shop:
         job_id = self.add_job(**columns)
         with self.serving(behaviour):
             return self.until_ended(job_id)
+
+
+def submit(session: Session, asked: dict[str, Any]) -> str:
+    """A job as the service makes it: within the project's limits, and with its entry in the audit log."""
+    quotas.check_job(session, asked["tenant_id"])
+    job = Job(**asked)
+    session.add(job)
+    session.flush()
+    audit_log.record(session, "job.created", job.id)
+    return job.id
 
 
 def until(is_so: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
