@@ -111,6 +111,10 @@ def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> Non
     row = session.get(WebhookDelivery, delivery.id, with_for_update=True)
     if row is None:
         return
+    if outcome.is_gone:
+        session.get_one(WebhookEndpoint, row.endpoint_id).status = "disabled"
+    if row.status == "delivered":  # by a courier that took over, since we were slow
+        return
     row.attempts += 1
     row.outcome = outcome.text
     if outcome.is_delivered:
@@ -119,8 +123,6 @@ def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> Non
         row.status = "failed"
     else:
         row.due_at = now() + max(wait_s(row.attempts), outcome.wait_s)
-    if outcome.is_gone:
-        session.get_one(WebhookEndpoint, row.endpoint_id).status = "disabled"
 
 
 def _asked_wait(answer: Answer) -> float:
