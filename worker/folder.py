@@ -69,6 +69,11 @@ class Folder:
         return self.root / "meeting"
 
     @property
+    def word(self) -> Path:
+        """What one of them leaves that has too little GPU memory."""
+        return self.root / "word"
+
+    @property
     def archive(self) -> Path:
         return self.out / "adapter.tar.gz"
 

@@ -1,7 +1,8 @@
 """In what pieces a batch goes through the GPU: as the recipe says, and half of that once the memory was too little.
 
 The smaller piece is the output of a stage: an attempt writes it down and fails, the next one finds it and goes on from
-the newest checkpoint. The gradient of a batch does not depend on its pieces but for rounding and dropout masks.
+the newest checkpoint. Of several processes that share out a batch any may do so, and it is half of a share. Gradients
+do not depend on the pieces but for rounding and dropout masks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import ceil
 
 from spard.config import Recipe, Resolved
 from spard.errors import OutOfGpuMemory
@@ -38,11 +40,13 @@ def halved_to(context: Context) -> int | None:
 @contextmanager
 def halving(context: Context, resolved: Resolved) -> Iterator[None]:
     """Too little GPU memory inside the block is worth one more attempt, with half the piece."""
+    was_halved = halved_to(context) is not None  # by an earlier attempt; another process of this one may do so too
     try:
         yield
     except RuntimeError as error:
-        rows = min(context.recipe.micro_batch_size or resolved.batch_size, resolved.batch_size) // 2
-        if not is_gpu_oom(error) or not rows or halved_to(context):
+        share = ceil(resolved.batch_size / context.assignment.processes)
+        rows = min(context.recipe.micro_batch_size or share, share) // 2
+        if not is_gpu_oom(error) or not rows or was_halved:
             raise
         (context.folder.stage / _OUTPUT).write_text(json.dumps({"micro_batch_size": rows}))
         text = f"the GPU has too little memory for this batch; the next attempt takes {rows} rows at a time"

@@ -22,7 +22,7 @@ from spard.safe_set import safe_set
 from worker.cache import Cache
 from worker.context import Context
 from worker.folder import Folder, read_assignment
-from worker.partners import partners
+from worker.partners import leaving_word, partners
 from worker.report import Report
 from worker.stages import audit, embed, package, risk, select, train
 from worker.stages.train import Data
@@ -41,7 +41,7 @@ def _run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean:
     context = _context(folder, report, should_stop, clean)
     rows, data = _data(context)
     base_results = audit.measure_base(context, rows)
-    with partners(folder, context.assignment.processes, context.base.device):
+    with partners(folder, context.assignment.processes, context.base.device, report):
         tuned = train.run(context, data)
     measured = audit.run(context, rows, tuned.trained.model, base_results)
     package.run(context, tuned, measured, [prompt_text(row) for row in rows[: package.PROVED_WITH]])
@@ -52,7 +52,7 @@ def take_part(folder: Folder, report: Report, rank: int, count: int) -> None:
     with CleanProcess() as clean:
         context = _context(folder, report, lambda: False, clean)
     _, data = _data(context)
-    with ranks.joined(folder.meeting, rank, count, context.base.device), suppress(Stopped):
+    with ranks.joined(folder.meeting, rank, count, context.base.device), leaving_word(folder), suppress(Stopped):
         train.run(context, data)
 
 

@@ -8,20 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from app.models import TERMINAL, JobStatus
 from app.preflight import Unfit
 from app.settings import Settings
 from tests.worker.conftest import command
-from tests.worker.parts import job_folder
+from tests.worker.parts import PLAIN, job_folder
+from tests.worker.shop import Shop, until
 from worker import gpu, pipeline
 from worker.folder import Folder
-from worker.report import Report
+from worker.main import Worker
+from worker.report import Report, parse
+
+SHORT = [sys.executable, "-m", "tests.worker.short_of_memory"]
 
 
 def shared(folder: Folder, count: int) -> Folder:
@@ -58,6 +65,32 @@ def test_a_partner_that_dies_takes_the_child_along(tmp_path: Path, model: Path) 
     assert partner is not None
     partner.send_signal(signal.SIGKILL)
     assert child.wait(60) == 1
+
+
+def test_too_little_memory_of_a_partner_is_worth_one_attempt_with_half_the_piece(light_shop: Shop) -> None:
+    worker = Worker(light_shop.settings(gpus_per_job=2, lease_s=60.0), SHORT)
+    job_id = light_shop.add_job(waived=True, recipe=asdict(PLAIN))
+    thread = Thread(target=worker.run)
+    thread.start()
+    try:
+        until(lambda: light_shop.job(job_id).status in TERMINAL, 300)
+    finally:
+        worker.end()
+        thread.join()
+    events, job = light_shop.events(job_id), light_shop.job(job_id)
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
+    assert any("the next attempt takes 1 rows at a time" in event for event in events)
+    assert any("batches of 4 go in pieces of 1" in event for event in events)
+
+
+def test_memory_that_is_too_little_for_a_partner_s_smallest_piece_ends_the_job(tmp_path: Path, model: Path) -> None:
+    folder = shared(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None), 2)
+    (folder.stage / "pieces.json").write_text('{"micro_batch_size": 2}')
+    child = subprocess.run(
+        [*SHORT, str(os.getpid())], input=f"{folder.root}\n".encode(), stdout=subprocess.PIPE, timeout=120, check=False
+    )
+    last = parse(child.stdout.splitlines()[-1]) or {}
+    assert (last["kind"], last["code"], last["retryable"]) == ("failed", "gpu_oom", False)
 
 
 def test_more_gpus_for_a_job_than_there_are_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

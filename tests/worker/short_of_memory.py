@@ -1,0 +1,32 @@
+"""A child whose partners' GPUs hold one row of a batch that is trained on, and no more; its own holds all.
+
+python -m tests.worker.short_of_memory PARENT, or as one of the partners: FOLDER RANK COUNT PARENT.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from transformers.models.llama.modeling_llama import LlamaModel
+
+from worker import child, partner, partners
+
+HELD = 1
+_forward: Any = LlamaModel.forward
+
+
+def _limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
+    if torch.is_grad_enabled() and len(input_ids) > HELD:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    return _forward(self, input_ids=input_ids, **more)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        LlamaModel.forward = _limited  # type: ignore[method-assign]
+        partner.main()
+    else:
+        partners._PROGRAM = "tests.worker.short_of_memory"
+        child.main()
