@@ -10,8 +10,10 @@ import pytest
 from sqlalchemy import Engine
 
 from app.db import transaction
+from app.jobs.lease import Claim
 from app.keys import service as keys
 from app.models import Job
+from tests.app.parts import claim_next
 
 AddJob = Callable[..., str]
 
@@ -37,3 +39,9 @@ def add_job(engine: Engine) -> AddJob:
             return job.id
 
     return add
+
+
+@pytest.fixture
+def claim(engine: Engine, add_job: AddJob) -> Claim:
+    add_job()
+    return claim_next(engine)

@@ -5,42 +5,22 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import DatabaseError
 
-from app.db import make_engine, now, read, transaction
+from app.db import make_engine, read, transaction
 from app.jobs import events, lease
-from app.jobs.lease import Claim, Publication, Rejection
+from app.jobs.lease import Claim
 from app.models import AuditResult, Job, JobEvent, JobMetric, JobStatus
 from tests.app.conftest import AddJob
-
-PUBLICATION = Publication(
-    fine_tuned_model="ft:tiny:org::1",
-    trained_tokens=7,
-    result_files=["file-csv", "file-adapter", "file-report"],
-    adapter={"storage_key": "a1/adapter.tar.gz", "sha256": "0", "bytes": 1},
-    safety={"gate": {"decision": "pass", "reasons": []}},
-    report_key="a1/safety.json",
-    audit_results=[
-        {"suite": "s", "subject": "base", "kind": "harmful", "judge": "refusal", "n": 2, "n_unscored": 0, "hits": 1}
-    ],
-)
-REJECTION = Rejection("ASR 0.4 is above 0.1.", 7, ["file-csv"], {"gate": {"decision": "fail"}}, "a1/safety.json")
-ERROR = {"code": "non_finite_loss", "message": "The loss is not finite at step 3.", "param": None}
-
-
-@pytest.fixture
-def claim(engine: Engine, add_job: AddJob) -> Claim:
-    add_job()
-    return _claim(engine)
+from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_in, claim_next, expire, facts, job_of, messages
 
 
 def test_the_oldest_job_is_claimed_first(engine: Engine, add_job: AddJob) -> None:
     jobs = [add_job() for _ in range(3)]
-    assert [_claim(engine).job_id for _ in jobs] == jobs
+    assert [claim_next(engine).job_id for _ in jobs] == jobs
 
 
 def test_nothing_is_claimed_when_nothing_is_queued(engine: Engine) -> None:
@@ -51,14 +31,14 @@ def test_nothing_is_claimed_when_nothing_is_queued(engine: Engine) -> None:
 def test_a_job_waits_until_it_may_run(engine: Engine, add_job: AddJob) -> None:
     add_job(run_after=time.time() + 3600)
     later = add_job()
-    assert _claim(engine).job_id == later
+    assert claim_next(engine).job_id == later
 
 
 def test_a_claim_is_the_job_s_first_attempt(engine: Engine, claim: Claim) -> None:
-    job = _job(engine, claim.job_id)
+    job = job_of(engine, claim.job_id)
     assert (claim.token, claim.attempt, job.status, job.lease_owner) == (1, 1, JobStatus.running, "worker")
     assert job.started_at
-    assert _messages(engine, job.id) == ["Fine-tuning job started"]
+    assert messages(engine, job.id) == ["Fine-tuning job started"]
 
 
 @pytest.mark.parametrize("jobs", [1, 24])
@@ -86,22 +66,14 @@ def test_each_job_is_claimed_once_by_many_workers(database_url: str, add_job: Ad
 def test_a_claim_does_not_wait_for_one_that_is_not_committed(engine: Engine, add_job: AddJob) -> None:
     jobs = [add_job(), add_job()]
     with transaction(engine) as first, transaction(engine) as second:
-        assert [_claim_in(first).job_id, _claim_in(second).job_id] == jobs
-
-
-@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
-def test_a_reaper_does_not_wait_for_a_worker_that_sleeps_in_its_transaction(engine: Engine, claim: Claim) -> None:
-    _expire(engine, claim.job_id)
-    with transaction(engine) as worker, transaction(engine) as reaper:
-        lease.publish(worker, claim, PUBLICATION)
-        assert lease.reap(reaper) == []
+        assert [claim_in(first).job_id, claim_in(second).job_id] == jobs
 
 
 def test_a_heartbeat_extends_the_lease(engine: Engine, claim: Claim) -> None:
-    before = _job(engine, claim.job_id).lease_expires_at or 0
+    before = job_of(engine, claim.job_id).lease_expires_at or 0
     with transaction(engine) as session:
         assert lease.heartbeat(session, claim, 120) == lease.Pulse()
-    assert (_job(engine, claim.job_id).lease_expires_at or 0) > before + 50
+    assert (job_of(engine, claim.job_id).lease_expires_at or 0) > before + 50
 
 
 def test_a_heartbeat_tells_that_the_customer_cancels(engine: Engine, claim: Claim) -> None:
@@ -113,7 +85,7 @@ def test_a_heartbeat_tells_that_the_customer_cancels(engine: Engine, claim: Clai
 def test_progress_is_written(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         assert lease.update(session, claim, phase="train", progress={"percent": 5}, checkpoint={"step": 10})
-    job = _job(engine, claim.job_id)
+    job = job_of(engine, claim.job_id)
     assert (job.phase, job.progress, job.checkpoint) == ("train", {"percent": 5}, {"step": 10})
 
 
@@ -130,7 +102,7 @@ def test_a_step_trained_again_replaces_its_metrics(engine: Engine, claim: Claim)
 def test_a_publication_appears_as_a_whole(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         assert lease.publish(session, claim, PUBLICATION)
-    job = _job(engine, claim.job_id)
+    job = job_of(engine, claim.job_id)
     assert (job.status, job.fine_tuned_model, job.trained_tokens) == (JobStatus.succeeded, "ft:tiny:org::1", 7)
     assert (job.result_files, job.adapter, job.safety, job.report_key) == (
         PUBLICATION.result_files,
@@ -153,7 +125,7 @@ def test_a_publication_keeps_what_the_audit_measured(engine: Engine, claim: Clai
 def test_a_publication_is_told_in_openai_s_words(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         lease.publish(session, claim, PUBLICATION)
-    assert _messages(engine, claim.job_id)[1:] == [
+    assert messages(engine, claim.job_id)[1:] == [
         "New fine-tuned model created: ft:tiny:org::1",
         "The job has successfully completed",
     ]
@@ -162,7 +134,7 @@ def test_a_publication_is_told_in_openai_s_words(engine: Engine, claim: Claim) -
 def test_a_rejected_adapter_has_a_report_and_no_model(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         assert lease.reject(session, claim, REJECTION)
-    job = _job(engine, claim.job_id)
+    job = job_of(engine, claim.job_id)
     assert (job.status, job.fine_tuned_model, job.adapter) == (JobStatus.failed, None, None)
     assert job.error == {"code": "safety_gate_failed", "message": "ASR 0.4 is above 0.1.", "param": None}
     assert (job.safety, job.report_key) == (REJECTION.safety, REJECTION.report_key)
@@ -171,112 +143,7 @@ def test_a_rejected_adapter_has_a_report_and_no_model(engine: Engine, claim: Cla
 def test_a_failure_says_why(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         assert lease.fail(session, claim, ERROR)
-    assert (_job(engine, claim.job_id).error, _messages(engine, claim.job_id)[-1]) == (ERROR, ERROR["message"])
-
-
-def test_a_queued_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> None:
-    job_id = add_job()
-    with transaction(engine) as session:
-        assert lease.cancel(session, job_id) == JobStatus.cancelled
-    assert _job(engine, job_id).finished_at
-    with transaction(engine) as session:
-        assert lease.claim(session, "worker", 60) is None
-
-
-def test_a_running_job_is_cancelled_when_its_work_has_stopped(engine: Engine, claim: Claim) -> None:
-    with transaction(engine) as session:
-        lease.cancel(session, claim.job_id)
-        assert lease.cancelled(session, claim)
-    assert _job(engine, claim.job_id).status == JobStatus.cancelled
-
-
-def test_an_ended_or_unknown_job_cannot_be_cancelled(engine: Engine, claim: Claim) -> None:
-    with transaction(engine) as session:
-        lease.fail(session, claim, ERROR)
-        assert lease.cancel(session, claim.job_id) is lease.cancel(session, "ftjob-none") is None
-
-
-def test_a_requeued_job_gets_a_new_token_and_attempt(engine: Engine, claim: Claim) -> None:
-    with transaction(engine) as session:
-        assert lease.requeue(session, claim, 0, "the child died")
-    assert _claim(engine) == Claim(claim.job_id, token=2, attempt=2)
-    assert "the child died" in _messages(engine, claim.job_id)[1]
-
-
-def test_a_requeued_job_waits_its_delay(engine: Engine, claim: Claim) -> None:
-    with transaction(engine) as session:
-        lease.requeue(session, claim, 3600, "the child died")
-        assert lease.claim(session, "worker", 60) is None
-
-
-def test_the_last_attempt_is_not_queued_again(engine: Engine, add_job: AddJob) -> None:
-    job_id = add_job()
-    for _ in range(3):
-        with transaction(engine) as session:
-            lease.requeue(session, _claim_in(session), 0, "the child died")
-    job = _job(engine, job_id)
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 3, "worker_lost")
-
-
-def test_a_failed_last_attempt_keeps_its_own_error(engine: Engine, add_job: AddJob) -> None:
-    job_id = add_job(max_attempts=1)
-    with transaction(engine) as session:
-        lease.requeue(session, _claim_in(session), 0, "no memory", ERROR)
-    assert _job(engine, job_id).error == ERROR
-
-
-def test_a_released_job_has_its_attempt_back(engine: Engine, add_job: AddJob) -> None:
-    add_job(max_attempts=1)
-    with transaction(engine) as session:
-        assert lease.release(session, _claim_in(session), "the worker stops")
-    assert _claim(engine).token == 2
-
-
-def test_the_reaper_queues_a_job_whose_lease_ran_out(engine: Engine, claim: Claim) -> None:
-    _expire(engine, claim.job_id)
-    with transaction(engine) as session:
-        assert lease.reap(session) == [claim.job_id]
-    assert _job(engine, claim.job_id).status == JobStatus.queued
-    with read(engine) as session:
-        assert session.scalars(select(JobEvent.data).order_by(JobEvent.seq.desc())).first() == {
-            "reason": "lease_expired",
-            "attempt": 1,
-        }
-
-
-def test_the_reaper_leaves_a_job_with_a_good_lease(engine: Engine, claim: Claim) -> None:
-    with transaction(engine) as session:
-        assert lease.reap(session) == []
-
-
-def test_the_reaper_ends_a_job_that_has_no_attempt_left(engine: Engine, add_job: AddJob) -> None:
-    job_id = add_job(max_attempts=1)
-    _expire(engine, _claim(engine).job_id)
-    with transaction(engine) as session:
-        lease.reap(session)
-    assert (_job(engine, job_id).error or {})["code"] == "worker_lost"
-
-
-def test_the_reaper_ends_a_job_that_the_customer_cancelled(engine: Engine, claim: Claim) -> None:
-    with transaction(engine) as session:
-        lease.cancel(session, claim.job_id)
-    _expire(engine, claim.job_id)
-    with transaction(engine) as session:
-        lease.reap(session)
-    assert _job(engine, claim.job_id).status == JobStatus.cancelled
-
-
-def test_two_reapers_hand_a_job_back_once(engine: Engine, claim: Claim) -> None:
-    _expire(engine, claim.job_id)
-    barrier = Barrier(4)
-
-    def reap(_: int) -> list[str]:
-        barrier.wait()
-        with transaction(engine) as session:
-            return lease.reap(session)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert [job for jobs in pool.map(reap, range(4)) for job in jobs] == [claim.job_id]
+    assert (job_of(engine, claim.job_id).error, messages(engine, claim.job_id)[-1]) == (ERROR, ERROR["message"])
 
 
 WRITES = {
@@ -296,15 +163,15 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES)
 def test_a_worker_that_was_replaced_is_refused(engine: Engine, claim: Claim, write: str) -> None:
-    _expire(engine, claim.job_id)
+    expire(engine, claim.job_id)
     with transaction(engine) as session:
         lease.reap(session)
         assert not WRITES[write](session, claim)
-    newer = _claim(engine)
-    before = _facts(engine, claim.job_id)
+    newer = claim_next(engine)
+    before = facts(engine, claim.job_id)
     with transaction(engine) as session:
         assert not WRITES[write](session, claim)
-    assert _facts(engine, claim.job_id) == before
+    assert facts(engine, claim.job_id) == before
     with transaction(engine) as session:
         assert lease.holds(session, newer)
 
@@ -313,10 +180,10 @@ def test_a_worker_that_was_replaced_is_refused(engine: Engine, claim: Claim, wri
 def test_an_ended_job_takes_no_write(engine: Engine, claim: Claim, write: str) -> None:
     with transaction(engine) as session:
         lease.publish(session, claim, PUBLICATION)
-    before = _facts(engine, claim.job_id)
+    before = facts(engine, claim.job_id)
     with transaction(engine) as session:
         assert not WRITES[write](session, claim)
-    assert _facts(engine, claim.job_id) == before
+    assert facts(engine, claim.job_id) == before
 
 
 def test_the_database_itself_keeps_an_ended_job(engine: Engine, claim: Claim) -> None:
@@ -336,37 +203,3 @@ def test_events_of_many_writers_have_numbers_of_their_own(engine: Engine, claim:
         list(pool.map(write, range(6)))
     with read(engine) as session:
         assert session.scalars(select(JobEvent.seq).order_by(JobEvent.seq)).all() == list(range(1, 32))
-
-
-def _claim(engine: Engine) -> Claim:
-    with transaction(engine) as session:
-        return _claim_in(session)
-
-
-def _claim_in(session: Any) -> Claim:
-    claim = lease.claim(session, "worker", 60)
-    assert claim
-    return claim
-
-
-def _expire(engine: Engine, job_id: str) -> None:
-    with transaction(engine) as session:
-        session.execute(update(Job).where(Job.id == job_id).values(lease_expires_at=now() - 1))
-
-
-def _job(engine: Engine, job_id: str) -> Job:
-    with read(engine) as session:
-        return session.get_one(Job, job_id)
-
-
-def _messages(engine: Engine, job_id: str) -> list[str]:
-    with read(engine) as session:
-        of_job = select(JobEvent.message).where(JobEvent.job_id == job_id).order_by(JobEvent.seq)
-        return list(session.scalars(of_job))
-
-
-def _facts(engine: Engine, job_id: str) -> Any:
-    """Everything that is known of a job."""
-    with read(engine) as session:
-        job = session.execute(select(*Job.__table__.columns).where(Job.id == job_id)).one()
-    return job, _messages(engine, job_id)
