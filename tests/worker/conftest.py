@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,12 @@ import pytest
 
 from tests.conftest import Place
 from tests.spard.parts import write_model
+from tests.worker.heard import Heard, Work
+from tests.worker.parts import job_folder
 from tests.worker.shop import Shop
+from worker import pipeline
+from worker.folder import Folder
+from worker.report import Report
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +42,32 @@ def light_shop(tmp_path: Path, sqlite_url: str, local_place: Place, model: Path)
 def cloud_shop(tmp_path: Path, postgres_url: str, moto_place: Place, model: Path) -> Iterator[Shop]:
     """On PostgreSQL and S3."""
     yield from _shop(Shop(tmp_path / "data", postgres_url, moto_place, model))
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[Heard]:
+    heard = Heard(tmp_path / "messages")
+    yield heard
+    os.close(heard.fd)
+
+
+@pytest.fixture
+def work(heard: Heard) -> Work:
+    def run(folder: Folder, should_stop: Callable[[], bool] = lambda: False) -> None:
+        pipeline.run(folder, Report(heard.fd), should_stop)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Folder, Heard]:
+    """One whole job."""
+    root = tmp_path_factory.mktemp("done")
+    heard = Heard(root / "messages")
+    folder = job_folder(root / "job", model)
+    pipeline.run(folder, Report(heard.fd), lambda: False)
+    os.close(heard.fd)
+    return folder, heard
 
 
 def _shop(shop: Shop) -> Iterator[Shop]:
