@@ -26,7 +26,7 @@ FOUND_OUT: dict[str, tuple[int, dict[str, int], str]] = {  # after so many fault
     "no second try of a webhook": (15, {}, "^I10 never arrived"),
 }
 NEEDED = {"reaped": 1, DIED_PUBLISHED: 1, "zombie refused": 1, QUOTA_REFUSED: 10}
-NEEDED_IN_SOAK = {"reaped": 50, DIED_PUBLISHED: 20, "zombie refused": 50, QUOTA_REFUSED: 1000}
+NEEDED_IN_SOAK = {"reaped": 50, DIED_PUBLISHED: 20, "zombie refused": 100, QUOTA_REFUSED: 1000}
 
 
 def test_no_fault_loses_a_job_or_publishes_it_twice(shop: Shop, seed: int, record_property: Record) -> None:
