@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, BackgroundTasks, Depends, Query, Request
@@ -20,7 +21,7 @@ from app.deps import (
     SettingsDep,
     StorageDep,
 )
-from app.download import download
+from app.download import DOWNLOAD, download
 from app.files import convert, findings, preview, service, upload
 from app.files.schemas import Conversion, FileDeleted, FileList, FileOut, Preview, Validation
 from app.models import File
@@ -66,12 +67,14 @@ def delete_file(
     return file
 
 
-@router.get("/{file_id}/content")
+@router.get("/{file_id}/content", response_class=Response, responses=DOWNLOAD)
 def retrieve_content(
     file_id: str, request: Request, session: ReadDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
 ) -> Response:
     """The file's bytes."""
     file = service.get(session, caller.tenant_id, file_id)
+    if settings.results_csv_base64 and service.is_metrics(file):
+        return Response(b64encode(b"".join(storage.chunks(file.storage_key))), media_type="text/plain")
     return download(storage, file.storage_key, file.filename, file.sha256, request.headers, settings.download_url_ttl_s)
 
 

@@ -17,6 +17,7 @@ from app.models import TERMINAL, File, Job
 from app.pages import Page, page
 
 FINE_TUNE = "fine-tune"
+RESULTS = "fine-tune-results"
 
 
 def list_files(
@@ -88,6 +89,11 @@ def listed(file: File, problems: list[dict[str, Any]]) -> Validation:
         problems=problems,
         next_after_line=problems[-1].get("after_line") if problems else None,
     )
+
+
+def is_metrics(file: File) -> bool:
+    """Whether it is the table of a job's steps."""
+    return file.purpose == RESULTS and file.filename.endswith(".csv")
 
 
 def errors_of(file: File) -> list[dict[str, Any]]:
