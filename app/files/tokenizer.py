@@ -40,9 +40,8 @@ class LightTokenizer:
         self._special = {name: _text(settings[name]) for name in _NAMED if settings.get(name)}
         self.chat_template: str | Mapping[str, str] | None = _template(folder, settings)
         config = _json(folder / "config.json")
-        self._positions = int(
-            {**config, **config.get("text_config", {})}.get("max_position_embeddings", MAX_SEQ_LENGTH)
-        )
+        inner = config | (config.get("text_config") or {})
+        self._positions = int(inner.get("max_position_embeddings") or MAX_SEQ_LENGTH)
         self.eos_token, self.pad_token = self._special.get("eos_token"), self._special.get("pad_token")
         set_plain_template(self)
 
