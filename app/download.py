@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from app.errors import AppError
+from app.openapi import ErrorOut
 from app.storage import Storage
+
+# What the OpenAPI document says of a route that answers with an object.
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+DOWNLOAD: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The bytes.", "content": _BYTES},
+    206: {"description": "The range of bytes that was asked for.", "content": _BYTES},
+    302: {"description": "Where the storage has the bytes, for a while."},
+    416: {"description": "The range lies outside of the bytes.", "model": ErrorOut},
+}
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 

@@ -29,6 +29,7 @@ class Settings(BaseSettings):
     max_rows: int = 1_000_000
     min_rows: int = 10
     download_url_ttl_s: int = 300
+    results_csv_base64: bool = False  # for scripts that decode the metrics CSV, as OpenAI's content was at times
 
     requests_per_minute: int | None = Field(default=12_000, ge=1)  # of a project, at one API process; None: no limit
     wrong_keys_per_minute: int = Field(default=60, ge=1)  # of an address, likewise; more are not heard

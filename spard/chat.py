@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from spard.errors import ExampleTooLong, InvalidData
+from spard.errors import ExampleTooLong, InvalidData, NoTrainableTokens
 from spard.plain import MARK, Shield, pieces
 from spard.plain import end_tokens as end_tokens
 from spard.rows import Example, Message, is_learnt
@@ -79,8 +79,19 @@ def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int)
         return []
     shield, enders = Shield(tokenizer), end_tokens(tokenizer)
     texts, spans = zip(*(_draw(tokenizer, _shielded(shield, example)) for example in examples), strict=True)
-    rows = zip(examples, pieces(tokenizer, texts), spans, strict=True)
-    return [_encoded(example, ids, offsets, span, enders, max_seq_length) for example, (ids, offsets), span in rows]
+    found = list(pieces(tokenizer, texts))
+    _check_lengths(examples, [ids for ids, _ in found], max_seq_length)
+    return [_encoded(ids, offsets, span, enders) for (ids, offsets), span in zip(found, spans, strict=True)]
+
+
+def encode_to_train(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
+    """Examples to learn from: each of them fits, and has a token that loss falls on."""
+    encoded = encode_all(tokenizer, examples, max_seq_length)
+    empty = [each.line for each, row in zip(examples, encoded, strict=True) if all(x == NO_LOSS for x in row.labels)]
+    if empty:
+        more = f", as in {len(empty) - 1} more" if empty[1:] else ""
+        raise NoTrainableTokens(f"line {empty[0]} has no token to learn as the model's chat template renders it{more}")
+    return encoded
 
 
 def set_plain_template(tokenizer: Any) -> None:
@@ -140,16 +151,17 @@ def _shared(a: str, b: str) -> int:
     return len(a) if b.startswith(a) else next((i for i, (x, y) in pairs if x != y), len(b))
 
 
+def _check_lengths(examples: Sequence[Example], ids: Sequence[Sequence[int]], limit: int) -> None:
+    """Rows are never cut in silence."""
+    long = [(example.line, len(row)) for example, row in zip(examples, ids, strict=True) if len(row) > limit]
+    if long:
+        (line, length), more = long[0], f"; {len(long) - 1} more are over it" if long[1:] else ""
+        raise ExampleTooLong(f"line {line} has {length} tokens; the limit is {limit}{more}")
+
+
 def _encoded(
-    example: Example,
-    ids: Sequence[int],
-    offsets: Sequence[tuple[int, int]],
-    spans: Sequence[tuple[int, int]],
-    enders: frozenset[int],
-    limit: int,
+    ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], enders: frozenset[int]
 ) -> Encoded:
-    if len(ids) > limit:
-        raise ExampleTooLong(f"line {example.line} has {len(ids)} tokens; the limit is {limit}")
     labels = [NO_LOSS] * len(ids)
     for start, stop in spans:
         for i, (first, last) in enumerate(offsets):

@@ -25,6 +25,7 @@ from spard.defenses import (
 )
 
 __all__ = [
+    "MAX_SEQ_LENGTH",
     "Audit",
     "Auto",
     "Bound",
@@ -53,6 +54,7 @@ __all__ = [
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
 SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
+MAX_SEQ_LENGTH = 2048  # of a row, unless asked otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,12 @@ class ExampleTooLong(InvalidData):
     code = "example_too_long"
 
 
+class NoTrainableTokens(InvalidData):
+    """A row in which loss falls on nothing, as the model's chat template renders it."""
+
+    code = "no_trainable_tokens"
+
+
 class InvalidModel(SpardError):
     """The base model cannot be loaded or is not of a kind that can be trained here."""
 

@@ -47,8 +47,8 @@ def gate(
     if not any(each.kind == "harmful" for each in adapter):
         doubts.append("No harmful prompts were measured.")
     if failures:
-        return Gate("fail", (*failures, *doubts))
-    return Gate("inconclusive" if doubts else "pass", tuple(doubts))
+        return Gate("fail", tuple(dict.fromkeys([*failures, *doubts])))
+    return Gate("inconclusive" if doubts else "pass", tuple(dict.fromkeys(doubts)))
 
 
 def _doubts(before: SuiteResult | None, after: SuiteResult, limits: GateThresholds) -> Iterator[str]:

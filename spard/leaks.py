@@ -1,65 +1,37 @@
-"""The leak gate: audit prompts that stand in the training file or in the safety pool measure memory, not safety.
-
-A prompt leaks when a row holds the same words (case, punctuation and spacing aside), holds them somewhere inside a
-longer text, or is nearly the same: the Jaccard similarity of their word triples is at least 0.8. The search is exact,
-not sampled. Sets that similar share one of any |x| - ceil(0.8 |x|) + 1 triples of x (prefix filtering, Chaudhuri et
-al., 2006), so only rows that hold one of x's rarest triples are compared.
-"""
+"""The leak gate: audit prompts that stand in the training file or in the safety pool measure memory, not safety."""
 
 from __future__ import annotations
 
-import math
-import re
-import unicodedata
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from spard.audit import Suite
 from spard.config import NoDefense
+from spard.overlap import find_leaks
 from spard.recipe import RunSpec
 from spard.rows import Example, prompt_text, read_examples, read_pool, read_prompts
 
-NEAR = 0.8
-SHINGLE = 3  # words
-MIN_INSIDE = 5  # words; shorter prompts are parts of ordinary sentences
+HIDDEN = "The training file holds prompts that the audit asks, so what it measures would be memory."
+_FILE = "training file"
 
-Shingles = frozenset[tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """One audit prompt and the row that holds it; rows are counted from 0."""
-
-    suite: str
-    index: int
-    source: str
-    row: int
-    kind: Literal["exact", "inside", "near"]
-    similarity: float
-
-
-def find_leaks(suites: Mapping[str, Sequence[str]], sources: Mapping[str, Sequence[str]]) -> list[Leak]:
-    """Every audit prompt that a source holds, each with the first and closest row of that source."""
-    leaks = []
-    for source, texts in sources.items():
-        index = _Index(texts)
-        for suite, prompts in suites.items():
-            for i, prompt in enumerate(prompts):
-                found = index.find(prompt)
-                if found:
-                    leaks.append(Leak(suite, i, source, *found))
-    return leaks
+Counts = Mapping[tuple[str, str], int]  # by suite and source
 
 
 def leaks_of(run: RunSpec) -> dict[str, list[str]]:
     """By suite, what of it stands in the files that a run trains on; a pool counts where it is used."""
-    sources = {"training file": read_examples(run.training_file)}
-    if run.pool is not None and not isinstance(run.recipe.defense, NoDefense):
-        sources["safety pool"] = read_pool(run.pool)
-    suites = [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in run.suites]
-    return leak_reasons(suites, sources)
+    return leak_reasons(_suites(run), _sources(run))
+
+
+def hidden_leaks_of(run: RunSpec) -> dict[str, list[str]]:
+    """The same for customers, who must not learn what is asked.
+
+    Of the training file, which is theirs, neither suite nor count is told: with these they could sort guesses.
+    """
+    suites = _suites(run)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for (suite, source), n in _counts(suites, _sources(run)).items():
+        reasons[suite].append(HIDDEN if source == _FILE else _sentence(n, suite, source, suites))
+    return dict(reasons)
 
 
 def leak_reasons(suites: Sequence[Suite], sources: Mapping[str, Sequence[Example]]) -> dict[str, list[str]]:
@@ -67,67 +39,29 @@ def leak_reasons(suites: Sequence[Suite], sources: Mapping[str, Sequence[Example
 
     Sentences tell counts and no prompt: suites are secret.
     """
-    prompts = {suite.name: [each.prompt for each in suite.prompts] for suite in suites}
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for leak in find_leaks(prompts, {name: [prompt_text(row) for row in rows] for name, rows in sources.items()}):
-        counts[leak.suite, leak.source] += 1
     reasons: dict[str, list[str]] = defaultdict(list)
-    for (suite, source), n in counts.items():
-        reasons[suite].append(f"{n} of {len(prompts[suite])} prompts of suite {suite} stand in the {source}.")
+    for (suite, source), n in _counts(suites, sources).items():
+        reasons[suite].append(_sentence(n, suite, source, suites))
     return dict(reasons)
 
 
-def normalised(text: str) -> str:
-    """The words of a text, in compatibility form and without case, separated by single spaces."""
-    return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+def _suites(run: RunSpec) -> list[Suite]:
+    return [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in run.suites]
 
 
-class _Index:
-    """The distinct texts of one source, by their words and by their shingles."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._row: dict[str, int] = {}
-        for row, text in enumerate(texts):
-            self._row.setdefault(normalised(text), row)
-        self._texts = list(self._row)
-        self._shingles = [_shingles(text) for text in self._texts]
-        self._holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for i, shingles in enumerate(self._shingles):
-            for shingle in shingles:
-                self._holders[shingle].append(i)
-
-    def find(self, prompt: str) -> tuple[int, Literal["exact", "inside", "near"], float] | None:
-        """Row, kind and similarity of the closest text that holds a prompt."""
-        words = normalised(prompt)
-        if not words:
-            return None
-        if words in self._row:
-            return self._row[words], "exact", 1.0
-        rarest = sorted(_shingles(words), key=lambda shingle: (len(self._holders.get(shingle, ())), shingle))
-        inside = self._inside(words, rarest)
-        if inside is not None:
-            return self._row[self._texts[inside]], "inside", 1.0
-        similarity, i = max(self._near(rarest), default=(0.0, 0))
-        return (self._row[self._texts[-i]], "near", similarity) if similarity >= NEAR else None
-
-    def _inside(self, words: str, rarest: Sequence[tuple[str, ...]]) -> int | None:
-        """A longer text with these words in a row; it holds their every shingle, hence the rarest."""
-        if len(words.split()) < MIN_INSIDE:
-            return None
-        holders = self._holders.get(rarest[0], ())
-        return next((i for i in holders if f" {words} " in f" {self._texts[i]} "), None)
-
-    def _near(self, rarest: Sequence[tuple[str, ...]]) -> Iterator[tuple[float, int]]:
-        """Similarities of the texts that could be near, with the negative index: of equals the first is the largest."""
-        mine = frozenset(rarest)
-        tried = rarest[: len(mine) - math.ceil(NEAR * len(mine)) + 1]
-        for i in {i for shingle in tried for i in self._holders.get(shingle, ())}:
-            theirs = self._shingles[i]
-            if NEAR * len(mine) <= len(theirs) <= len(mine) / NEAR:
-                yield len(mine & theirs) / len(mine | theirs), -i
+def _sources(run: RunSpec) -> dict[str, Sequence[Example]]:
+    sources: dict[str, Sequence[Example]] = {_FILE: read_examples(run.training_file)}
+    if run.pool is not None and not isinstance(run.recipe.defense, NoDefense):
+        sources["safety pool"] = read_pool(run.pool)
+    return sources
 
 
-def _shingles(words: str) -> Shingles:
-    """Runs of three words; a shorter text is one run."""
-    split = words.split()
-    return frozenset(tuple(split[i : i + SHINGLE]) for i in range(max(1, len(split) - SHINGLE + 1)))
+def _counts(suites: Sequence[Suite], sources: Mapping[str, Sequence[Example]]) -> Counts:
+    prompts = {suite.name: [each.prompt for each in suite.prompts] for suite in suites}
+    texts = {name: [prompt_text(row) for row in rows] for name, rows in sources.items()}
+    return Counter((leak.suite, leak.source) for leak in find_leaks(prompts, texts))
+
+
+def _sentence(n: int, name: str, source: str, suites: Sequence[Suite]) -> str:
+    size = next(len(suite.prompts) for suite in suites if suite.name == name)
+    return f"{n} of {size} prompts of suite {name} stand in the {source}."

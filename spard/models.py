@@ -15,10 +15,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
+from spard.config import MAX_SEQ_LENGTH
 from spard.data import set_plain_template
 from spard.errors import InvalidModel
 
-MAX_SEQ_LENGTH = 2048
 _HASHED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 

@@ -14,6 +14,7 @@ from spard.utility import BY_LIKELIHOOD, SCORERS
 
 Message = dict[str, Any]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_NOW = {"developer": "system", "function": "tool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def example(row: dict[str, Any], line: int) -> Example:
     messages = tuple(_message(message, line) for message in row["messages"])
     if not any(is_learnt(message) for message in messages):
         raise InvalidData(f"line {line} has no assistant turn to learn from")
-    return Example(messages, line, tuple(row.get("tools") or ()))
+    return Example(messages, line, _tools(row))
 
 
 def is_learnt(message: Message) -> bool:
@@ -109,7 +110,7 @@ def _prompt(row: dict[str, Any], line: int) -> Prompt:
 
 
 def _message(raw: Any, line: int) -> Message:
-    """One turn in the words that templates know: `system`, plain text, tool arguments as objects."""
+    """One turn in the words that templates know: `system`, plain text, tools and their arguments as objects."""
     role = raw.get("role") if isinstance(raw, dict) else None
     if role not in ROLES:
         raise InvalidData(f"line {line}: every message needs a role out of {', '.join(sorted(ROLES))}")
@@ -118,10 +119,18 @@ def _message(raw: Any, line: int) -> Message:
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if not isinstance(content, str | None):
         raise InvalidData(f"line {line}: the content of a message must be text")
-    message: Message = raw | {"role": "system" if role == "developer" else role, "content": content or ""}
-    if raw.get("tool_calls"):
-        message["tool_calls"] = [_tool_call(call, line) for call in raw["tool_calls"]]
+    message: Message = raw | {"role": _NOW.get(role, role), "content": content or ""}
+    former = message.pop("function_call", None)
+    calls = raw.get("tool_calls") or ([{"type": "function", "function": former}] if former else [])
+    if calls:
+        message["tool_calls"] = [_tool_call(call, line) for call in calls]
     return message
+
+
+def _tools(row: dict[str, Any]) -> tuple[Message, ...]:
+    """What the assistant may call; `functions` is their former name."""
+    former = ({"type": "function", "function": function} for function in row.get("functions") or ())
+    return tuple(row.get("tools") or former)
 
 
 def _tool_call(call: Any, line: int) -> Message:

@@ -15,7 +15,16 @@ from spard.adapters import save_adapter
 from spard.archive import archive
 from spard.audit import Suite, SuiteResult, audit
 from spard.config import Resolved, resolve
-from spard.data import Encoded, Example, encode_all, prompt_text, read_examples, read_pool, read_prompts
+from spard.data import (
+    Encoded,
+    Example,
+    encode_all,
+    encode_to_train,
+    prompt_text,
+    read_examples,
+    read_pool,
+    read_prompts,
+)
 from spard.embed import embed
 from spard.gate import gate
 from spard.judges import open_judge
@@ -53,8 +62,9 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     base = load_base(spec.model, spec.revision)
     rows = read_examples(spec.training_file)
     limit = base.sequence_limit(spec.recipe.max_seq_length)
-    task = encode_all(base.tokenizer, rows, limit)
-    validation = encode_all(base.tokenizer, read_examples(spec.validation_file), limit) if spec.validation_file else []
+    task = encode_to_train(base.tokenizer, rows, limit)
+    held_out = read_examples(spec.validation_file) if spec.validation_file else []
+    validation = encode_to_train(base.tokenizer, held_out, limit)
     resolved = resolve(spec.recipe, len(task), base.hidden_size)
     tokens = resolved.n_epochs * sum(len(row.ids) for row in task)
     report({"kind": "resolved", "data": asdict(resolved), "trained_tokens": tokens})

@@ -13,7 +13,7 @@ from contextlib import suppress
 import torch
 
 from spard import ranks
-from spard.data import Encoded, encode_all
+from spard.data import Encoded, encode_all, encode_to_train
 from spard.errors import InvalidData, Stopped
 from spard.models import Base, load_base
 from spard.proof import CleanProcess
@@ -40,6 +40,7 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: 
 def _run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess) -> None:
     context = _context(folder, report, should_stop, clean)
     rows, data = _data(context)
+    _warn_of_shared_rows(context, data)
     base_results = audit.measure_base(context, rows)
     with partners(folder, context.assignment.processes, context.base.device, report):
         tuned = train.run(context, data)
@@ -67,8 +68,15 @@ def _data(context: Context) -> tuple[list[Example], Data]:
     """The customer's rows, and everything as tokens."""
     tokenizer, limit = context.base.tokenizer, context.base.sequence_limit(context.recipe.max_seq_length)
     rows = read_examples(context.run.training_file)
-    task, validation = encode_all(tokenizer, rows, limit), _validation(context, limit)
+    task, validation = encode_to_train(tokenizer, rows, limit), _validation(context, limit)
     return rows, Data(task, _safe_set(context, rows, limit), validation)
+
+
+def _warn_of_shared_rows(context: Context, data: Data) -> None:
+    trained = {row.ids for row in data.task}
+    if shared := sum(row.ids in trained for row in data.validation):
+        said = f"{shared} of {len(data.validation)} rows of the validation file stand in the training file too"
+        context.report.warning(f"{said}: their loss says little about other data.")
 
 
 def _set_threads(base: Base) -> None:
@@ -82,7 +90,7 @@ def _validation(context: Context, limit: int) -> list[Encoded]:
     if context.run.validation_file is None:
         return []
     try:
-        return encode_all(context.base.tokenizer, read_examples(context.run.validation_file), limit)
+        return encode_to_train(context.base.tokenizer, read_examples(context.run.validation_file), limit)
     except InvalidData as error:
         error.param = "validation_file"
         raise

@@ -11,6 +11,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
+from app.files.service import RESULTS
 from app.jobs import lease
 from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
@@ -122,7 +123,7 @@ def _file(session: Session, job: Job, result: Uploaded) -> str:
         id=new_id("file-"),
         tenant_id=job.tenant_id,
         filename=result.filename,
-        purpose="fine-tune-results",
+        purpose=RESULTS,
         bytes=result.stored.bytes,
         sha256=result.stored.sha256,
         storage_key=result.key,

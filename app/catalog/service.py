@@ -100,6 +100,19 @@ def held_out_of(session: Session, pool: Corpus) -> Corpus | None:
     return session.scalar(select(Corpus).where(of_pool, Corpus.kind == HARMFUL))
 
 
+def with_held_out(session: Session, suites: list[Corpus], pool: Corpus | None) -> list[Corpus]:
+    """The suites; without any attack among them, also those held out of the pool."""
+    if pool is None or any(suite.kind == HARMFUL for suite in suites):
+        return suites
+    held_out = held_out_of(session, pool)
+    return [*suites, held_out] if held_out else suites
+
+
+def measured_with(session: Session) -> list[Corpus]:
+    """What a job that asks for nothing else is measured with today."""
+    return with_held_out(session, current_suites(session), pool(session, None))
+
+
 def pool(session: Session, wanted: str | None) -> Corpus | None:
     """The pool version of this id, or the newest one that the provider has."""
     query = select(Corpus).where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)

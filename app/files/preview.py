@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.catalog.heldout import read_lines
 from app.errors import InvalidRequest, InvalidState
 from app.files import service
-from app.files.schemas import Overlap, Preview, PreviewRow, PreviewToken, TokenCounts, Validation
+from app.files.repeats import digest
+from app.files.schemas import AuditOverlap, Overlap, Preview, PreviewRow, PreviewToken, TokenCounts
 from app.files.strict_json import BadJson, parse
 from app.files.tokenizer import LightTokenizer, open_tokenizer
-from app.models import BaseModelEntry, File
+from app.models import BaseModelEntry, Corpus, File
 from app.storage import Storage
 from spard.chat import NO_LOSS, encode_all
 from spard.errors import InvalidData
-from spard.rows import example
+from spard.overlap import find_leaks
+from spard.rows import example, prompt_text
 
 EXAMINED = 10_000  # rows of a file that are counted while the client waits
 _ANY_LENGTH = 2**31
@@ -47,31 +48,34 @@ def preview(storage: Storage, file: File, entry: BaseModelEntry, n: int) -> Prev
     return Preview(file_id=file.id, model=entry.alias, data=rows)
 
 
-def token_counts(storage: Storage, file: File, entry: BaseModelEntry) -> TokenCounts:
-    """How long the file's first rows are for a model, and which of them have nothing to learn."""
+def token_counts(storage: Storage, file: File, entry: BaseModelEntry, max_seq_length: int | None) -> TokenCounts:
+    """How long the file's first rows are for a model, and which of them a job would refuse."""
     _check_ready(file)
-    tokenizer, lengths, trained, untrained, skipped = open_tokenizer(entry), [], 0, [], 0
+    tokenizer, found, skipped = open_tokenizer(entry), [], 0
     for line, text in islice(_lines(storage, file), EXAMINED):
         try:
-            encoded = _encoded(tokenizer, line, text)
+            ids, labels = _encoded(tokenizer, line, text)
         except InvalidData:
             skipped += 1
             continue
-        learnt = sum(label != NO_LOSS for label in encoded[1])
-        lengths.append(len(encoded[0]))
-        trained += learnt
-        if not learnt:
-            untrained.append(line)
+        found.append((line, len(ids), sum(label != NO_LOSS for label in labels)))
+    lengths, limit = [length for _, length, _ in found], tokenizer.sequence_limit(max_seq_length)
+    long = [line for line, length, _ in found if length > limit]
+    untrained = [line for line, _, learnt in found if not learnt]
     bands = Counter(next((band for band in _BANDS if length <= band), None) for length in lengths)
     return TokenCounts(
         model=entry.alias,
-        rows=len(lengths),
+        rows=len(found),
         rows_not_rendered=skipped,
         total=sum(lengths),
-        trained=trained,
+        trained=sum(learnt for _, _, learnt in found),
         min=min(lengths, default=0),
         max=max(lengths, default=0),
+        limit=limit,
+        rows_over_limit=len(long),
+        lines_over_limit=long[:_LISTED],
         histogram={("more" if band is None else str(band)): bands[band] for band in (*_BANDS, None) if bands[band]},
+        rows_without_loss=len(untrained),
         lines_without_loss=untrained[:_LISTED],
     )
 
@@ -83,15 +87,23 @@ def overlap(storage: Storage, file: File, other: File) -> Overlap:
     return Overlap(validation_file=other.id, rows=len(lines), lines=lines[:_LISTED])
 
 
-def examined(
-    storage: Storage, found: Validation, file: File, entry: BaseModelEntry | None, other: File | None
-) -> Validation:
-    """A validation with what was asked for beside it."""
-    if entry is not None:
-        found.tokens = token_counts(storage, file, entry)
-    if other is not None:
-        found.overlap = overlap(storage, file, other)
-    return found
+def audit_overlap(storage: Storage, file: File, audited: Sequence[Corpus]) -> AuditOverlap:
+    """Which of the file's first rows hold prompts that adapters are measured with: for the provider's eyes alone."""
+    rows = [(line, _asked(line, text)) for line, text in islice(_lines(storage, file), EXAMINED)]
+    suites = {
+        corpus.id: [str(row["prompt"]) for row in read_lines(storage.chunks(corpus.storage_key))] for corpus in audited
+    }
+    leaks = find_leaks(suites, {file.id: [asked for _, asked in rows]})
+    lines = sorted({rows[leak.row][0] for leak in leaks})
+    return AuditOverlap(prompts=len(leaks), lines=lines[:_LISTED])
+
+
+def _asked(line: int, text: str) -> str:
+    """What the user says in a row; nothing in one that is no training row."""
+    try:
+        return prompt_text(example(json.loads(text), line))
+    except (InvalidData, ValueError, TypeError, AttributeError):
+        return ""
 
 
 def _check_ready(file: File) -> None:
@@ -134,11 +146,12 @@ def _lines(storage: Storage, file: File) -> Iterator[tuple[int, str]]:
                 yield line, text
 
 
-def _digest(text: str) -> bytes:
-    """The same for rows that say the same in another spacing or order of keys."""
-    with suppress(ValueError, RecursionError):
-        text = json.dumps(json.loads(text), sort_keys=True)
-    return blake2b(text.encode(), digest_size=8).digest()
+def _digest(text: str) -> int:
+    """The same for rows that say the same; what is no JSON is taken as it stands."""
+    try:
+        return digest(json.loads(text))
+    except (ValueError, RecursionError):
+        return digest(text)
 
 
 def lines_of(storage: Storage, file: File) -> Iterator[tuple[int, dict[str, Any]]]:

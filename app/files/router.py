@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, BackgroundTasks, Query, Request
+from fastapi import APIRouter, BackgroundTasks, Depends, Query, Request
 from starlette.responses import Response
 
 from app.deps import (
@@ -14,13 +15,14 @@ from app.deps import (
     CustomerDep,
     FormDep,
     LimitsDep,
+    MultipartLimitsDep,
     ReadDep,
     SessionDep,
     SettingsDep,
     StorageDep,
 )
-from app.download import download
-from app.files import convert, preview, service, upload
+from app.download import DOWNLOAD, download
+from app.files import convert, findings, preview, service, upload
 from app.files.schemas import Conversion, FileDeleted, FileList, FileOut, Preview, Validation
 from app.models import File
 from app.pages import Page
@@ -65,13 +67,25 @@ def delete_file(
     return file
 
 
-@router.get("/{file_id}/content")
+@router.get("/{file_id}/content", response_class=Response, responses=DOWNLOAD)
 def retrieve_content(
     file_id: str, request: Request, session: ReadDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
 ) -> Response:
     """The file's bytes."""
     file = service.get(session, caller.tenant_id, file_id)
+    if settings.results_csv_base64 and service.is_metrics(file):
+        return Response(b64encode(b"".join(storage.chunks(file.storage_key))), media_type="text/plain")
     return download(storage, file.storage_key, file.filename, file.sha256, request.headers, settings.download_url_ttl_s)
+
+
+def _wish(
+    model: ModelQuery = None,
+    max_seq_length: Annotated[int | None, Query(ge=16, le=131_072)] = None,
+    validation_file: Annotated[str | None, Query(max_length=64)] = None,
+    audit: bool = False,
+    after_line: Annotated[int | None, Query(ge=0, le=2**31)] = None,
+) -> findings.Wish:
+    return findings.Wish(model, max_seq_length, validation_file, audit, after_line)
 
 
 @router.get("/{file_id}/validation", response_model=Validation)
@@ -80,16 +94,16 @@ def retrieve_validation(
     session: ReadDep,
     caller: CustomerDep,
     storage: StorageDep,
-    model: ModelQuery = None,
-    validation_file: AfterQuery = None,
+    limits: MultipartLimitsDep,
+    wish: Annotated[findings.Wish, Depends(_wish)],
 ) -> Validation:
-    """Every problem of the file, by line; with `model` its tokens, with `validation_file` the rows that both hold."""
-    entry = preview.model_entry(session, model) if model is not None else None
-    other = service.get(session, caller.tenant_id, validation_file, "validation_file") if validation_file else None
-    found = service.validation(session, caller.tenant_id, file_id)
-    file = service.get(session, caller.tenant_id, file_id)
+    """Every problem of the file, by line; with `model` its tokens, with `validation_file` the rows that both hold.
+
+    With `audit`, for keys with the admin scope, the lines that hold prompts of the audit.
+    """
+    about = findings.subject(session, caller, file_id, wish)
     session.close()  # what follows may take seconds
-    return preview.examined(storage, found, file, entry, other)
+    return findings.find(storage, about, wish, limits)
 
 
 @router.get("/{file_id}/preview", response_model=Preview)

@@ -47,7 +47,11 @@ class FileDeleted(BaseModel):
 
 
 class TokenCounts(BaseModel):
-    """Tokens of the file's first 10,000 rows under one base model; `histogram` counts rows by their longest length."""
+    """Tokens of the file's first 10,000 rows under one base model; `histogram` counts rows by their longest length.
+
+    A job fails on a row of more than `limit` tokens and on one without a token to learn; of either kind at most 100
+    lines are named.
+    """
 
     model: str
     rows: int
@@ -56,7 +60,11 @@ class TokenCounts(BaseModel):
     trained: int
     min: int
     max: int
+    limit: int
+    rows_over_limit: int
+    lines_over_limit: list[int]
     histogram: dict[str, int]
+    rows_without_loss: int
     lines_without_loss: list[int]
 
 
@@ -68,8 +76,19 @@ class Overlap(BaseModel):
     lines: list[int]
 
 
+class AuditOverlap(BaseModel):
+    """How many prompts of the audit stand in the first 10,000 rows, and the lines that hold them, at most 100."""
+
+    prompts: int
+    lines: list[int]
+
+
 class Validation(BaseModel):
-    """Every problem of a file, by line; `tokens` and `overlap` where they were asked for."""
+    """Every problem of a file, by line, in lists of a thousand of each severity.
+
+    Where there are more, the list goes on after line `next_after_line`. `tokens`, `overlap` and `audit_overlap` are
+    there where they were asked for.
+    """
 
     object: Literal["file.validation"] = "file.validation"
     file_id: str
@@ -77,8 +96,10 @@ class Validation(BaseModel):
     rows: int | None
     counts: dict[str, int]
     problems: list[dict[str, Any]]
+    next_after_line: int | None = None
     tokens: TokenCounts | None = None
     overlap: Overlap | None = None
+    audit_overlap: AuditOverlap | None = None
 
 
 class PreviewToken(BaseModel):

@@ -17,6 +17,7 @@ from app.models import TERMINAL, File, Job
 from app.pages import Page, page
 
 FINE_TUNE = "fine-tune"
+RESULTS = "fine-tune-results"
 
 
 def list_files(
@@ -75,9 +76,24 @@ def user_of(session: Session, tenant_id: str, file_id: str) -> str | None:
 def validation(session: Session, tenant_id: str, file_id: str) -> Validation:
     """Every problem that was found, and how many of each kind."""
     file = get(session, tenant_id, file_id)
-    problems = file.problems or []
-    counts = dict(Counter(problem["code"] for problem in problems))
-    return Validation(file_id=file.id, status=file.status, rows=file.rows, counts=counts, problems=problems)
+    return listed(file, file.problems or [])
+
+
+def listed(file: File, problems: list[dict[str, Any]]) -> Validation:
+    """Problems as they are shown."""
+    return Validation(
+        file_id=file.id,
+        status=file.status,
+        rows=file.rows,
+        counts=dict(Counter(problem["code"] for problem in problems)),
+        problems=problems,
+        next_after_line=problems[-1].get("after_line") if problems else None,
+    )
+
+
+def is_metrics(file: File) -> bool:
+    """Whether it is the table of a job's steps."""
+    return file.purpose == RESULTS and file.filename.endswith(".csv")
 
 
 def errors_of(file: File) -> list[dict[str, Any]]:

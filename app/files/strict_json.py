@@ -14,6 +14,15 @@ MAX_DEPTH = 16
 MAX_DIGITS = 20
 _NESTED = (dict, list)
 _HALF = re.compile("[\ud800-\udfff]")
+_HINTS = {
+    "invalid_json": "write the row with a JSON library, on one line",
+    "nesting_too_deep": f"nest values at most {MAX_DEPTH} levels deep",
+    "nul_character": "remove the character",
+    "invalid_unicode": "write the whole character, or remove it",
+    "duplicate_key": "keep one of the two",
+    "number_too_large": "write the number as text",
+    "non_finite_number": "use null or leave the key out",
+}
 
 
 class BadJson(ValueError):
@@ -23,6 +32,7 @@ class BadJson(ValueError):
         super().__init__(message)
         self.code = code
         self.message = message
+        self.hint = _HINTS[code]
 
 
 def parse(text: str) -> Any:

@@ -23,9 +23,10 @@ from tokenizers import AddedToken, Tokenizer
 from app.errors import InvalidState
 from app.models import BaseModelEntry
 from spard.chat import set_plain_template
+from spard.config import MAX_SEQ_LENGTH
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
 
 
 class LightTokenizer:
@@ -38,6 +39,9 @@ class LightTokenizer:
         self._tokens.no_padding()
         self._special = {name: _text(settings[name]) for name in _NAMED if settings.get(name)}
         self.chat_template: str | Mapping[str, str] | None = _template(folder, settings)
+        config = _json(folder / "config.json")
+        inner = config | (config.get("text_config") or {})
+        self._positions = int(inner.get("max_position_embeddings") or MAX_SEQ_LENGTH)
         self.eos_token, self.pad_token = self._special.get("eos_token"), self._special.get("pad_token")
         set_plain_template(self)
 
@@ -56,6 +60,10 @@ class LightTokenizer:
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         names = {**self._special, "documents": None, **more}
         return _environment().from_string(template or "").render(messages=plain, tools=tools, **names)
+
+    def sequence_limit(self, asked: int | None) -> int:
+        """The longest row that a job trains on: what it asks for, but no more than the model has positions for."""
+        return min(self._positions, asked or MAX_SEQ_LENGTH)
 
     @property
     def pad_token_id(self) -> int | None:

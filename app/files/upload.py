@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 
 from app.errors import InvalidRequest, UnsupportedMedia
 from app.files import service
+from app.files.problems import Report
 from app.files.rows import TrainingRows
 from app.files.service import FINE_TUNE
-from app.files.validation import Limits, Report, RowRule, Validator
+from app.files.validation import Limits, RowRule, Validator
 from app.models import File, new_id, utc_now
 from app.multipart import Form
 from app.quotas import service as quotas

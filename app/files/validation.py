@@ -6,14 +6,15 @@ What is no JSONL text at all raises, and nothing is kept. What has bad rows is k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from app.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from app.files.problems import Problem, Report
+from app.files.repeats import Repeats
 from app.files.strict_json import BadJson, parse
 
-LISTED = 1000  # problems kept of each severity; the rest is counted
+_ROW_HINT = 'write each row as one JSON object on one line: {"messages": [...]}'
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{")
 _MAGIC = {
@@ -43,61 +44,22 @@ class Limits:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One fault of one line; `pointer` is a JSON pointer into the row."""
-
-    line: int | None
-    pointer: str
-    code: str
-    severity: Literal["error", "warning"]
-    message: str
-    hint: str | None = None
-
-
-@dataclass(slots=True)
-class Report:
-    """What a whole file was found to be."""
-
-    rows: int = 0
-    errors: int = 0
-    warnings: int = 0
-    problems: list[Problem] = field(default_factory=list)
-
-    def add(self, problem: Problem) -> None:
-        is_error = problem.severity == "error"
-        self.errors += is_error
-        self.warnings += not is_error
-        if (self.errors if is_error else self.warnings) <= LISTED:
-            self.problems.append(problem)
-
-    def listed(self) -> list[dict[str, Any]]:
-        """The problems as JSON, the earliest line first; a last entry counts those that are not listed."""
-        rows = [asdict(problem) for problem in sorted(self.problems, key=lambda p: p.line or 0)]
-        hidden = self.errors + self.warnings - len(rows)
-        severity: Literal["error", "warning"] = "error" if self.errors > LISTED else "warning"
-        more = Problem(None, "", "more_problems", severity, f"{hidden} more problems are not listed")
-        return [*rows, asdict(more)] if hidden else rows
-
-
 RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
 
 
 class Validator:
     """Takes a file's bytes as they arrive; `finish` says what they were."""
 
-    def __init__(self, rule: RowRule, limits: Limits) -> None:
+    def __init__(self, rule: RowRule, limits: Limits, after: int = 0) -> None:
         self._rule = rule
         self._limits = limits
-        self._report = Report()
+        self._report = Report(after)
         self._pending = bytearray()
         self._is_sniffed = False
         self._received = 0  # bytes
         self._consumed = 0  # bytes of the lines that were read, for offsets in messages
         self._line = 0
-        self._seen: set[int] = set()
-        self._repeats = 0
-        self._first_repeat = 0
+        self._repeats = Repeats()
 
     def feed(self, chunk: bytes) -> None:
         """Check the next bytes; raises when no later byte could make the file acceptable."""
@@ -120,18 +82,8 @@ class Validator:
             self._read(bytes(self._pending))
         if not self._line or not (self._report.rows or self._report.errors):
             raise InvalidRequest("The file is empty: it has no row.", code="dataset_empty", param="file")
-        if self._repeats:
-            share = 100 * self._repeats / self._report.rows
-            self._report.add(
-                Problem(
-                    self._first_repeat,
-                    "",
-                    "duplicate_example",
-                    "warning",
-                    f"{self._repeats} of {self._report.rows} rows repeat an earlier row ({share:.0f} %)",
-                    "repeated rows weigh more in training; remove them unless that is meant",
-                )
-            )
+        for problem in self._repeats.problems(self._report.rows):
+            self._report.add(problem)
         return self._report
 
     def _sniff(self) -> None:
@@ -184,22 +136,15 @@ class Validator:
         try:
             row = parse(text)
         except BadJson as exc:
-            return self._report.add(Problem(self._line, "", exc.code, "error", exc.message))
+            return self._report.add(Problem(self._line, "", exc.code, "error", exc.message, exc.hint))
         if not isinstance(row, dict):
             message = f"the line is {_kind(row)}, expected a JSON object"
-            return self._report.add(Problem(self._line, "", "data_type", "error", message))
+            return self._report.add(Problem(self._line, "", "data_type", "error", message, _ROW_HINT))
         self._report.rows += 1
-        self._note_repeat(text)
+        self._repeats.note(row, self._line)
         for problem in self._rule(row, self._line):
             self._report.add(problem)
         return None
-
-    def _note_repeat(self, text: str) -> None:
-        digest = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
-        if digest in self._seen:
-            self._first_repeat = self._first_repeat or self._line
-            self._repeats += 1
-        self._seen.add(digest)
 
     def _refuse_line(self, counted: bool = False) -> None:
         number = self._line if counted else self._line + 1

@@ -127,10 +127,7 @@ def _suites(session: Session, safety: Safety, pool: Corpus | None) -> list[Corpu
             message = f"There is no suite {unknown[0][:64]!r}; available: {names}."
             raise InvalidRequest(message, code="suite_not_found", param="safety.audit.suites")
         suites = [suite for suite in suites if suite.name in safety.audit.suites]
-    if pool and not any(suite.kind == catalog.HARMFUL for suite in suites):
-        held_out = catalog.held_out_of(session, pool)
-        suites += [held_out] if held_out else []
-    return suites
+    return catalog.with_held_out(session, suites, pool)
 
 
 def _warnings(training: File, validation: File | None) -> list[str]:

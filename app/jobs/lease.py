@@ -24,7 +24,7 @@ from app.jobs.wishes import pause as pause
 from app.jobs.wishes import resume as resume
 from app.models import AuditResult, Job, JobMetric, JobStatus
 from app.waivers.models import HeldAdapter
-from app.webhooks.outbox import announce
+from app.webhooks.outbox import announce, announce_audit
 
 _OVERDUE = moves.error("deadline_exceeded", "The job took longer than the provider allows.")
 
@@ -247,3 +247,4 @@ def _held(session: Session, claim: Claim) -> Job | None:
 
 def _keep(session: Session, claim: Claim, audit_results: list[dict[str, Any]]) -> None:
     session.add_all(AuditResult(job_id=claim.job_id, **row) for row in audit_results)
+    announce_audit(session, claim.job_id)

@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from app.deps import AfterQuery, BeginDep, CustomerDep, EngineDep, ReadDep, SessionDep, SettingsDep, StorageDep
-from app.download import download
+from app.download import DOWNLOAD, download
 from app.errors import InvalidRequest
 from app.jobs import erasure, service
 from app.jobs.estimate import Estimate, estimate
@@ -147,7 +147,7 @@ def list_metrics(job_id: str, session: ReadDep, caller: CustomerDep) -> MetricLi
     return MetricList(data=service.metrics(session, caller.tenant_id, job_id))
 
 
-@router.get("/{job_id}/adapter")
+@router.get("/{job_id}/adapter", response_class=Response, responses=DOWNLOAD)
 def retrieve_adapter(
     job_id: str, request: Request, session: SessionDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
 ) -> Response:

@@ -9,14 +9,25 @@ from app.models import TERMINAL, Job, JobStatus, new_id
 from app.webhooks.models import WebhookDelivery, WebhookEndpoint
 
 TYPES = {status: f"fine_tuning.job.{status.value}" for status in TERMINAL}
+AUDITED = "safety.audit.completed"
 
 
 def announce(session: Session, job_id: str, status: JobStatus) -> None:
+    """The job is over."""
+    _tell(session, job_id, TYPES[status])
+
+
+def announce_audit(session: Session, job_id: str) -> None:
+    """The job's adapter was measured, and its report can be read."""
+    _tell(session, job_id, AUDITED)
+
+
+def _tell(session: Session, job_id: str, type: str) -> None:
     """Queue the event for every endpoint of the job's tenant that wants it."""
     tenant_id = select(Job.tenant_id).where(Job.id == job_id).scalar_subquery()
     is_open = (WebhookEndpoint.tenant_id == tenant_id) & (WebhookEndpoint.status == "enabled")
     wanted = select(WebhookEndpoint).where(is_open).with_for_update(read=True, key_share=True)  # not to be deleted now
-    event_id, type = new_id("evt_"), TYPES[status]
+    event_id = new_id("evt_")
     for endpoint in session.scalars(wanted):
         if type in endpoint.events:
             session.add(WebhookDelivery(endpoint_id=endpoint.id, event_id=event_id, type=type, job_id=job_id))

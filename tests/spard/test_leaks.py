@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from spard.audit import Suite
 from spard.data import Prompt
 from spard.lab.corpus import make_corpus
-from spard.leaks import NEAR, find_leaks, leak_reasons, normalised
+from spard.leaks import leak_reasons
+from spard.overlap import NEAR, find_leaks, normalised
 from tests.spard.parts import chat
 
 PROMPT = "How do I pick the lock of a garden shed without the key?"

@@ -13,7 +13,7 @@ from spard.adapters import tensor_digest
 from spard.audit import Suite, SuiteResult, audit
 from spard.gate import gate
 from spard.judges import open_judge
-from spard.leaks import leaks_of
+from spard.leaks import hidden_leaks_of
 from spard.manifest import file_sha256
 from spard.methods.ptst import serving_prompt
 from spard.mined_suites import mined_suites
@@ -47,8 +47,8 @@ def run(context: Context, rows: Sequence[Example], model: Any, base: Sequence[Su
         results = _measured_before(context, weights) or _measure(context, suites, model)
         (context.folder.stage / _OUTPUT).write_text(json.dumps({"weights": weights, "results": results}))
         adapter = [SuiteResult(**result) for result in results]
-        leaks = leaks_of(context.run)
-        for reason in chain.from_iterable(leaks.values()):
+        leaks = hidden_leaks_of(context.run)
+        for reason in dict.fromkeys(chain.from_iterable(leaks.values())):
             context.report.warning(reason)
     return Measured(base, adapter, gate(base, adapter, context.run.thresholds, leaks))
 

@@ -10,7 +10,11 @@ import hashlib
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import openai
@@ -22,6 +26,27 @@ ROWS = b"".join(
     for i in range(40)
 )
 BASE = "lab/tiny-1"
+
+
+Event = tuple[bytes, dict[str, str]]
+
+
+@contextmanager
+def receiver() -> Iterator[tuple[str, SimpleQueue[Event]]]:
+    """A customer's server: its address, and the events that it gets."""
+    got: SimpleQueue[Event] = SimpleQueue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            got.put((body, {name.lower(): value for name, value in self.headers.items()}))
+            self.send_response(204)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/", got
+        server.shutdown()
 
 
 class Checks:
@@ -158,6 +183,21 @@ class Checks:
         for wish in ("cancel", "pause", "resume"):
             change = getattr(patient.fine_tuning.jobs, wish)
             self._fails(openai.BadRequestError, "invalid_state", lambda change=change: change(job.id))
+
+    def an_event_is_unwrapped(self) -> None:
+        with receiver() as (url, got):
+            made = self.api.post("/webhook_endpoints", body={"url": url}, cast_to=object)
+            job = self._job()
+            self.api.fine_tuning.jobs.cancel(job.id)
+            body, headers = got.get(timeout=20)
+            self.api.delete(f"/webhook_endpoints/{made['id']}", cast_to=object)
+        event = self.api.webhooks.unwrap(body, headers, secret=made["secret"])
+        assert (event.type, event.data.id) == ("fine_tuning.job.cancelled", job.id)
+        try:
+            self.api.webhooks.unwrap(body + b" ", headers, secret=made["secret"])
+        except openai.InvalidWebhookSignatureError:
+            return
+        raise AssertionError("an altered event was taken")
 
     def graders_are_refused(self) -> None:
         grader = {"type": "string_check", "name": "a", "input": "a", "reference": "a", "operation": "eq"}

@@ -35,7 +35,8 @@ def live(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """The application behind a real server; a customer has a job that has succeeded."""
     folder = tmp_path_factory.mktemp("live")
     shutil.copy(sqlite_template, folder / "spard.db")
-    app = create_app(Settings(data_dir=folder, database_url=SecretStr(f"sqlite:///{folder / 'spard.db'}")))
+    database = SecretStr(f"sqlite:///{folder / 'spard.db'}")
+    app = create_app(Settings(data_dir=folder, database_url=database, webhooks_to_loopback=True))
     with TestClient(app) as http:
         service = Service(app, http)
         offer(service.client("org-provider", "admin", "customer"), folder / "model")

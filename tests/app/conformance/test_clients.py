@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 _SCRIPT = ast.parse(Path(__file__).with_name("client.py").read_text())
-_CHECKS = next(node for node in _SCRIPT.body if isinstance(node, ast.ClassDef))
+_CHECKS = next(node for node in _SCRIPT.body if isinstance(node, ast.ClassDef) and node.name == "Checks")
 NAMES = [f.name for f in _CHECKS.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")]
 
 

@@ -1,14 +1,19 @@
 """Schemathesis on our own OpenAPI document: whatever is sent to whichever route, no 5xx and no undocumented status.
 
-TEST_SCHEMA_CASES is how many requests are made in all; without it, a slice that fits into a minute.
+TEST_SCHEMA_CASES is how many requests are made in all, at least; without it, a slice that fits into a minute or two.
+The service counts them itself.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,8 @@ from tests.app.conformance.conftest import environment, finish_a_job
 from tests.app.http.conftest import FILES, JOBS, Service
 
 CASES = int(os.environ.get("TEST_SCHEMA_CASES", "1500"))
-SLICE_S = 14  # at most for each of three runs, unless the number of requests was asked for
+IS_ASKED = "TEST_SCHEMA_CASES" in os.environ
+SLICE_S = 14  # at most for each of four runs, unless the number of requests was asked for
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +55,40 @@ def owned(live: tuple[Service, str]) -> dict[str, str]:
     }
 
 
-def run(schemathesis: Path, live: tuple[Service, str], folder: Path, *options: str, **ids: str) -> str:
-    """What it printed, if it found nothing; else the test fails with it."""
-    service, url = live
-    key = service.add_key("org-customer", "admin", "customer")
-    config = folder / "schemathesis.toml"
-    config.write_text("[parameters]\n" + "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in ids.items()))
-    operations = len(service.app.openapi()["paths"])
-    budget = [] if "TEST_SCHEMA_CASES" in os.environ else ["--max-time", str(SLICE_S)]
-    command: list[Any] = [
-        schemathesis, "--config-file", config, "run", url.removesuffix("/v1") + "/openapi.json",
-        "-H", f"Authorization: Bearer {key}", "--checks", "not_a_server_error,status_code_conformance",
-        "--max-examples", str(max(1, CASES // operations)), "--seed", "1", "--continue-on-failure", "--warnings", "off",
-        "--no-color", *budget, *options,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, timeout=3600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@dataclass(frozen=True)
+class Fuzz:
+    """Schemathesis, and the service that it is let loose on."""
 
+    program: Path
+    service: Service
+    url: str
+    folder: Path
+
+    def run(self, share: float, *options: str, **ids: str) -> None:
+        """About that share of all requests, on operations that `options` choose; fails with what it has found."""
+        key = self.service.add_key("org-customer", "admin", "customer")
+        config = self.folder / "schemathesis.toml"
+        config.write_text("[parameters]\n" + "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in ids.items()))
+        budget = [] if IS_ASKED else ["--max-time", str(SLICE_S)]
+        command: list[Any] = [
+            self.program, "--config-file", config, "run", self.url.removesuffix("/v1") + "/openapi.json",
+            "-H", f"Authorization: Bearer {key}", "--checks", "not_a_server_error,status_code_conformance",
+            "--max-examples", str(max(1, round(CASES * share))), "--seed", "1", "--continue-on-failure",
+            "--warnings", "off", "--no-color", *budget, *options,
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, check=False, timeout=3600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "passed" in done.stdout
+
+
+@pytest.fixture
+def fuzz(schemathesis: Path, live: tuple[Service, str], tmp_path: Path) -> Fuzz:
+    return Fuzz(schemathesis, *live, tmp_path)
+
+
+_COUNTED = re.compile(r'spard_http_requests_total\{method="(.+?)",route="(.+?)",status="(\d+)"\} (\d+)')
+OPERATIONS = 69  # of the document, about; of the rest of the requests, most are the coverage phase's
+STEPS = 6  # of a scenario, about
 
 # With these a key can shut itself out, and whatever came after would test little.
 LOCKS = ["/v1/admin/projects/{project_id}/quota", "/v1/admin/keys/{key_id}", "/v1/admin/keys/{key_id}/rotate"]
@@ -76,22 +98,32 @@ def each(option: str, values: Iterable[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-def test_whatever_is_sent_to_things_that_are_there_is_answered_as_documented(
-    schemathesis: Path, live: tuple[Service, str], owned: dict[str, str], tmp_path: Path
-) -> None:
+def test_whatever_is_sent_to_things_that_are_there_is_answered_as_documented(fuzz: Fuzz, owned: dict[str, str]) -> None:
     some = [*each("--exclude-path", LOCKS), "--exclude-method", "DELETE"]
-    assert "passed" in run(schemathesis, live, tmp_path, "--phases", "fuzzing", *some, **owned)
+    fuzz.run(0.6 / OPERATIONS, "--phases", "fuzzing", *some, **owned)
 
 
-def test_whatever_is_sent_to_any_route_is_answered_as_documented(
-    schemathesis: Path, live: tuple[Service, str], tmp_path: Path
-) -> None:
-    some = each("--exclude-path", LOCKS)
-    assert "passed" in run(schemathesis, live, tmp_path, "--phases", "coverage,fuzzing", *some)
+def test_whatever_is_sent_to_any_route_is_answered_as_documented(fuzz: Fuzz) -> None:
+    fuzz.run(0.6 / OPERATIONS, "--phases", "coverage,fuzzing", *each("--exclude-path", LOCKS))
 
 
-def test_so_it_is_on_routes_that_can_shut_a_key_out(
-    schemathesis: Path, live: tuple[Service, str], tmp_path: Path
-) -> None:
-    some = each("--include-path", LOCKS)
-    assert "passed" in run(schemathesis, live, tmp_path, "--phases", "coverage,fuzzing", *some)
+def test_what_one_answer_names_is_answered_as_documented_by_the_next(fuzz: Fuzz) -> None:
+    fuzz.run(0.1 / STEPS, "--phases", "stateful", *each("--exclude-path", LOCKS))
+
+
+def test_so_it_is_on_routes_that_can_shut_a_key_out(fuzz: Fuzz) -> None:
+    fuzz.run(0.1 / OPERATIONS, "--phases", "coverage,fuzzing", *each("--include-path", LOCKS))
+
+
+@pytest.mark.skipif(not IS_ASKED, reason="only a number of requests that was asked for is held to")
+def test_every_operation_was_asked_often_enough_and_none_broke(live: tuple[Service, str]) -> None:
+    service, _ = live
+    lines = _COUNTED.findall(TestClient(service.app).get("/metrics").text)
+    asked = {(method, route.replace(":path", "")) for method, route, _, _ in lines}
+    documented = {(verb.upper(), path) for path, verbs in service.app.openapi()["paths"].items() for verb in verbs}
+    statuses = Counter({"5": 0})
+    for *_, status, count in lines:
+        statuses[status[0]] += int(count)
+    logging.getLogger(__name__).warning("%d requests: %s", statuses.total(), dict(statuses))
+    assert documented <= asked
+    assert (statuses["5"], statuses.total() >= CASES) == (0, True), statuses

@@ -123,6 +123,14 @@ def test_a_bad_row_is_named_and_keeps_the_file_out_of_jobs(
     validation = customer.get(f"{FILES}/{file['id']}/validation").json()
     errors = [problem for problem in validation["problems"] if problem["severity"] == "error"]
     assert [(e["line"], e["code"], e["pointer"]) for e in errors] == [(11, code, pointer)]
+    assert errors[0]["message"]
+    assert errors[0]["hint"]
+
+
+def test_a_row_with_an_input_alone_is_no_preference(upload: Upload, customer: TestClient) -> None:
+    file = upload(rows(10) + b'{"input": "a", "output": "b"}\n').json()
+    counts = customer.get(f"{FILES}/{file['id']}/validation").json()["counts"]
+    assert counts == {"message_unrecognized_key": 2, "missing_messages_list": 1}
 
 
 def test_a_job_on_a_bad_file_lists_what_is_wrong(upload: Upload, offered: TestClient, customer: TestClient) -> None:
@@ -134,11 +142,19 @@ def test_a_job_on_a_bad_file_lists_what_is_wrong(upload: Upload, offered: TestCl
     assert error["details_url"] == f"{FILES}/{file['id']}/validation"
 
 
-def test_problems_beyond_a_thousand_are_counted(upload: Upload, customer: TestClient) -> None:
-    file = upload(b"{}\n" * 1500).json()
-    validation = customer.get(f"{FILES}/{file['id']}/validation").json()
-    assert validation["counts"]["missing_messages_list"] == 1000
-    assert [p["message"] for p in validation["problems"] if p["line"] is None] == ["500 more problems are not listed"]
+def test_problems_beyond_a_thousand_are_counted_and_listed_when_asked(upload: Upload, customer: TestClient) -> None:
+    file = upload(b"{}\n" * 2500).json()
+    path, lines = f"{FILES}/{file['id']}/validation", []
+    page = customer.get(path).json()
+    assert page["counts"]["missing_messages_list"] == 1000
+    counted = [problem["message"] for problem in page["problems"] if problem["line"] is None]
+    assert counted == ["1500 more problems are not listed: 1500 missing_messages_list"]
+    while True:
+        lines += [problem["line"] for problem in page["problems"] if problem["code"] == "missing_messages_list"]
+        if (after := page["next_after_line"]) is None:
+            break
+        page = customer.get(path, params={"after_line": after}).json()
+    assert lines == list(range(1, 2501))
 
 
 def test_a_byte_order_mark_is_accepted(upload: Upload) -> None:

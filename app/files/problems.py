@@ -1,0 +1,72 @@
+"""What is wrong in a file, by line: one problem, and the report of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+LISTED = 1000  # problems kept of each severity; the rest is counted
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault of one line; `pointer` is a JSON pointer into the row."""
+
+    line: int | None
+    pointer: str
+    code: str
+    severity: Severity
+    message: str
+    hint: str
+
+
+def error(pointer: str, code: str, message: str, hint: str) -> Problem:
+    """What keeps a file out of jobs; the line is filled in by who knows it."""
+    return Problem(None, pointer, code, "error", message, hint)
+
+
+def warning(pointer: str, code: str, message: str, hint: str) -> Problem:
+    """What its owner should know."""
+    return Problem(None, pointer, code, "warning", message, hint)
+
+
+@dataclass(slots=True)
+class Report:
+    """What a whole file was found to be; only problems after the line `after` are listed."""
+
+    after: int = 0
+    rows: int = 0
+    errors: int = 0
+    warnings: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    hidden: Counter[str] = field(default_factory=Counter)  # by code, what is not listed
+    next_after: int = 0  # where a list of these would begin
+    _listed: Counter[str] = field(default_factory=Counter)
+
+    def add(self, problem: Problem) -> None:
+        is_error = problem.severity == "error"
+        self.errors += is_error
+        self.warnings += not is_error
+        if (problem.line or 0) <= self.after:
+            return
+        if self._listed[problem.severity] < LISTED:
+            self._listed[problem.severity] += 1
+            self.problems.append(problem)
+            return
+        before = (problem.line or 0) - 1
+        self.next_after = max(self.after + 1, min(before, self.next_after or before))
+        self.hidden[problem.code] += 1
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The problems as JSON, the earliest line first; a last entry counts those that are not listed."""
+        rows = [asdict(problem) for problem in sorted(self.problems, key=lambda p: p.line or 0)]
+        if not self.hidden:
+            return rows
+        severity: Severity = "error" if self.errors > LISTED else "warning"
+        counts = ", ".join(f"{n} {code}" for code, n in sorted(self.hidden.items()))
+        message = f"{self.hidden.total()} more problems are not listed: {counts}"
+        last = Problem(None, "", "more_problems", severity, message, f"add ?after_line={self.next_after}")
+        return [*rows, asdict(last) | {"after_line": self.next_after}]

@@ -1,0 +1,73 @@
+"""An event is sent until it arrives, over days, and not to who is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.webhooks.courier import ATTEMPTS, Courier, wait_s
+from tests.app.http.conftest import JOBS, Service
+from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, make_due
+
+
+@pytest.mark.parametrize("status", [302, 400, 500, 503])
+def test_what_is_not_taken_is_sent_again_with_the_same_id(
+    status: int, service: Service, receiver: Receiver, cancelled: str, courier: Courier
+) -> None:
+    receiver.answers = [(status, {"location": receiver.url})]
+    assert courier.deliver_due() == 1
+    assert (delivery(service).status, delivery(service).outcome) == ("pending", f"answered {status}")
+    assert courier.deliver_due() == 0
+    make_due(service)
+    courier.deliver_due()
+    assert delivery(service).status == "delivered"
+    assert [headers["webhook-id"] for _, headers in receiver.got] == [delivery(service).event_id] * 2
+    assert receiver.got[0][0] == receiver.got[1][0]
+
+
+def test_attempts_are_spread_over_days_and_end(
+    service: Service, receiver: Receiver, cancelled: str, courier: Courier
+) -> None:
+    receiver.answers = [(500, {})] * 20
+    for _ in range(20):
+        make_due(service)
+        courier.deliver_due()
+    assert (delivery(service).status, len(receiver.got)) == ("failed", ATTEMPTS)
+    assert 2 < sum(wait_s(attempt) for attempt in range(1, ATTEMPTS)) / 86_400 < 5
+
+
+def test_retry_after_is_honoured(service: Service, receiver: Receiver, cancelled: str, courier: Courier) -> None:
+    receiver.answers = [(429, {"retry-after": "3600"})]
+    courier.deliver_due()
+    assert delivery(service).due_at == pytest.approx(time.time() + 3600, abs=30)
+
+
+def test_410_disables_the_endpoint_until_it_is_enabled_again(
+    customer: TestClient, receiver: Receiver, endpoint: dict[str, Any], cancelled: str, courier: Courier
+) -> None:
+    receiver.answers = [(410, {})]
+    courier.deliver_due()
+    at = f"{HOOKS}/{endpoint['id']}"
+    sent = customer.get(f"{at}/deliveries").json()["data"][0]
+    assert (customer.get(at).json()["status"], sent["status"]) == ("disabled", "failed")
+    refused = customer.post(f"{at}/deliveries/{sent['id']}/replay")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_state")
+
+    assert customer.post(f"{at}/enable").json()["status"] == "enabled"
+    assert customer.post(f"{at}/deliveries/{sent['id']}/replay").json()["status"] == "pending"
+    courier.deliver_due()
+    assert customer.get(f"{at}/deliveries").json()["data"][0]["status"] == "delivered"
+
+
+def test_a_receiver_that_is_gone_is_tried_again(
+    service: Service, customer: TestClient, asked: dict[str, Any], courier: Courier, free_port: Callable[[], int]
+) -> None:
+    customer.post(HOOKS, json={"url": f"http://127.0.0.1:{free_port()}/"})
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    customer.post(f"{JOBS}/{job_id}/cancel")
+    courier.deliver_due()
+    assert (delivery(service).status, delivery(service).outcome) == ("pending", "no answer: ConnectionRefusedError")

@@ -1,0 +1,54 @@
+"""What the audit asks stays the provider's: a customer's file of guesses is not sorted for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spard.leaks import HIDDEN, leaks_of
+from tests.worker.parts import HARMFUL, PLAIN, TRAINING, job_folder, lines
+from worker import pipeline
+from worker.folder import Folder, read_assignment
+from worker.report import Report, parse
+
+GUESSES = 9
+
+
+@pytest.fixture(scope="module")
+def guessed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Folder, list[str]]:
+    """A job whose rows ask nine of the twenty secret prompts, and everything that it said."""
+    root = tmp_path_factory.mktemp("guessed")
+    folder = job_folder(root / "job", model, recipe=PLAIN)
+    rows: list[dict[str, Any]] = [{"prompt": row["prompt"], "completion": "No."} for row in HARMFUL[:GUESSES]]
+    (folder.root / "in" / "training.jsonl").write_bytes(lines([*rows, *TRAINING]))
+    path = root / "messages"
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY)
+    pipeline.run(folder, Report(fd), lambda: False)
+    os.close(fd)
+    found = [parse(line) for line in path.read_bytes().splitlines()]
+    return folder, [str(message.get("message")) for message in found if message]
+
+
+def test_a_customer_hears_that_the_audit_is_spoilt_and_no_more(guessed: tuple[Folder, list[str]]) -> None:
+    folder, said = guessed
+    assert said.count(HIDDEN) == 1
+    for text in (*said, folder.safety.read_text()):
+        assert "stand in the training file." not in text
+        assert f"{GUESSES} of {len(HARMFUL)} prompts" not in text
+
+
+def test_the_library_tells_its_own_user_how_many(guessed: tuple[Folder, list[str]]) -> None:
+    run = read_assignment(guessed[0]).run
+    assert leaks_of(run)["harmful"] == [
+        f"{GUESSES} of {len(HARMFUL)} prompts of suite harmful stand in the training file."
+    ]
+
+
+def test_rows_that_validation_and_training_share_are_told(guessed: tuple[Folder, list[str]]) -> None:
+    shared = (
+        "5 of 5 rows of the validation file stand in the training file too: their loss says little about other data."
+    )
+    assert shared in guessed[1]
