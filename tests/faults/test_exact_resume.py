@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -36,8 +37,8 @@ def test_killed_runs_end_in_the_same_adapter(
     kills = 0
     while kills < left:
         folder, planned = tmp_path / f"run-{kills}", rng.randint(1, MAX_KILLS if is_soak() else 2)
-        digest, begins = _run(model, DEFENSES[defense], folder, rng, planned)
-        assert digest == wanted
+        digests, begins = _run(model, DEFENSES[defense], folder, rng, planned)
+        assert digests == wanted
         kills += planned
         resumed += sum(step > 1 for step in begins)
         damaged += len(list(folder.glob("damaged-*")))
@@ -50,11 +51,11 @@ def test_killed_runs_end_in_the_same_adapter(
 
 def test_randomness_that_is_not_restored_is_found_out(model: Path, tmp_path: Path, seed: int) -> None:
     wanted, _ = _run(model, DEFENSES["spard"], tmp_path / "whole", Random(seed), kills=0, is_mutant=True)
-    digest, begins = "", [1]
+    digests, begins = wanted, [1]
     while begins[-1] == 1:
-        digest, begins = _run(model, DEFENSES["spard"], _new(tmp_path), Random(seed), kills=1, is_mutant=True)
+        digests, begins = _run(model, DEFENSES["spard"], _new(tmp_path), Random(seed), kills=1, is_mutant=True)
         seed += 1
-    assert digest != wanted
+    assert digests != wanted
 
 
 def _new(folder: Path) -> Path:
@@ -63,10 +64,13 @@ def _new(folder: Path) -> Path:
 
 def _run(
     model: Path, defense: Defense, folder: Path, rng: Random, kills: int, is_mutant: bool = False
-) -> tuple[str, list[int]]:
-    """The digest that a run ends in, and at which step each of its attempts began; each kill may come with damage."""
+) -> tuple[set[str], list[int]]:
+    """The digests that a run ends in, and at which step each of its attempts began; each kill may come with damage.
+
+    A run that ended before all of its kills begins again: from its last checkpoint there is nothing left to hurt.
+    """
     folder.mkdir()
-    out, begins, left = folder / "digest", [], kills
+    out, begins, left, digests = folder / "digest", list[int](), kills, set[str]()
     for _ in range(MAX_ATTEMPTS):
         process = context().Process(target=trainer.train, args=(model, defense, folder / "checkpoints", out, is_mutant))
         process.start()
@@ -79,9 +83,11 @@ def _run(
         begins += [int(begun.read_text() or 1)] if begun.exists() else []
         begun.unlink(missing_ok=True)
         if out.exists():
+            digests.add(out.read_text())
             if not left:
-                return out.read_text(), begins
+                return digests, begins
             out.unlink()
+            shutil.rmtree(folder / "checkpoints")
     raise AssertionError(f"no end after {MAX_ATTEMPTS} attempts")
 
 
@@ -90,7 +96,7 @@ def _kill(process: BaseProcess, folder: Path, rng: Random) -> bool:
     known, deadline = _newest(folder), time.monotonic() + WAIT_S
     while process.is_alive() and _newest(folder) == known and time.monotonic() < deadline:
         time.sleep(0.001)
-    time.sleep(rng.uniform(0, 0.1))
+    time.sleep(rng.uniform(0, 0.05))
     was_alive = process.is_alive()
     process.kill()
     process.join()
