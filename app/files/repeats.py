@@ -10,6 +10,7 @@ from typing import Any
 from app.files.problems import Problem
 
 _NAMED = 10  # lines
+_REMEMBERED = 200_000  # rows, in some 15 MB; later ones are held against these alone
 
 
 def digest(row: Any) -> int:
@@ -31,14 +32,16 @@ class Repeats:
         if found in self._seen:
             self._count += 1
             self._lines += [line] if len(self._lines) < _NAMED else []
-        self._seen.add(found)
+        elif len(self._seen) < _REMEMBERED:
+            self._seen.add(found)
 
     def problems(self, rows: int) -> Iterator[Problem]:
         """One warning for all of them."""
         if not self._count:
             return
         more = f" and {self._count - _NAMED} more" if self._count > _NAMED else ""
-        said = f"{self._count} of {rows} rows repeat an earlier row ({100 * self._count / rows:.0f} %)"
+        at_least = "at least " if len(self._seen) == _REMEMBERED else ""
+        said = f"{at_least}{self._count} of {rows} rows repeat an earlier row ({100 * self._count / rows:.0f} %)"
         message = f"{said}: lines {', '.join(map(str, self._lines))}{more}"
         hint = "repeated rows weigh more in training; remove them unless that is meant"
         yield Problem(self._lines[0], "", "duplicate_example", "warning", message, hint)
