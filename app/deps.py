@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated
 
-from anyio import fail_after, from_thread
 from fastapi import Depends, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from app import db
+from app import bodies, db
 from app.audit_log import service as audit_log
 from app.audit_log.service import CALLER, Caller
-from app.errors import Forbidden, Stalled, TooLarge, TooManyRequests, Unauthorized, UnsupportedMedia
+from app.bodies import Bodies
+from app.errors import Forbidden, TooLarge, TooManyRequests, Unauthorized, UnsupportedMedia
 from app.files.upload import Begin
 from app.files.validation import Limits
 from app.guesses import Guesses
@@ -28,7 +29,6 @@ from app.settings import Settings
 from app.storage import Storage
 from app.uploads.parts import PART_BYTES
 
-BODY_WAIT_S = 30.0  # for the next bytes of an upload: it holds a thread
 _FORM_BYTES = 1 << 20  # what a form may be more than its file
 _DRAIN_BYTES = 16 << 20
 
@@ -175,14 +175,28 @@ CustomerDep = Annotated[Principal, Depends(_customer)]
 AdminDep = Annotated[Principal, Depends(_admin)]
 
 
-def _form(request: Request, limits: LimitsDep, principal: Annotated[Principal, Depends(_principal)]) -> Iterator[Form]:
+def _form(
+    request: Request,
+    limits: LimitsDep,
+    principal: Annotated[Principal, Depends(_principal)],
+    settings: SettingsDep,
+) -> Iterator[Form]:
     """A file as it arrives; asks for the principal so that no stranger's byte is read."""
-    yield from _opened(request, "file", limits.bytes)
+    with _place(request, principal, settings):
+        yield from _opened(request, "file", limits.bytes)
 
 
-def _part_form(request: Request, principal: Annotated[Principal, Depends(_principal)]) -> Iterator[Form]:
+def _part_form(
+    request: Request, principal: Annotated[Principal, Depends(_principal)], settings: SettingsDep
+) -> Iterator[Form]:
     """A part of an upload as it arrives."""
-    yield from _opened(request, "data", PART_BYTES)
+    with _place(request, principal, settings):
+        yield from _opened(request, "data", PART_BYTES)
+
+
+def _place(request: Request, principal: Principal, settings: Settings) -> AbstractContextManager[None]:
+    open_bodies: Bodies = request.app.state.bodies
+    return open_bodies.place(principal.tenant_id, settings.uploads_at_once)
 
 
 def _opened(request: Request, part: str, limit: int) -> Iterator[Form]:
@@ -192,27 +206,12 @@ def _opened(request: Request, part: str, limit: int) -> Iterator[Form]:
     request.state.body_bytes = limit + _FORM_BYTES
     if declared.isdecimal() and int(declared) > request.state.body_bytes:
         raise TooLarge(f"The file is larger than {limit} bytes.", param=part)
-    form = Form(request.headers.get("content-type", ""), _body(request), part)
+    form = Form(request.headers.get("content-type", ""), bodies.chunks(request.stream()), part)
     try:
         yield form
     finally:
         if not form.drain(_DRAIN_BYTES) and not declared:
             request.state.headers = {"connection": "close"}  # the body may have no end
-
-
-def _body(request: Request) -> Iterator[bytes]:
-    """The body's chunks, fetched from the event loop's thread one at a time."""
-    stream = request.stream()
-
-    async def fetch() -> bytes | None:
-        try:
-            with fail_after(BODY_WAIT_S):
-                return await anext(stream, None)
-        except TimeoutError:
-            raise Stalled(f"Nothing of the body came for {BODY_WAIT_S:g} s.") from None
-
-    while (chunk := from_thread.run(fetch)) is not None:
-        yield chunk
 
 
 # What the OpenAPI document says of a route that takes a FormDep.

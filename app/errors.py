@@ -69,7 +69,7 @@ class NotFound(AppError):
 
 
 class Stalled(AppError):
-    """The body stopped coming; nothing of it was kept."""
+    """The body came too slowly; nothing of it was kept."""
 
     status = 408
     code = "request_timeout"

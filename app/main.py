@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from app import db, health, logs, metrics, openapi, preflight, traces
 from app.audit_log.router import router as audit_log
+from app.bodies import Bodies
 from app.catalog.router import admin, models
 from app.checkpoints.router import of_jobs, permissions
 from app.envelope import Envelope, problem
@@ -54,6 +55,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
     app.state.requests, app.state.rates, app.state.guesses = metrics.Requests(), Rates(), Guesses()
+    app.state.bodies = Bodies()
     of_customers = (files, uploads, jobs, of_jobs, permissions, graders, models, waivers.of_jobs, webhooks)
     of_the_provider = (admin, policies, waivers.admin, audit_log, projects, api_keys)
     for router in (*of_customers, *of_the_provider, health.router, metrics.router):

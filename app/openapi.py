@@ -36,7 +36,7 @@ _MEANINGS = {
     401: "There is no key, or it is not valid.",
     403: "The key lacks the scope that this needs.",
     404: "Unknown, or not yours.",
-    408: "The body stopped coming.",
+    408: "The body came too slowly.",
     413: "Too large.",
     415: "Not a format that is read here.",
     429: "A rate or a quota is reached.",

@@ -33,6 +33,7 @@ class Settings(BaseSettings):
 
     requests_per_minute: int | None = Field(default=12_000, ge=1)  # of a project, at one API process; None: no limit
     wrong_keys_per_minute: int = Field(default=60, ge=1)  # of an address, likewise; more are not heard
+    uploads_at_once: int = Field(default=8, ge=1)  # of a project, likewise: each holds a thread while it arrives
 
     lease_s: float = 90.0
     heartbeat_s: float = 15.0
