@@ -157,7 +157,10 @@ def _scoped(scope: str, principal: Principal) -> Principal:
     return principal
 
 
-def _customer(principal: Annotated[Principal, Depends(_principal)]) -> Principal:
+def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:
+    """A key that only reads may GET what its project's other keys may, and nothing else."""
+    if request.method == "GET" and "read" in principal.scopes:
+        return principal
     return _scoped("customer", principal)
 
 

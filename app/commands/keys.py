@@ -14,10 +14,13 @@ def create_key(
     name: Annotated[str, typer.Argument(help="What the key is for.")],
     owner: Annotated[str | None, typer.Option(help="The person who will hold it: a name or a mail address.")] = None,
     admin: Annotated[bool, typer.Option(help="With the admin scope.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="It sees its project and changes nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make a key; its secret is shown this once."""
-    scopes = ["admin", "customer"] if admin else ["customer"]
+    if admin and read_only:
+        raise typer.BadParameter("An admin's key is not read-only; give one of --admin and --read-only.")
+    scopes = ["read"] if read_only else ["admin", "customer"] if admin else ["customer"]
     ask = {"project_id": project, "name": name, "owner": owner, "scopes": scopes}
     with connect() as client:
         made: Any = client.post("/admin/keys", body=ask, cast_to=object)

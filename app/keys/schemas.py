@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.files.schemas import UnixTime
 from app.jobs.request import Body
 
-Scope = Literal["customer", "admin"]
+Scope = Literal["customer", "read", "admin"]
 _YEARS_S = 10 * 366 * 86_400
 
 
@@ -20,12 +20,13 @@ def _customer() -> list[Scope]:
 class KeyCreate(Body):
     """A key of a project; without `expires_in_s` it is good until it is revoked.
 
-    `owner` is the person who will hold it: a name or a mail address.
+    The scope `read` is that of a customer for GET alone. `owner` is the person who will hold it: a name or a mail
+    address.
     """
 
     project_id: Annotated[str, Field(min_length=1, max_length=64)]
     name: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,64}$")]
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=2)] = Field(default_factory=_customer)
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)] = Field(default_factory=_customer)
     owner: Annotated[str, Field(pattern=r"^[!-~]([ -~]{0,126}[!-~])?$")] | None = None
     expires_in_s: Annotated[int, Field(ge=60, le=_YEARS_S)] | None = None
 

@@ -93,6 +93,12 @@ def test_a_key_is_made_with_its_owner_and_shown_once(run: Any) -> None:
     assert re.search(r"sk-spard-\S{51}", run("keys", "create", "org-provider", "laptop")[1])
 
 
+def test_a_key_that_only_reads_is_made(run: Any) -> None:
+    code, printed = run("keys", "create", "org-provider", "board", "--read-only", "--json")
+    assert (code, json.loads(printed)["key"]["scopes"]) == (0, ["read"])
+    assert run("keys", "create", "org-provider", "board", "--read-only", "--admin")[0] != 0
+
+
 def test_a_bad_file_is_shown_line_by_line(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(rows(10) + jsonl(chat("a", "")))

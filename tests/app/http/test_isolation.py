@@ -168,5 +168,24 @@ def test_the_provider_s_routes_refuse_customers(service: Service, customer: Test
             assert status == 403, (verb, path)
 
 
+def test_a_key_that_only_reads_sees_what_its_project_sees_and_changes_nothing(
+    service: Service, customer: TestClient, owned: dict[str, str]
+) -> None:
+    reader, seen, refused = service.client("org-customer", "read"), 0, 0
+    for verb, path, _ in routes(service):
+        ids = owned | {"model": owned["checkpoint" if "checkpoints" in path else "model"]}
+        ids |= {name: UNKNOWN[name] for name in UNKNOWN if name not in owned}
+        if verb == "get" and not path.startswith((PROVIDER, "/metrics")):
+            found = answer(reader, verb, path, ids)
+            assert found == answer(customer, verb, path, ids), path
+            seen += found[0] == 200
+        elif path != "/metrics":
+            status, text = answer(reader, verb, path, ids)
+            assert (status, "insufficient_scope" in text) == (403, True), (verb, path)
+            refused += 1
+    assert seen >= 16
+    assert refused >= 30
+
+
 def _takes(route: dict[str, Any], name: str) -> bool:
     return any(parameter["name"] == name for parameter in route.get("parameters", []))
