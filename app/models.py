@@ -100,7 +100,7 @@ class BaseModelEntry(Base):
 
 
 class Corpus(Base):
-    """A version of a safety pool or of an audit suite; the newest of a name is the current one.
+    """A version of a safety pool or of an audit suite; the newest of a name that is not deleted is the current one.
 
     `kind` is `pool`, or for suites what a right answer is: `harmful` (refuse), `benign` (comply), `utility` (`answer`).
     """
@@ -117,6 +117,7 @@ class Corpus(Base):
     sha256: Mapped[str]
     storage_key: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    deleted_at: Mapped[datetime | None]  # its number is not given out again
 
 
 class Job(Base):
@@ -144,8 +145,7 @@ class Job(Base):
     suffix: Mapped[str | None]
     job_metadata: Mapped[dict[str, Any] | None]
     recipe: Mapped[dict[str, Any]]  # spard.config.Recipe as JSON
-    # Model source and revision, pool and suites (id, sha256, storage_key), policy, file digests.
-    spec: Mapped[dict[str, Any]]
+    spec: Mapped[dict[str, Any]]  # model source and revision, pool and suites (id, sha256, storage_key), policy, files
     request_hash: Mapped[str]
 
     priority: Mapped[int] = mapped_column(default=0)  # within its tenant; the lowest is taken first

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, BackgroundTasks, Query
 
-from app.catalog import imports, service
+from app.catalog import imports, removal, service
 from app.catalog.schemas import (
     BaseModelIn,
     BaseModelList,
     BaseModelOut,
+    CorpusDeleted,
     CorpusOut,
     ModelList,
     ModelOut,
@@ -73,6 +74,16 @@ def import_pool(
     return imports.import_pool(storage, begin, form, name, limits)
 
 
+@admin.delete("/pools/{corpus_id}", response_model=CorpusDeleted)
+def delete_pool(
+    corpus_id: str, session: SessionDep, caller: AdminDep, storage: StorageDep, after: BackgroundTasks
+) -> CorpusDeleted:
+    """Delete a version that no unfinished job names, with what was held out of it; the one before is current again."""
+    for key in removal.delete_pool(session, corpus_id):
+        after.add_task(storage.delete, key)  # runs after the commit
+    return CorpusDeleted(id=corpus_id)
+
+
 @admin.get("/suites", response_model=SuiteList)
 def list_suites(session: ReadDep, caller: AdminDep) -> dict[str, object]:
     """Every version of every audit suite, newest first."""
@@ -91,3 +102,13 @@ def import_suite(
 ) -> Corpus:
     """Import rows `{"prompt", "answer"?, "category"?}` that adapters are measured with."""
     return imports.import_suite(storage, begin, form, name, kind, limits)
+
+
+@admin.delete("/suites/{corpus_id}", response_model=CorpusDeleted)
+def delete_suite(
+    corpus_id: str, session: SessionDep, caller: AdminDep, storage: StorageDep, after: BackgroundTasks
+) -> CorpusDeleted:
+    """Delete a version that no unfinished job names; the one before is current again."""
+    for key in removal.delete_suite(session, corpus_id):
+        after.add_task(storage.delete, key)  # runs after the commit
+    return CorpusDeleted(id=corpus_id)

@@ -68,15 +68,37 @@ class CorpusOut(BaseModel):
     created_at: UnixTime
 
 
+class Embedded(BaseModel):
+    """A base model that a job has embedded a pool for.
+
+    The vectors are in the cache of the worker that ran the job, which may be emptied; another worker makes its own.
+    """
+
+    model: str
+    source: str
+    revision: str | None
+    latest_at: UnixTime
+
+
 class PoolOut(CorpusOut):
-    """`held_out` prompts are never selected: they attack the adapter when the provider has no harmful suite."""
+    """`held_out` prompts are never selected: they attack the adapter when the provider has no harmful suite.
+
+    `embedded_for` is by the jobs that have succeeded with this version and were not erased.
+    """
 
     held_out: int
+    embedded_for: list[Embedded]
 
     @classmethod
-    def of(cls, pool: Corpus, held_out: int) -> Self:
+    def of(cls, pool: Corpus, held_out: int, embedded_for: list[Embedded]) -> Self:
         columns = {name: getattr(pool, name) for name in CorpusOut.model_fields if name != "object"}
-        return cls(**columns, held_out=held_out)
+        return cls(**columns, held_out=held_out, embedded_for=embedded_for)
+
+
+class CorpusDeleted(BaseModel):
+    id: str
+    object: Literal["corpus"] = "corpus"
+    deleted: Literal[True] = True
 
 
 class PoolList(BaseModel):

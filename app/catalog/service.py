@@ -1,22 +1,24 @@
-"""Base models by alias; pools and suites as versions, of which the newest of a name is the current one."""
+"""Base models by alias; pools and suites as versions, of which the newest that a name still has is the current one."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, and_, func, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.catalog.schemas import BaseModelIn, ModelOut, PoolOut
+from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.catalog.sources import checked_source
 from app.errors import NotFound
 from app.jobs.models import DeletedModel
-from app.models import BaseModelEntry, Corpus, Job, utc_now
+from app.models import BaseModelEntry, Corpus, Job, JobStatus, utc_now
 
 POOL = "pool"
 HARMFUL = "harmful"
 HELD_OUT = "-heldout"
+SELECTING = ("spard", "safeinstr", "lisa", "safegrad")  # the defences with safe rows, by type
 
 
 def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
@@ -55,10 +57,11 @@ def tuned(session: Session, tenant_id: str, model: str) -> Job | None:
 
 def add_corpus(session: Session, corpus: Corpus) -> Corpus:
     """Make it the current version of its name; the same bytes again are no new version."""
-    newest = _newest(session, corpus.kind, corpus.name)
-    if newest is not None and newest.sha256 == corpus.sha256:
-        return newest
-    corpus.version = newest.version + 1 if newest else 1
+    of_name = (Corpus.kind == corpus.kind) & (Corpus.name == corpus.name)
+    current = session.scalar(kept().where(of_name).order_by(Corpus.version.desc()).limit(1))
+    if current is not None and current.sha256 == corpus.sha256:
+        return current
+    corpus.version = (session.scalar(select(func.max(Corpus.version)).where(of_name)) or 0) + 1
     session.add(corpus)
     session.flush()
     what = "pool" if corpus.kind == POOL else "suite"
@@ -72,19 +75,19 @@ def add_pool(session: Session, pool: Corpus, attacks: Corpus | None) -> PoolOut:
     if attacks is not None and added is pool:
         attacks.version = pool.version
         session.add(attacks)
-    return PoolOut.of(added, attacks.rows if attacks else 0)
+    return PoolOut.of(added, attacks.rows if attacks else 0, _embedded(session)[added.id])
 
 
 def pools(session: Session) -> list[PoolOut]:
     """Every version, newest first."""
-    found = session.scalars(select(Corpus).where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id))
-    attacks = ((corpus, held_out_of(session, corpus)) for corpus in found)
-    return [PoolOut.of(corpus, held.rows if held else 0) for corpus, held in attacks]
+    found = session.scalars(kept().where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id))
+    attacks, embedded = ((corpus, held_out_of(session, corpus)) for corpus in found), _embedded(session)
+    return [PoolOut.of(corpus, held.rows if held else 0, embedded[corpus.id]) for corpus, held in attacks]
 
 
 def suites(session: Session) -> list[Corpus]:
     """Every version of the provider's own suites, newest first."""
-    found = session.scalars(select(Corpus).where(Corpus.kind != POOL).order_by(Corpus.created_at.desc(), Corpus.id))
+    found = session.scalars(kept().where(Corpus.kind != POOL).order_by(Corpus.created_at.desc(), Corpus.id))
     return [corpus for corpus in found if not corpus.name.endswith(HELD_OUT)]
 
 
@@ -97,7 +100,7 @@ def current_suites(session: Session) -> list[Corpus]:
 def held_out_of(session: Session, pool: Corpus) -> Corpus | None:
     """The attacks that a pool's import set aside."""
     of_pool = (Corpus.name == pool.name + HELD_OUT) & (Corpus.version == pool.version)
-    return session.scalar(select(Corpus).where(of_pool, Corpus.kind == HARMFUL))
+    return session.scalar(kept().where(of_pool, Corpus.kind == HARMFUL))
 
 
 def with_held_out(session: Session, suites: list[Corpus], pool: Corpus | None) -> list[Corpus]:
@@ -115,13 +118,38 @@ def measured_with(session: Session) -> list[Corpus]:
 
 def pool(session: Session, wanted: str | None) -> Corpus | None:
     """The pool version of this id, or the newest one that the provider has."""
-    query = select(Corpus).where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)
+    query = kept().where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)
     return session.scalar(query if wanted is None else query.where(Corpus.id == wanted))
 
 
-def _newest(session: Session, kind: str, name: str) -> Corpus | None:
-    of_name = (Corpus.kind == kind) & (Corpus.name == name)
-    return session.scalar(select(Corpus).where(of_name).order_by(Corpus.version.desc()).limit(1))
+def kept() -> Select[Corpus]:
+    """The versions that were not deleted."""
+    return select(Corpus).where(Corpus.deleted_at.is_(None))
+
+
+def hold(session: Session) -> None:
+    """No version can be deleted before the job that is about to name some is made."""
+    session.execute(select(Corpus.id).order_by(Corpus.id).with_for_update(read=True))
+
+
+def _embedded(session: Session) -> defaultdict[str, list[Embedded]]:
+    """For each pool version the base models that jobs have embedded it for, by name."""
+    names = ("alias", "source", "revision")
+    model = [Job.spec[("model", name)].as_string().label(name) for name in names]
+    pool = Job.spec[("pool", "id")].as_string().label("pool")
+    done = select(pool, *model, Job.finished_at).where(_is_embedded()).subquery()
+    of_model = [done.c[name] for name in names]
+    query = select(done.c.pool, *of_model, func.max(done.c.finished_at)).group_by(done.c.pool, *of_model)
+    found: defaultdict[str, list[Embedded]] = defaultdict(list)
+    for row in session.execute(query.order_by(*of_model)):
+        pool_id, alias, source, revision, latest = tuple(row)
+        found[pool_id].append(Embedded(model=alias, source=source, revision=revision, latest_at=latest))
+    return found
+
+
+def _is_embedded() -> ColumnElement[bool]:
+    """A job that was over with the embed stage, which is only there for defences that select."""
+    return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(SELECTING))
 
 
 def _tuned_of(tenant_id: str) -> Select[Job]:

@@ -16,6 +16,7 @@ suites = typer.Typer(no_args_is_help=True, help="Prompts that every adapter is m
 
 Jsonl = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file.")]
 Name = Annotated[str, typer.Option(help="Importing the same name again makes a new version.")]
+Version = Annotated[str, typer.Argument(help="A version's id: corpus-...")]
 _VERSION = ("name", "kind", "version", "rows", "created_at", "id")
 
 
@@ -69,6 +70,12 @@ def list_pools(as_json: Json = False) -> None:
     show_rows(get("/admin/pools")["data"], columns, as_json)
 
 
+@pool.command("delete")
+def delete_pool(corpus_id: Version, as_json: Json = False) -> None:
+    """Delete a version with what was held out of it; refused while a job that has not ended names it."""
+    _delete(f"/admin/pools/{corpus_id}", as_json)
+
+
 @suites.command("import")
 def import_suite(file: Jsonl, name: Name, kind: Annotated[Kind, typer.Option()], as_json: Json = False) -> None:
     """Import rows {"prompt", "answer"?, "category"?}."""
@@ -79,6 +86,18 @@ def import_suite(file: Jsonl, name: Name, kind: Annotated[Kind, typer.Option()],
 def list_suites(as_json: Json = False) -> None:
     """Every version of every suite."""
     show_rows(get("/admin/suites")["data"], _VERSION, as_json)
+
+
+@suites.command("delete")
+def delete_suite(corpus_id: Version, as_json: Json = False) -> None:
+    """Delete a version; refused while a job that has not ended names it."""
+    _delete(f"/admin/suites/{corpus_id}", as_json)
+
+
+def _delete(path: str, as_json: bool) -> None:
+    with connect() as client:
+        deleted: Any = client.delete(path, cast_to=object)
+    show_record(deleted, as_json)
 
 
 def _send(path: str, file: Path, params: dict[str, Any]) -> Any:

@@ -33,6 +33,7 @@ class Frozen:
 
 def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
     """Check every reference of a request and note what exactly it stands for today."""
+    catalog.hold(session)
     start = lineage.start(session, caller, ask)
     model = _model(session, start.job.model if start else ask.model)
     if start:

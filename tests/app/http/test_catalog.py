@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
-from tests.app.http.conftest import Service, jsonl, pool
+from app import db
+from app.catalog.service import SELECTING
+from app.models import Job
+from spard.config import uses_safe_rows
+from spard.defenses import Lisa, NoDefense, Ptst, SafeGrad, SafeInstr, SafeLora, Spard
+from tests.app.http.conftest import JOBS, Service, jsonl, pool
+from tests.app.http.test_results import publish
 
 MODELS, POOLS, SUITES = "/v1/admin/models", "/v1/admin/pools", "/v1/admin/suites"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -142,6 +149,86 @@ def test_a_utility_suite_needs_answers(provider: TestClient) -> None:
 def test_a_suite_cannot_pass_for_what_a_pool_held_out(provider: TestClient) -> None:
     error = send(provider, f"{SUITES}?name=general-heldout&kind=harmful", jsonl({"prompt": "a"}))["error"]
     assert error["code"] == "invalid_name"
+
+
+def test_a_deleted_pool_goes_with_what_was_held_out_of_it(
+    service: Service, provider: TestClient, tmp_path: Path
+) -> None:
+    first, second = (send(provider, f"{POOLS}?name=general", pool(n)) for n in (100, 101))
+    assert len(objects(service, tmp_path)) == 4
+    assert provider.delete(f"{POOLS}/{second['id']}").json() == {
+        "id": second["id"],
+        "object": "corpus",
+        "deleted": True,
+    }
+    assert provider.get(POOLS).json()["data"] == [first]
+    assert len(objects(service, tmp_path)) == 2
+    got = provider.delete(f"{POOLS}/{second['id']}")
+    assert (got.status_code, got.json()["error"]["code"]) == (404, "pool_not_found")
+    entries = provider.get("/v1/admin/audit_log").json()["data"]
+    assert [entry["target"] for entry in entries if entry["action"] == "pool.deleted"] == [second["id"]]
+
+
+def test_a_version_s_number_is_not_given_out_again(provider: TestClient) -> None:
+    first, second = (send(provider, f"{POOLS}?name=general", pool(n)) for n in (100, 101))
+    provider.delete(f"{POOLS}/{second['id']}")
+    assert send(provider, f"{POOLS}?name=general", pool(100))["id"] == first["id"]
+    again = send(provider, f"{POOLS}?name=general", pool(101))
+    assert (again["version"], again["held_out"]) == (3, 20)
+
+
+def test_the_version_before_a_deleted_one_is_current_again(
+    offered: TestClient, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    (first,) = offered.get(POOLS).json()["data"]
+    suites = [send(offered, f"{SUITES}?name=own&kind=harmful", jsonl({"prompt": text})) for text in "ab"]
+    second = send(offered, f"{POOLS}?name=general", pool(150))
+    for path in (f"{POOLS}/{second['id']}", f"{SUITES}/{suites[1]['id']}"):
+        assert offered.delete(path).status_code == 200
+    customer.post(JOBS, json=asked)
+    for path in (f"{POOLS}/{first['id']}", f"{SUITES}/{suites[0]['id']}"):
+        assert offered.delete(path).json()["error"]["code"] == "invalid_state"
+
+
+def test_a_version_that_a_job_needs_stays_until_the_job_has_ended(
+    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    (needed,) = offered.get(POOLS).json()["data"]
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    refused = offered.delete(f"{POOLS}/{needed['id']}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_state")
+    publish(service, "pass")
+    assert offered.delete(f"{POOLS}/{needed['id']}").status_code == 200
+    assert customer.get(f"{JOBS}/{job_id}/safety").status_code == 200
+    assert customer.post(JOBS, json=asked).json()["error"]["code"] == "no_safety_pool"
+
+
+def test_what_a_pool_held_out_is_no_suite_to_delete(
+    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    customer.post(JOBS, json=asked)
+    with db.read(service.app.state.engine) as session:
+        (spec,) = session.scalars(select(Job.spec))
+    for corpus_id in (spec["suites"][0]["id"], spec["pool"]["id"], "corpus-0"):
+        got = offered.delete(f"{SUITES}/{corpus_id}")
+        assert (got.status_code, got.json()["error"]["code"]) == (404, "suite_not_found")
+
+
+def test_a_pool_tells_for_which_base_models_jobs_have_embedded_it(
+    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    assert offered.get(POOLS).json()["data"][0]["embedded_for"] == []
+    customer.post(JOBS, json=asked)
+    publish(service, "pass")
+    (pool,) = offered.get(POOLS).json()["data"]
+    (model,) = offered.get(MODELS).json()["data"]
+    (embedded,) = pool["embedded_for"]
+    assert (embedded["model"], embedded["source"], embedded["revision"]) == ("lab/tiny-1", model["source"], None)
+
+
+def test_a_defence_without_safe_rows_embeds_no_pool() -> None:
+    every = (NoDefense(), Ptst(), SafeInstr(), Lisa(), SafeGrad(), SafeLora(), Spard())
+    assert {each.type for each in every if uses_safe_rows(each)} == set(SELECTING)
 
 
 @pytest.mark.parametrize("path", [MODELS, POOLS, SUITES])

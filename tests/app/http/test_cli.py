@@ -99,6 +99,18 @@ def test_a_key_that_only_reads_is_made(run: Any) -> None:
     assert run("keys", "create", "org-provider", "board", "--read-only", "--admin")[0] != 0
 
 
+def test_versions_are_deleted(run: Any, tmp_path: Path) -> None:
+    content = tmp_path / "pool.jsonl"
+    for group, row, options in (
+        ("pool", {"prompt": "a", "safe": "b"}, ()),
+        ("suites", {"prompt": "a"}, ("--kind", "harmful")),
+    ):
+        content.write_bytes(jsonl(row))
+        made = json.loads(run(group, "import", str(content), "--name", "own", *options, "--json")[1])
+        assert run(group, "delete", made["id"])[0] == 0
+        assert made["id"] not in run(group, "list", "--json")[1]
+
+
 def test_a_bad_file_is_shown_line_by_line(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(rows(10) + jsonl(chat("a", "")))

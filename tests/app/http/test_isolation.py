@@ -30,6 +30,7 @@ UNKNOWN = {
     "delivery_id": "whd_0",
     "project_id": "org-0",
     "key_id": "key_0",
+    "corpus_id": "corpus-0",
 }
 PROVIDER = "/v1/admin/"  # whoever has the admin scope sees all tenants there; others are refused whatever they ask
 BODIES: dict[str, dict[str, Any]] = {

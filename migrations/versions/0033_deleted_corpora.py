@@ -1,0 +1,19 @@
+"""Versions of pools and suites that the provider has deleted: the row stays, so that no number is given out twice."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0033"
+down_revision = "0032"
+
+
+def upgrade() -> None:
+    op.add_column("corpora", sa.Column("deleted_at", sa.DateTime(timezone=True), nullable=True))
+
+
+def downgrade() -> None:
+    """Older code would offer a version whose bytes are gone."""
+    op.execute("DELETE FROM corpora WHERE deleted_at IS NOT NULL")
+    op.drop_column("corpora", "deleted_at")

@@ -1,0 +1,84 @@
+"""Versions of pools and suites that are taken back while jobs are made: on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from threading import Event
+
+import pytest
+from sqlalchemy import Engine
+
+from app.catalog import removal, service
+from app.db import read, transaction
+from app.errors import InvalidState
+from app.models import Corpus, Job, JobStatus
+from tests.app.conftest import AddJob
+
+MODEL = {"alias": "tiny", "source": "/models/tiny", "revision": None}
+
+
+@pytest.fixture
+def corpora(engine: Engine) -> dict[str, str]:
+    """A pool and a suite."""
+    kept = {kind: Corpus(kind=kind, name="own", version=1, rows=1, bytes=1) for kind in ("pool", "harmful")}
+    for kind, corpus in kept.items():
+        corpus.sha256, corpus.storage_key = "0", f"corpora/{kind}"
+    with transaction(engine) as session:
+        session.add_all(kept.values())
+    return {kind: corpus.id for kind, corpus in kept.items()}
+
+
+def spec(corpora: dict[str, str]) -> dict[str, object]:
+    return {"model": MODEL, "pool": {"id": corpora["pool"]}, "suites": [{"id": corpora["harmful"]}]}
+
+
+def test_a_version_is_refused_while_a_job_names_it(engine: Engine, corpora: dict[str, str], add_job: AddJob) -> None:
+    job_id = add_job(spec=spec(corpora))
+    for delete, kind in ((removal.delete_pool, "pool"), (removal.delete_suite, "harmful")):
+        with pytest.raises(InvalidState, match=job_id), transaction(engine) as session:
+            delete(session, corpora[kind])
+    with transaction(engine) as session:
+        session.get_one(Job, job_id).status = JobStatus.cancelled
+    with transaction(engine) as session:
+        assert removal.delete_pool(session, corpora["pool"]) == ["corpora/pool"]
+        assert removal.delete_suite(session, corpora["harmful"]) == ["corpora/harmful"]
+    with read(engine) as session:
+        assert (service.pools(session), service.suites(session)) == ([], [])
+
+
+def test_a_pool_is_embedded_for_a_model_once_however_many_jobs_used_it(
+    engine: Engine, corpora: dict[str, str], add_job: AddJob
+) -> None:
+    ended = {"status": JobStatus.succeeded, "finished_at": datetime(2026, 1, 2, tzinfo=UTC)}
+    for defense in ("spard", "lisa", "none"):
+        add_job(spec=spec(corpora), recipe={"defense": {"type": defense}}, **ended)
+    other = spec(corpora) | {"model": MODEL | {"alias": "other"}}
+    add_job(spec=other, recipe={"defense": {"type": "none"}}, **ended)
+    with read(engine) as session:
+        (pool,) = service.pools(session)
+    (embedded,) = pool.embedded_for
+    assert (embedded.model, embedded.source, embedded.latest_at) == ("tiny", "/models/tiny", ended["finished_at"])
+
+
+def test_a_deletion_waits_for_the_jobs_that_are_being_made(
+    engine: Engine, corpora: dict[str, str], add_job: AddJob
+) -> None:
+    queued = add_job()
+    begun = Event()
+
+    def delete() -> None:
+        begun.set()
+        with transaction(engine) as session:
+            removal.delete_pool(session, corpora["pool"])
+
+    with ThreadPoolExecutor() as threads:
+        with transaction(engine) as session:
+            service.hold(session)
+            deletion = threads.submit(delete)
+            begun.wait()
+            with pytest.raises(TimeoutError):
+                deletion.result(timeout=0.5)
+            session.get_one(Job, queued).spec = spec(corpora)
+        with pytest.raises(InvalidState):
+            deletion.result()
