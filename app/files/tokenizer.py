@@ -34,7 +34,7 @@ class LightTokenizer:
 
     def __init__(self, folder: Path) -> None:
         settings = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
-        self._tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokens = _tokens(folder / "tokenizer.json")
         self._tokens.no_truncation()
         self._tokens.no_padding()
         self._special = {name: _text(settings[name]) for name in _NAMED if settings.get(name)}
@@ -136,6 +136,13 @@ def _to_json(
 
 def _raise(message: str) -> None:
     raise TemplateError(message)
+
+
+def _tokens(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # it raises no narrower class
+        raise ValueError(f"{path.name} is not read by this version of tokenizers") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,27 +1,46 @@
-"""What a job would take, before anything is queued. Without the model's tokeniser: tokens are counted from bytes."""
+"""What a job would take, before anything is queued.
+
+Tokens are counted from bytes, and rows over the limit by the model's tokenizer where it is at hand.
+"""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Literal
 
 from pydantic import BaseModel
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.jobs.freeze import freeze
+from app.catalog.weights import parameters
+from app.errors import InvalidState
+from app.files import preview
+from app.files import service as files
+from app.files.upload import Begin
+from app.jobs.freeze import Frozen, freeze
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.models import Job, JobStatus
 from app.settings import Settings
+from app.storage import Storage
 from spard.config import NoDefense, Recipe, resolve
 
 _BYTES_PER_TOKEN = 4  # of English text and its JSON, roughly
 _RECENT = 5
+_BFLOAT16_BYTES = 2
+_COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
 class Estimate(BaseModel):
-    """`estimated_seconds` is by your own recent jobs on the model, null without any."""
+    """`estimated_seconds` is by your own recent jobs on the model, null without any.
+
+    A job refuses rows longer than `max_seq_length`; `rows_over_limit` counts them among the first 10,000. Both are null
+    where the model's tokenizer is not on the machine that serves the API.
+    `memory_bytes_at_least` is that of the weights in bfloat16, and without LoRA that of their gradients and AdamW's two
+    moments too; activations, safe gradients and an adapter's own weights come on top. Null where the model is no folder
+    on that machine.
+    """
 
     object: Literal["fine_tuning.job.estimate"] = "fine_tuning.job.estimate"
     approximate: Literal[True] = True
@@ -32,13 +51,31 @@ class Estimate(BaseModel):
     hyperparameters: dict[str, float]
     steps: int
     safe_examples: int
+    max_seq_length: int | None
+    rows_over_limit: int | None
+    memory_bytes_at_least: int | None
     estimated_seconds: int | None
     warnings: list[str]
 
 
-def estimate(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Estimate:
+def estimate(storage: Storage, begin: Begin, caller: Principal, ask: JobCreate, settings: Settings) -> Estimate:
     """Check a request as if it were one for a job, and say what it would come to."""
-    frozen = freeze(session, caller, ask, settings)
+    with begin() as session:
+        frozen = freeze(session, caller, ask, settings)
+        found = _of_rows(session, caller, ask, frozen)
+        entry = preview.model_entry(session, frozen.spec["model"]["alias"])
+        file = files.get(session, caller.tenant_id, ask.training_file)
+    if (weights := parameters(entry.source)) is not None:
+        copies = _COPIES if ask.full_fine_tuning else 1
+        found.memory_bytes_at_least = weights * _BFLOAT16_BYTES * copies
+    with suppress(InvalidState):  # there is no tokenizer here
+        tokens = preview.token_counts(storage, file, entry, ask.max_seq_length)  # takes seconds: no session is open
+        found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
+    return found
+
+
+def _of_rows(session: Session, caller: Principal, ask: JobCreate, frozen: Frozen) -> Estimate:
+    """What is known from the numbers of rows and bytes."""
     rows, pool = frozen.spec["training_file"]["rows"], frozen.spec["pool"]
     numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), rows, hidden_size=1)  # no rate is shown
     tokens = math.ceil(frozen.spec["training_file"]["bytes"] / _BYTES_PER_TOKEN)
@@ -55,6 +92,9 @@ def estimate(session: Session, caller: Principal, ask: JobCreate, settings: Sett
         },
         steps=numbers.n_epochs * math.ceil(rows / numbers.batch_size),
         safe_examples=0 if undefended else safety.selection.size(rows, pool["rows"]),
+        max_seq_length=None,
+        rows_over_limit=None,
+        memory_bytes_at_least=None,
         estimated_seconds=_seconds(session, caller.tenant_id, frozen.spec["model"]["alias"], trained),
         warnings=frozen.warnings,
     )

@@ -63,9 +63,11 @@ def create_job(
 
 
 @router.post("/estimate", response_model=Estimate)
-def estimate_job(ask: JobCreate, session: SessionDep, caller: CustomerDep, settings: SettingsDep) -> Estimate:
+def estimate_job(
+    ask: JobCreate, begin: BeginDep, caller: CustomerDep, storage: StorageDep, settings: SettingsDep
+) -> Estimate:
     """What the same request to create a job would come to; nothing is queued."""
-    return estimate(session, caller, ask, settings)
+    return estimate(storage, begin, caller, ask, settings)
 
 
 @router.get("", response_model=JobList)

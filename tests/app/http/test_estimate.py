@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fastapi.testclient import TestClient
+from safetensors.numpy import save_file
 
 from tests.app.http.conftest import JOBS, Service, rows
-from tests.app.http.test_results import publish
+from tests.app.http.test_results import MODEL, publish
+from tests.spard.parts import byte_tokenizer
 
 URL = f"{JOBS}/estimate"
 
@@ -28,6 +33,15 @@ def test_time_is_estimated_by_ones_own_jobs(service: Service, customer: TestClie
     assert isinstance(customer.post(URL, json=asked).json()["estimated_seconds"], int)
 
 
+def test_a_job_on_top_of_one_s_own_model_is_estimated(
+    service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    customer.post(JOBS, json=asked)
+    publish(service, "pass")
+    found = customer.post(URL, json=asked | {"model": MODEL}).json()
+    assert (found["model"], found["rows"]) == (MODEL, 10)
+
+
 def test_nothing_is_queued(customer: TestClient, asked: dict[str, Any]) -> None:
     assert customer.post(URL, json=asked).status_code == 200
     assert customer.get(JOBS).json()["data"] == []
@@ -43,3 +57,47 @@ def test_graders_are_refused_in_so_many_words(customer: TestClient) -> None:
     for name in ("run", "validate"):
         got = customer.post(f"/v1/fine_tuning/alpha/graders/{name}", json={"grader": {"type": "string_check"}})
         assert (got.status_code, got.json()["error"]["code"]) == (400, "method_not_supported")
+
+
+def test_rows_over_the_limit_are_counted_with_the_model_s_tokenizer(
+    customer: TestClient, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    unknown = customer.post(URL, json=asked).json()
+    assert (unknown["max_seq_length"], unknown["rows_over_limit"]) == (None, None)
+
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    found = customer.post(URL, json=asked).json()
+    assert (found["max_seq_length"], found["rows_over_limit"]) == (2048, 0)
+
+    path = f"/v1/files/{asked['training_file']}/validation"
+    longest = customer.get(path, params={"model": "lab/tiny-1"}).json()["tokens"]["max"]
+    found = customer.post(URL, json=asked | {"max_seq_length": longest - 1}).json()
+    assert found["max_seq_length"] == longest - 1
+    assert 1 <= found["rows_over_limit"] <= 10
+
+
+def test_a_tokenizer_that_cannot_be_read_leaves_the_rest_of_the_estimate(
+    customer: TestClient, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "tokenizer.json").write_text('{"version": "9"}')
+    found = customer.post(URL, json=asked).json()
+    assert (found["rows"], found["rows_over_limit"]) == (10, None)
+
+
+def test_memory_is_at_least_that_of_the_weights(
+    offered: TestClient, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    assert customer.post(URL, json=asked).json()["memory_bytes_at_least"] is None
+    weights = {"a.weight": np.zeros((10, 20), np.float32), "a.bias": np.zeros(10, np.float32)}
+    save_file(weights, tmp_path / "model" / "model.safetensors")
+    save_file(weights, tmp_path / "model" / "consolidated.safetensors")
+    assert customer.post(URL, json=asked).json()["memory_bytes_at_least"] == 2 * 210
+
+    parts = {name: f"model-{name}.safetensors" for name in weights}
+    for name, part in parts.items():
+        save_file({name: weights[name]}, tmp_path / "model" / part)
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    entry = {"alias": "lab/tiny-1", "source": str(tmp_path / "model"), "allow_full_fine_tuning": True}
+    assert offered.post("/v1/admin/models", json=entry).status_code == 200
+    found = customer.post(URL, json=asked | {"full_fine_tuning": True}).json()
+    assert found["memory_bytes_at_least"] == 4 * 2 * 210
