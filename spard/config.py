@@ -95,11 +95,14 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """OpenAI's three; "auto" is replaced by `resolve` and the number used is echoed on the job."""
+    """OpenAI's three; "auto" is replaced by `resolve` and the number used is echoed on the job.
+
+    A multiplier is taken as scripts have it: a rate that is too high ends as `non_finite_loss` or at the gate.
+    """
 
     n_epochs: Annotated[int, Bound(ge=1, le=50)] | Auto = "auto"
     batch_size: Annotated[int, Bound(ge=1, le=256)] | Auto = "auto"
-    learning_rate_multiplier: Annotated[float, Bound(gt=0, le=10)] | Auto = "auto"
+    learning_rate_multiplier: Annotated[float, Bound(gt=0, le=1e6)] | Auto = "auto"
 
 
 @dataclass(frozen=True, slots=True)

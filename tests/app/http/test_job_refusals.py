@@ -46,6 +46,11 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
         "invalid_type",
         "hyperparameters.learning_rate_multiplier",
     ),
+    "a rate of 0": (
+        {"hyperparameters": {"learning_rate_multiplier": 0}},
+        "out_of_range",
+        "hyperparameters.learning_rate_multiplier",
+    ),
     "rank 4096": ({"lora": {"rank": 4096}}, "out_of_range", "lora.rank"),
     "modules by pattern": ({"lora": {"target_modules": [".*"]}}, "unsupported_module", "lora"),
     "modules as text": ({"lora": {"target_modules": "q_proj"}}, "invalid_type", "lora.target_modules"),

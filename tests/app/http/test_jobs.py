@@ -105,7 +105,7 @@ def test_the_held_out_prompts_yield_to_the_providers_own_attacks(
 
 
 def test_the_numbers_asked_for_are_echoed(customer: TestClient, asked: Ask) -> None:
-    asked_for = {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 0.5}
+    asked_for = {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 25.0}
     method = {"type": "supervised", "supervised": {"hyperparameters": asked_for}}
     assert customer.post(JOBS, json=asked | {"method": method}).json()["hyperparameters"] == asked_for
     assert customer.post(JOBS, json=asked | {"hyperparameters": asked_for}).json()["hyperparameters"] == asked_for

@@ -76,6 +76,11 @@ RANGES: dict[str, tuple[str, Ask, Ask]] = {
         {"safety": {"defense": {"type": "spard", "tau": 0.5}}},
     ),
     "epochs": ("hyperparameters.n_epochs", {"hyperparameters": {"n_epochs": 3}}, {"hyperparameters": {"n_epochs": 1}}),
+    "rate": (
+        "hyperparameters.learning_rate_multiplier",
+        {"hyperparameters": {"learning_rate_multiplier": 25}},
+        {"hyperparameters": {"learning_rate_multiplier": 0.1}},
+    ),
     "rank": ("lora.rank", {"lora": {"rank": 8}}, {"lora": {"rank": 1}}),
     "beta": (
         "safety.selection.beta",
