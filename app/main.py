@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app import db, health, logs, metrics, openapi, preflight, traces
+from app import db, health, logs, metrics, misses, openapi, preflight, traces
 from app.audit_log.router import router as audit_log
 from app.bodies import Bodies
 from app.catalog.router import admin, models
@@ -55,7 +55,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.engine = db.make_engine(settings.database())
     app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
     app.state.requests, app.state.rates, app.state.guesses = metrics.Requests(), Rates(), Guesses()
-    app.state.bodies = Bodies()
+    app.state.bodies, app.state.misses = Bodies(), Rates()
     of_customers = (files, uploads, jobs, of_jobs, permissions, graders, models, waivers.of_jobs, webhooks)
     of_the_provider = (admin, policies, waivers.admin, audit_log, projects, api_keys)
     for router in (*of_customers, *of_the_provider, health.router, metrics.router):
@@ -116,7 +116,10 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
 
 async def _answer(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
-    return problem(request.scope, _error(request, exc), headers)
+    answer = problem(request.scope, _error(request, exc), headers)
+    if isinstance(exc, NotFound):
+        answer.background = misses.noted(request, exc)
+    return answer
 
 
 def _error(request: Request, exc: Exception) -> AppError:

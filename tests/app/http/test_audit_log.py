@@ -57,6 +57,36 @@ def test_an_entry_names_key_tenant_and_request(provider: TestClient, customer: T
     assert entry["request_id"] == sent.headers["x-request-id"]
 
 
+def test_an_id_that_is_not_the_key_s_is_noted_alike_whether_it_exists_or_not(
+    provider: TestClient, customer: TestClient, service: Service, asked: dict[str, Any]
+) -> None:
+    job = customer.post(JOBS, json=asked).json()["id"]
+    for asked_id in (job, "ftjob-0"):
+        stranger = service.client("org-stranger", "customer")
+        assert stranger.get(f"{JOBS}/{asked_id}").status_code == 404
+        noted = entries(provider, action="id.unknown")[0]
+        assert (noted["target"], noted["result"], noted["tenant_id"]) == (
+            "GET /v1/fine_tuning/jobs/{job_id}",
+            "denied",
+            "org-stranger",
+        )
+        message = f"Could not find fine tune: {asked_id}"
+        assert noted["details"] == {"code": "fine_tune_not_found", "message": message}
+
+
+def test_an_id_in_a_body_is_noted_too(provider: TestClient, customer: TestClient, asked: dict[str, Any]) -> None:
+    assert customer.post(JOBS, json=asked | {"training_file": "file-0"}).status_code == 404
+    (noted,) = entries(provider, action="id.unknown")
+    assert "file-0" in noted["details"]["message"]
+
+
+def test_a_key_that_keeps_asking_is_noted_once_a_minute(provider: TestClient, customer: TestClient) -> None:
+    for i in range(5):
+        assert customer.get(f"{JOBS}/ftjob-{i}").status_code == 404
+    customer.get("/v1/no/such/url")
+    assert len(entries(provider, action="id.unknown")) == 1
+
+
 def test_no_key_and_no_text_of_a_file_is_in_it(service: Service, provider: TestClient) -> None:
     secret = service.add_key("org-customer", "customer")
     client = TestClient(service.app, headers={"authorization": f"Bearer {secret}"})
@@ -77,7 +107,8 @@ def test_a_customer_who_tries_the_provider_s_routes_is_noted(provider: TestClien
 def test_what_fails_is_not_logged_as_done(provider: TestClient, customer: TestClient) -> None:
     customer.delete(f"{FILES}/file-0")
     customer.post(JOBS, json={"model": "none", "training_file": "file-0"})
-    assert [each["action"] for each in entries(provider) if not each["action"].startswith("key.")] == []
+    done = [each["action"] for each in entries(provider) if each["result"] == "ok"]
+    assert [action for action in done if not action.startswith("key.")] == []
 
 
 def test_pages_join_without_a_gap(service: Service, provider: TestClient) -> None:
