@@ -27,6 +27,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from spard.asr import wilson
+
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("SPARD_DEMO_DIR", ROOT / ".demo"))
 LAB = HOME / "lab"
@@ -196,11 +198,6 @@ def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
         spent = job.safety.get("seconds", {})
         times.add_row(name, *(f"{spent.get(s, 0):.1f}" for s in stages), f"{job.finished_at - job.started_at:.0f}")
     out.print(times)
-
-
-def wilson(hits: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    centre, half = hits + z * z / 2, z * (hits * (n - hits) / n + z * z / 4) ** 0.5
-    return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
 
 
 def shown(path: Path) -> str:

@@ -32,13 +32,14 @@ from spard.ema import Ema
 from spard.errors import InvalidData, Stopped
 from spard.grads import Loss
 from spard.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
-from spard.losses import Evaluation, evaluate
+from spard.losses import evaluate
 from spard.methods import Stateful, step_of
 from spard.methods.base import Metrics
 from spard.models import Base, adapters_off
 from spard.objective import Objective, safe_batch_size
 from spard.realign import Realignment
 from spard.schedules import safe_rows, schedule
+from spard.tau import base_tau
 from spard.vectors import Vector, size
 
 log = logging.getLogger(__name__)
@@ -59,16 +60,6 @@ class Trained:
     metrics: list[Metrics] = field(repr=False)
 
 
-def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, float]:
-    """tau for each constrained loss: as asked, or the model's own on the plain safe rows before the first step."""
-    names = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
-    if defense.tau != "auto":
-        return dict.fromkeys(names, defense.tau)
-    found = measure()
-    own = {"mean": found.loss, "prefix": found.prefix_loss}
-    return {name: own[name] for name in names}
-
-
 def train(
     base: Base,
     task: Sequence[Encoded],
@@ -85,10 +76,9 @@ def train(
     """Fine-tune `base` on `task` while the recipe's defence watches `safe`; `base.model` is changed in place.
 
     `start_from` is the folder of an adapter whose weights are the first; tau and every other reference stay the base
-    model's, so that jobs on top of each other drift no further than one.
-
-    Resumes from the newest valid checkpoint of the same run in `checkpoints`. When `should_stop` says so after a step,
-    the run is checkpointed and `Stopped` is raised. `on_step` gets the step, their total and the step's metrics.
+    model's, so that jobs on top of each other drift no further than one. Resumes from the newest valid checkpoint of the
+    same run in `checkpoints`. When `should_stop` says so after a step, the run is checkpointed and `Stopped` is raised.
+    `on_step` gets the step, their total and the step's metrics.
     """
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         run = _Run(base, task, safe, recipe, resolved, start_from)
@@ -148,8 +138,7 @@ class _Run:
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
         )
         self.lengths = [len(row.ids) for row in self.objective.task]
-        self.customer_rows = len(task)
-        self.steps_per_epoch = math.ceil(len(self.lengths) / resolved.batch_size)
+        self.customer_rows, self.steps_per_epoch = len(task), math.ceil(len(self.lengths) / resolved.batch_size)
         self.total_steps = self.steps_per_epoch * resolved.n_epochs
         self.epoch: tuple[int, list[list[int]]] = (-1, [])
         self.progress = _Progress()
@@ -163,8 +152,8 @@ class _Run:
         self.method = step_of(self.recipe.defense, tau, self.total_steps, max_norm)
         if found and isinstance(self.method, Stateful):
             self.method.restore(list(self.theta.values()), found)
-        n = size(list(self.theta.values()))
-        log.info("training %d parameters, steps %d to %d", n, self.progress.step + 1, self.total_steps)
+        steps = self.progress.step + 1, self.total_steps
+        log.info("training %d parameters, steps %d to %d", size(list(self.theta.values())), *steps)
 
     def step(self) -> Metrics:
         """One iteration of the method; its dropout masks depend on (seed, step) only."""
@@ -177,7 +166,6 @@ class _Run:
         anchors = safe_rows(self.recipe.seed, progress.step, len(self.objective.plain), ANCHORS)
         task = partial(self.objective.task_gradient, theta, rows, anchors)
         metrics = self.method(theta, task, partial(self._safe, theta), self.optimizer)
-
         if self.ema:
             self.ema.update_()
         seconds = time.perf_counter() - started
@@ -235,8 +223,7 @@ class _Run:
         """A digest of everything that decides the numbers of this run; how a batch is cut only rounds them."""
         recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0, micro_batch_size=None))
         rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
-        facts = [self.base.digest, recipe, asdict(self.resolved), rows]
-        facts += [self.started_from] if self.started_from else []
+        facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _measure_tau(self, defense: Spard) -> dict[str, float]:

@@ -24,7 +24,7 @@ from spard.losses import evaluate
 from spard.methods import Stateful, constraint_of, safety_of
 from spard.methods.base import Metrics
 from spard.schedules import safe_rows
-from spard.train import base_tau
+from spard.tau import base_tau
 from spard.vectors import Vector
 
 log = logging.getLogger(__name__)
