@@ -75,10 +75,10 @@ def train(
 ) -> Trained:
     """Fine-tune `base` on `task` while the recipe's defence watches `safe`; `base.model` is changed in place.
 
-    `start_from` is the folder of an adapter whose weights are the first; tau and every other reference stay the base
-    model's, so that jobs on top of each other drift no further than one. Resumes from the newest valid checkpoint of the
-    same run in `checkpoints`. When `should_stop` says so after a step, the run is checkpointed and `Stopped` is raised.
-    `on_step` gets the step, their total and the step's metrics.
+    `start_from` is the folder of an adapter whose weights come first; tau and every other reference stay the base
+    model's, so that jobs on top of each other drift no further than one. Resumes from the newest valid checkpoint of
+    the same run in `checkpoints`. When `should_stop` says so after a step, the run is checkpointed and `Stopped` is
+    raised. `on_step` gets the step, their total and the step's metrics.
     """
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         run = _Run(base, task, safe, recipe, resolved, start_from)
