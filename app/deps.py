@@ -1,4 +1,7 @@
-"""What routes ask for: a session, the storage, the caller, an upload as it arrives."""
+"""What routes ask for: a session, the storage, the caller, an upload as it arrives.
+
+What waits for nothing is `async`: anything else costs the request a trip to another thread.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,17 @@ _FORM_BYTES = 1 << 20  # what a form may be more than its file
 _DRAIN_BYTES = 16 << 20
 
 
-def _settings(request: Request) -> Settings:
+async def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
 
 
-def _engine(request: Request) -> Engine:
+async def _engine(request: Request) -> Engine:
     engine: Engine = request.app.state.engine
     return engine
 
 
-def _storage(request: Request) -> Storage:
+async def _storage(request: Request) -> Storage:
     storage: Storage = request.app.state.storage
     return storage
 
@@ -53,7 +56,7 @@ EngineDep = Annotated[Engine, Depends(_engine)]
 StorageDep = Annotated[Storage, Depends(_storage)]
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     """One for each request: what is done in its sessions is logged under the key that it turns out to have."""
     state = request.state
     if not hasattr(state, CALLER):
@@ -75,15 +78,15 @@ def _read_session(engine: EngineDep) -> Iterator[Session]:
         yield session
 
 
-def _begin(engine: EngineDep, caller: CallerDep) -> Begin:
+async def _begin(engine: EngineDep, caller: CallerDep) -> Begin:
     return partial(db.transaction, engine, {CALLER: caller})
 
 
-def _limits(settings: SettingsDep) -> Limits:
+async def _limits(settings: SettingsDep) -> Limits:
     return Limits(settings.max_upload_mb << 20, settings.max_line_bytes, settings.max_rows)
 
 
-def _multipart_limits(settings: SettingsDep) -> Limits:
+async def _multipart_limits(settings: SettingsDep) -> Limits:
     return Limits(settings.max_multipart_mb << 20, settings.max_line_bytes, settings.max_rows)
 
 
@@ -157,7 +160,7 @@ def _scoped(scope: str, principal: Principal) -> Principal:
     return principal
 
 
-def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:
+async def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:
     """A key that only reads may GET what its project's other keys may, and nothing else."""
     if request.method == "GET" and "read" in principal.scopes:
         return principal

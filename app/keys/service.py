@@ -68,7 +68,7 @@ def is_good(key: ApiKey) -> bool:
 
 def is_use_noted(session: Session, principal: Principal) -> bool:
     """Whether the key's last use was written down a short while ago."""
-    last = session.scalar(select(ApiKey.last_used_at).where(ApiKey.id == principal.key_id))
+    last = session.get_one(ApiKey, principal.key_id).last_used_at  # read when the key was checked
     return last is not None and utc_now() - last < _NOTED_EVERY
 
 
