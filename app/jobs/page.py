@@ -133,10 +133,11 @@ def _series(metrics: Sequence[Row], key: str, name: str, kind: str) -> Series:
 def _facts(job: Job, report: Row) -> str:
     selected = report.get("selected") or {}
     rate = report.get("trigger_rate")
-    facts = {
+    start = job.spec.get("start_from")
+    facts = ({"Started from": start["model"]} if start else {}) | {
         "Defence": job.recipe["defense"]["type"],
         "Safe examples selected": len(selected["indices"]) if selected else "-",
-        "Steps that the defence corrected": "-" if rate is None else f"{rate:.1%}",
+        "Safety checks that led to a correction": "-" if rate is None else f"{rate:.1%}",
         "Tokens trained": report.get("trained_tokens", "-"),
         "Seed": job.recipe["seed"],
         "Base model's digest": report.get("base_digest", "-"),

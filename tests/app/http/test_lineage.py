@@ -43,6 +43,15 @@ def test_a_job_starts_from_the_adapter_in_its_shape(
     assert customer.get(f"{JOBS}/{first}").json()["safety"]["lineage"] == []
 
 
+def test_the_report_says_where_the_job_started(
+    service: Service, customer: TestClient, asked: dict[str, Any], first: str
+) -> None:
+    job_id = customer.post(JOBS, json=asked | {"model": MODEL}).json()["id"]
+    publish(service, "pass", f"{MODEL}2")
+    page = customer.get(f"{JOBS}/{job_id}/safety", headers={"accept": "text/html"}).text
+    assert f"<td>Started from</td><td><code>{MODEL}</code>" in page
+
+
 def test_its_own_model_is_named_after_the_base_model(
     service: Service, customer: TestClient, asked: dict[str, Any], first: str
 ) -> None:
