@@ -7,7 +7,8 @@ from sqlalchemy import text
 from app.db import make_engine, transaction
 
 _ROW = text(
-    "INSERT INTO corpora SELECT 'c' || n, 'pool', 'p', n, 0, 0, '', '', '2026-01-01' "
+    "INSERT INTO corpora (id, kind, name, version, rows, bytes, sha256, storage_key, created_at)"
+    " SELECT 'c' || n, 'pool', 'p', n, 0, 0, '', '', '2026-01-01' "
     "FROM (SELECT coalesce(max(version), 0) + 1 AS n FROM corpora)"
 )
 
