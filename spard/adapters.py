@@ -17,6 +17,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from spard.lora import CONFIG, WEIGHTS
 from spard.manifest import write_manifest
 
 # What PEFT 0.5 knows; releases up to 0.13 refuse a file with any other key, and our adapters need no other.
@@ -88,11 +89,11 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
 def _save_lora(model: Any, base_source: str, folder: Path) -> None:
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config[model.active_adapter].to_dict()
     config |= {"base_model_name_or_path": base_source, "revision": None, "inference_mode": True}
     config = {name: config[name] for name in CONFIG_KEYS}
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

@@ -25,14 +25,13 @@ from spard.config import Audit, JudgeSpec
 from spard.errors import InvalidModel, SpardError
 from spard.interview import Speaker, in_memory
 from spard.judges import open_judge
+from spard.lora import WEIGHTS
 from spard.models import load_base
 from spard.recipe import parse
 from spard.statistics import rule_of_three
 from spard.suites import named_suites
 
 Measured = list[tuple[SuiteResult, list[Item]]]
-
-_WEIGHTS = "adapter_model.safetensors"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,8 +97,8 @@ def _judge(asked: argparse.Namespace) -> JudgeSpec:
 
 
 def _speaker(asked: argparse.Namespace) -> Speaker:
-    if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / _WEIGHTS).is_file():
-        message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {_WEIGHTS}; pickled weights never are"
+    if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / WEIGHTS).is_file():
+        message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {WEIGHTS}; pickled weights never are"
         raise InvalidModel(message, "adapter")
     base = load_base(asked.model, device="cpu" if _is_for_vllm(asked.engine) else None)
     if _is_for_vllm(asked.engine):
