@@ -19,6 +19,7 @@ from spard.models import Base
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # of PEFT's adapters
 
 
 def trainable_model(model: Any, recipe: Recipe) -> Any:
@@ -42,10 +43,13 @@ def go_on_from_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
         raise _mismatch("full fine-tuning cannot go on from an adapter")
     try:
         config = json.loads((folder / CONFIG).read_text())
+        digest = json.loads(path.read_text()).get("base_digest") if (path := folder / MANIFEST).exists() else None
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise _mismatch(f"no LoRA adapter can be read there ({type(error).__name__})") from error
-    _check_same(recipe.lora, config, base, folder)
+    _check_shape(recipe.lora, config)
+    if digest not in (None, base.digest):
+        raise _mismatch("the adapter was trained on another base model")
     found: Any = set_peft_model_state_dict(model, tensors)
     absent = [name for name in found.missing_keys if "lora_" in name]
     if absent or found.unexpected_keys:
@@ -77,17 +81,16 @@ def _rate(module: torch.nn.Module) -> float:
     return rate if isinstance(rate, float) else 0.0
 
 
-def _check_same(lora: Lora, config: dict[str, Any], base: Base, folder: Path) -> None:
-    """An adapter of another shape, scale or base model would be something else from its first step on."""
+def _check_shape(lora: Lora, config: dict[str, Any]) -> None:
+    """An adapter of another shape, scale or kind would be something else from its first step on."""
     wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.target_modules or ATTENTION)}
     for name, value in wanted.items():
-        own = sorted(config[name]) if name == "target_modules" else config[name]
+        own = sorted(config.get(name) or ()) if name == "target_modules" else config.get(name)
         if own != value:
             raise _mismatch(f"the adapter has {name} {own}, the recipe {value}")
-    manifest = folder / MANIFEST
-    digest = json.loads(manifest.read_text()).get("base_digest", base.digest) if manifest.exists() else base.digest
-    if digest != base.digest:
-        raise _mismatch("the adapter was trained on another base model")
+    for name in _OTHER_KINDS:
+        if config.get(name):
+            raise _mismatch(f"the adapter has {name}, which is not trained here")
 
 
 def _mismatch(message: str) -> AdapterMismatch:

@@ -102,6 +102,14 @@ def test_an_adapter_of_another_base_model_is_refused(load: Callable[..., Base], 
         run(load(), start_from=adapter)
 
 
+@pytest.mark.parametrize("change", [{"use_rslora": True}, {"alpha_pattern": {"q_proj": 2}}, {"r": None}])
+def test_an_adapter_of_another_kind_is_refused(load: Callable[..., Base], adapter: Path, change: dict[str, object]):
+    config = adapter / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(AdapterMismatch, match=next(iter(change))):
+        run(load(), start_from=adapter)
+
+
 def test_a_folder_without_an_adapter_is_refused(load: Callable[..., Base], tmp_path: Path):
     with pytest.raises(AdapterMismatch, match="no LoRA adapter can be read there"):
         run(load(), start_from=tmp_path)
