@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import get_args
 
 from sqlalchemy import ColumnElement, Select, and_, func, select
 from sqlalchemy.orm import Session
@@ -14,11 +15,12 @@ from app.catalog.sources import checked_source
 from app.errors import NotFound
 from app.jobs.models import DeletedModel
 from app.models import BaseModelEntry, Corpus, Job, JobStatus, utc_now
+from spard.config import Defense, uses_safe_rows
 
 POOL = "pool"
 HARMFUL = "harmful"
 HELD_OUT = "-heldout"
-SELECTING = ("spard", "safeinstr", "lisa", "safegrad")  # the defences with safe rows, by type
+_SELECTING = [each.type for each in (kind() for kind in get_args(Defense)) if uses_safe_rows(each)]
 
 
 def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
@@ -149,7 +151,7 @@ def _embedded(session: Session) -> defaultdict[str, list[Embedded]]:
 
 def _is_embedded() -> ColumnElement[bool]:
     """A job that was over with the embed stage, which is only there for defences that select."""
-    return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(SELECTING))
+    return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(_SELECTING))
 
 
 def _tuned_of(tenant_id: str) -> Select[Job]:

@@ -11,10 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from app import db
-from app.catalog.service import SELECTING
 from app.models import Job
-from spard.config import uses_safe_rows
-from spard.defenses import Lisa, NoDefense, Ptst, SafeGrad, SafeInstr, SafeLora, Spard
 from tests.app.http.conftest import JOBS, Service, jsonl, pool
 from tests.app.http.test_results import publish
 
@@ -224,11 +221,6 @@ def test_a_pool_tells_for_which_base_models_jobs_have_embedded_it(
     (model,) = offered.get(MODELS).json()["data"]
     (embedded,) = pool["embedded_for"]
     assert (embedded["model"], embedded["source"], embedded["revision"]) == ("lab/tiny-1", model["source"], None)
-
-
-def test_a_defence_without_safe_rows_embeds_no_pool() -> None:
-    every = (NoDefense(), Ptst(), SafeInstr(), Lisa(), SafeGrad(), SafeLora(), Spard())
-    assert {each.type for each in every if uses_safe_rows(each)} == set(SELECTING)
 
 
 @pytest.mark.parametrize("path", [MODELS, POOLS, SUITES])
