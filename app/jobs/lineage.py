@@ -43,7 +43,7 @@ class Start:
 
 def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
     """What a request for one of the caller's own models starts from; None when it asks for another model."""
-    job = catalog.tuned(session, caller.tenant_id, ask.model)
+    job = _held(session, caller.tenant_id, ask.model)
     if job is None or session.get(BaseModelEntry, ask.model) is not None:
         return None
     release.check(caller, job)
@@ -73,6 +73,15 @@ def check_unneeded(session: Session, job: Job) -> None:
     user = session.scalar(select(Job.id).where(needs, Job.spec["start_from"]["id"].as_string() == job.id).limit(1))
     if user is not None:
         raise InvalidState(f"Job {user} starts from the adapter of {job.id}; cancel it first.")
+
+
+def _held(session: Session, tenant_id: str, model: str) -> Job | None:
+    """The job whose model this is; it is neither deleted nor erased before the new job stands."""
+    job = catalog.tuned(session, tenant_id, model)
+    if job is None:
+        return None
+    session.execute(select(Job.id).where(Job.id == job.id).with_for_update(read=True))
+    return catalog.tuned(session, tenant_id, model)  # who deleted it may have held it before us
 
 
 def _before(job: Job) -> list[str]:
