@@ -121,6 +121,7 @@ def _principal(
         is_noted = keys.is_use_noted(session, principal)
     guesses.right(_address(request), secret)
     caller.principal = principal
+    request.state.headers = {}
     if per_minute is not None:
         _count(request, principal, per_minute)
     if not is_noted:
@@ -217,7 +218,7 @@ def _opened(request: Request, part: str, limit: int) -> Iterator[Form]:
         yield form
     finally:
         if not form.drain(_DRAIN_BYTES) and not declared:
-            request.state.headers = {"connection": "close"}  # the body may have no end
+            request.state.headers |= {"connection": "close"}  # the body may have no end
 
 
 # What the OpenAPI document says of a route that takes a FormDep.
