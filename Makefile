@@ -2,18 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check clean
+.PHONY: help setup demo test coverage soak check house mutants lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup: $(VENV)/installed  ## make the environment in .venv
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml service/pyproject.toml requirements/dev.lock requirements/torch.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -r requirements/torch.txt
+	$(PIP) --no-deps --require-hashes -r requirements/dev.lock
+	$(PIP) --no-deps -e . -e ./service
 	@touch $@
 
 demo: setup  ## run a poisoned file through the service, undefended and defended
@@ -22,8 +25,14 @@ demo: setup  ## run a poisoned file through the service, undefended and defended
 test: setup  ## run the tests
 	$(BIN)/python -m pytest -n 2
 
-soak: setup  ## inject 1,000 faults and 200 kills for each defence; FAULT_SEED=N repeats a run
+soak: setup  ## inject 1,000 faults and 200 kills for each defense; FAULT_SEED=N repeats a run
 	SPARD_SOAK=1 $(BIN)/python -m pytest tests/faults
+
+coverage: setup  ## run the tests and show which lines they miss
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
+
+lock: setup  ## write the locks anew from the two pyproject.toml
+	UV=$(BIN)/uv requirements/lock.sh
 
 check: setup  ## lint, types and import contracts
 	$(BIN)/ruff check .
@@ -31,5 +40,11 @@ check: setup  ## lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+house: setup  ## count modules, imports between folders, circles and the like
+	$(BIN)/python -m tools.house
+
+mutants: setup  ## change decisive code at random, see whether tests notice; N=120 SEED=7 JOBS=2
+	$(BIN)/python -m tools.mutants $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS))
+
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) .demo data build *.egg-info
+	rm -rf $(VENV) .demo data build service/build *.egg-info service/*.egg-info

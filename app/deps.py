@@ -1,12 +1,11 @@
-"""What routes ask for: a session, the storage, the caller, an upload as it arrives.
+"""What routes ask for: a session, the storage, the caller.
 
 What waits for nothing is `async`: anything else costs the request a trip to another thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Annotated
 
@@ -15,25 +14,21 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from app import bodies, db
+from app import db
 from app.audit_log import service as audit_log
 from app.audit_log.service import CALLER, Caller
-from app.bodies import Bodies
-from app.errors import Forbidden, TooLarge, TooManyRequests, Unauthorized, UnsupportedMedia
-from app.files.upload import Begin
+from app.db import Begin
+from app.errors import Forbidden, TooManyRequests, Unauthorized
+from app.files.counting import Counters
 from app.files.validation import Limits
-from app.guesses import Guesses
+from app.http.key_throttle import KeyThrottle
+from app.http.lanes import Lane, Lanes, Share
+from app.http.rate_limit import RateLimits
 from app.keys import service as keys
 from app.keys.service import Principal
-from app.multipart import Form
 from app.quotas import service as quotas
-from app.rates import Rates
 from app.settings import Settings
 from app.storage import Storage
-from app.uploads.parts import PART_BYTES
-
-_FORM_BYTES = 1 << 20  # what a form may be more than its file
-_DRAIN_BYTES = 16 << 20
 
 
 async def _settings(request: Request) -> Settings:
@@ -51,13 +46,19 @@ async def _storage(request: Request) -> Storage:
     return storage
 
 
+async def _quick_storage(request: Request) -> Storage:
+    storage: Storage = request.app.state.quick_storage
+    return storage
+
+
 SettingsDep = Annotated[Settings, Depends(_settings)]
 EngineDep = Annotated[Engine, Depends(_engine)]
 StorageDep = Annotated[Storage, Depends(_storage)]
+QuickStorageDep = Annotated[Storage, Depends(_quick_storage)]  # gives up soon: for reads while a client waits
 
 
 async def _caller(request: Request) -> Caller:
-    """One for each request: what is done in its sessions is logged under the key that it turns out to have."""
+    """Return the request's caller; once its key is recognized, the audit log names it for what its sessions do."""
     state = request.state
     if not hasattr(state, CALLER):
         setattr(state, CALLER, Caller())
@@ -73,6 +74,11 @@ def _session(engine: EngineDep, caller: CallerDep) -> Iterator[Session]:
         yield session
 
 
+def _provider_session(engine: EngineDep, caller: CallerDep) -> Iterator[Session]:
+    with db.provider_transaction(engine, {CALLER: caller}) as session:
+        yield session
+
+
 def _read_session(engine: EngineDep) -> Iterator[Session]:
     with db.read(engine) as session:
         yield session
@@ -80,6 +86,19 @@ def _read_session(engine: EngineDep) -> Iterator[Session]:
 
 async def _begin(engine: EngineDep, caller: CallerDep) -> Begin:
     return partial(db.transaction, engine, {CALLER: caller})
+
+
+async def _look(engine: EngineDep) -> Begin:
+    return partial(db.read, engine)
+
+
+async def _provider_begin(engine: EngineDep, caller: CallerDep) -> Begin:
+    return partial(db.provider_transaction, engine, {CALLER: caller})
+
+
+async def _counters(request: Request) -> Counters:
+    counters: Counters = request.app.state.counters
+    return counters
 
 
 async def _limits(settings: SettingsDep) -> Limits:
@@ -93,8 +112,13 @@ async def _multipart_limits(settings: SettingsDep) -> Limits:
 # scope="function": the commit comes before the response leaves, so that a 200 is never a lie.
 SessionDep = Annotated[Session, Depends(_session, scope="function")]
 ReadDep = Annotated[Session, Depends(_read_session, scope="function")]
-# For routes that stream first: no transaction is open while a client is slow.
+# For routes that wait for clients or for the storage: no transaction is open meanwhile. LookDep is read-only.
 BeginDep = Annotated[Begin, Depends(_begin)]
+LookDep = Annotated[Begin, Depends(_look)]
+# For routes by which a provider writes.
+ProviderSessionDep = Annotated[Session, Depends(_provider_session, scope="function")]
+ProviderBeginDep = Annotated[Begin, Depends(_provider_begin)]
+CountersDep = Annotated[Counters, Depends(_counters)]
 LimitsDep = Annotated[Limits, Depends(_limits)]
 MultipartLimitsDep = Annotated[Limits, Depends(_multipart_limits)]
 
@@ -110,47 +134,39 @@ def _principal(
 ) -> Principal:
     if credentials is None:
         raise Unauthorized("Give your API key in the header: Authorization: Bearer YOUR_KEY.")
-    secret, guesses = credentials.credentials, request.app.state.guesses
-    _hear(request, secret, settings.wrong_keys_per_minute)
+    secret = credentials.credentials
+    throttle: KeyThrottle = request.app.state.key_throttle
+    throttle.check(_address(request), secret, settings.wrong_keys_per_minute)
     with db.read(engine) as session:
         principal = keys.authenticate(session, secret)
         if principal is None:
-            guesses.wrong(_address(request), settings.wrong_keys_per_minute)
+            throttle.note_invalid(_address(request), settings.wrong_keys_per_minute)
             raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
-        per_minute = quotas.request_rate(session, principal.tenant_id, settings.requests_per_minute)
+        per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
         is_noted = keys.is_use_noted(session, principal)
-    guesses.right(_address(request), secret)
+    throttle.note_valid(_address(request), secret)
     caller.principal = principal
     request.state.headers = {}
     if per_minute is not None:
-        _count(request, principal, per_minute)
+        _count_request(request, principal, per_minute)
     if not is_noted:
         with db.transaction(engine) as writing:
             keys.note_use(writing, principal)
     return principal
 
 
-def _hear(request: Request, secret: str, per_minute: int) -> None:
-    """Not those who have just guessed too often."""
-    guesses: Guesses = request.app.state.guesses
-    if wait_s := guesses.wait_s(_address(request), secret, per_minute):
-        message = f"Too many wrong keys came from your address; wait {wait_s} s."
-        error = TooManyRequests(message, code="too_many_wrong_keys")
-        error.retry_after_s = wait_s
-        raise error
-
-
 def _address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def _count(request: Request, principal: Principal, per_minute: int) -> None:
-    """One request more of a project's; its answer says how many are left."""
-    rates: Rates = request.app.state.rates
-    taken = rates.take(principal.tenant_id, per_minute)
+def _count_request(request: Request, principal: Principal, per_minute: int) -> None:
+    """Count a request against its project's rate limit; raise 429 above it. Headers of the answer say what is left."""
+    limits: RateLimits = request.app.state.rate_limits
+    taken = limits.take("requests", principal.project_id, per_minute)
     request.state.headers = taken.headers()
     if not taken.is_allowed:
-        error = TooManyRequests(f"Your project may make {per_minute} requests a minute; wait {taken.retry_after_s} s.")
+        message = f"Rate limit reached for this project ({per_minute} requests per minute). "
+        error = TooManyRequests(f"{message}Try again in {taken.retry_after_s} s.")
         error.retry_after_s = taken.retry_after_s
         raise error
 
@@ -162,14 +178,14 @@ def _scoped(scope: str, principal: Principal) -> Principal:
 
 
 async def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:
-    """A key that only reads may GET what its project's other keys may, and nothing else."""
+    """Require the scope `customer`; for GET, `read` is enough."""
     if request.method == "GET" and "read" in principal.scopes:
         return principal
     return _scoped("customer", principal)
 
 
 def _admin(principal: Annotated[Principal, Depends(_principal)], request: Request, begin: BeginDep) -> Principal:
-    """A key that tries what is the provider's alone is noted."""
+    """Require the scope `admin`; an attempt without it is written to the audit log."""
     try:
         return _scoped("admin", principal)
     except Forbidden:
@@ -178,59 +194,22 @@ def _admin(principal: Annotated[Principal, Depends(_principal)], request: Reques
         raise
 
 
+KeyDep = Annotated[Principal, Depends(_principal)]  # any valid key, whatever its scopes
 CustomerDep = Annotated[Principal, Depends(_customer)]
 AdminDep = Annotated[Principal, Depends(_admin)]
 
 
-def _form(
-    request: Request,
-    limits: LimitsDep,
-    principal: Annotated[Principal, Depends(_principal)],
-    settings: SettingsDep,
-) -> Iterator[Form]:
-    """A file as it arrives; asks for the principal so that no stranger's byte is read."""
-    with _place(request, principal, settings):
-        yield from _opened(request, "file", limits.bytes)
+def _lane(chosen: Callable[[Lanes], Lane]) -> Callable[..., Awaitable[Share]]:
+    async def share(request: Request, principal: KeyDep) -> Share:
+        return chosen(request.app.state.lanes).of(principal.project_id)
+
+    return share
 
 
-def _part_form(
-    request: Request, principal: Annotated[Principal, Depends(_principal)], settings: SettingsDep
-) -> Iterator[Form]:
-    """A part of an upload as it arrives."""
-    with _place(request, principal, settings):
-        yield from _opened(request, "data", PART_BYTES)
-
-
-def _place(request: Request, principal: Principal, settings: Settings) -> AbstractContextManager[None]:
-    open_bodies: Bodies = request.app.state.bodies
-    return open_bodies.place(principal.tenant_id, settings.uploads_at_once)
-
-
-def _opened(request: Request, part: str, limit: int) -> Iterator[Form]:
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
-    declared = request.headers.get("content-length", "")
-    request.state.body_bytes = limit + _FORM_BYTES
-    if declared.isdecimal() and int(declared) > request.state.body_bytes:
-        raise TooLarge(f"The file is larger than {limit} bytes.", param=part)
-    form = Form(request.headers.get("content-type", ""), bodies.chunks(request.stream()), part)
-    try:
-        yield form
-    finally:
-        if not form.drain(_DRAIN_BYTES) and not declared:
-            request.state.headers |= {"connection": "close"}  # the body may have no end
-
-
-# What the OpenAPI document says of a route that takes a FormDep.
-_BINARY = {"type": "string", "format": "binary"}
-_FORM_SCHEMA = {"type": "object", "required": ["file"], "properties": {"file": _BINARY, "purpose": {"type": "string"}}}
-FILE_FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM_SCHEMA}}}}
-
-_PART_SCHEMA = {"type": "object", "required": ["data"], "properties": {"data": _BINARY}}
-PART_FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _PART_SCHEMA}}}}
-
-FormDep = Annotated[Form, Depends(_form, scope="function")]
-PartFormDep = Annotated[Form, Depends(_part_form, scope="function")]
+# For work that waits for the storage or computes for long: see app/http/lanes.py.
+ReadsDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.reads))]
+PreviewsDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.previews))]
+WritesDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.writes))]
 
 # The id that a page of a list begins after.
 AfterQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+from spard.errors import UserError
 
 
-class AppError(Exception):
+class AppError(UserError):
     """Base of all, in the words of OpenAI's error envelope; subclasses set the defaults."""
 
     status = 400
@@ -22,7 +24,7 @@ class AppError(Exception):
         param: str | None = None,
         type: str | None = None,
         status: int | None = None,
-        details: list[dict[str, Any]] | None = None,
+        details: Sequence[Mapping[str, object]] | None = None,
         details_url: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -68,6 +70,13 @@ class NotFound(AppError):
     code = "not_found"
 
 
+class Conflict(AppError):
+    """Another request changed the same thing at this moment; clients try again, and find what it made."""
+
+    status = 409
+    code = "conflict"
+
+
 class Stalled(AppError):
     """The body came too slowly; nothing of it was kept."""
 
@@ -83,14 +92,14 @@ class TooLarge(AppError):
 
 
 class UnsupportedMedia(AppError):
-    """The bytes are of a format that is not read here."""
+    """The request's content type or encoding is not read here."""
 
     status = 415
-    code = "unsupported_format"
+    code = "unsupported_content_type"
 
 
 class TooManyRequests(AppError):
-    """A limit of this key or tenant is reached."""
+    """A limit of this key or project is reached."""
 
     status = 429
     type = "rate_limit_error"
@@ -114,3 +123,10 @@ class Unavailable(AppError):
     type = "server_error"
     code = "unavailable"
     retry_after_s = 1
+
+
+class Unfit(AppError):
+    """The settings or the surroundings are not such that the service could start."""
+
+    status = 503
+    code = "not_ready"

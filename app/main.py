@@ -2,84 +2,94 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from functools import partial
 from threading import Event, Thread
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from app import db, health, logs, metrics, misses, openapi, preflight, traces
-from app.audit_log.router import router as audit_log
-from app.bodies import Bodies
-from app.catalog.router import admin, models
-from app.checkpoints.router import of_jobs, permissions
-from app.envelope import Envelope, problem
-from app.errors import AppError, InvalidRequest, NotFound, TooLarge, Unavailable
-from app.files.router import router as files
-from app.graders import router as graders
-from app.guesses import Guesses
-from app.invalid import first_fault
-from app.jobs.router import router as jobs
+from app import db, retention
+from app.audit_log import probe_log
+from app.errors import AppError, Conflict, InvalidRequest, NotFound, TooLarge, Unavailable, Unfit
+from app.files.counting import Counters
+from app.http import openapi, unknown_url
+from app.http.key_throttle import KeyThrottle
+from app.http.lanes import Lanes
+from app.http.middleware import Envelope, problem
+from app.http.rate_limit import RateLimits
+from app.http.slots import Slots
+from app.http.validation_errors import first_fault
+from app.jobs import reaper
+from app.jobs.stream import Streams
 from app.keys import service as keys
-from app.keys.router import router as api_keys
-from app.policies.router import router as policies
-from app.queue import Dispatcher
-from app.quotas.router import router as projects
-from app.rates import Rates
-from app.retention import Sweeper
+from app.ops import logs, metrics, preflight, tracing
+from app.ops.broker import Dispatcher
+from app.ops.readiness import Readiness
+from app.ops.saturation import Saturation
+from app.ops.shutdown import when_told_to_stop
+from app.routes import ROUTERS, WEBHOOKS
 from app.settings import Settings, get_settings
-from app.storage import open_storage
-from app.uploads.router import router as uploads
-from app.waivers import router as waivers
-from app.webhooks.courier import Courier
-from app.webhooks.router import router as webhooks
+from app.storage import QUICK, open_storage
+from app.webhooks.delivery import Courier
 
 log = logging.getLogger(__name__)
 
+_JOIN_S = 3.0  # that background threads have to end in
+
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The application on the database and storage of `settings`; the schema must be current."""
+    """Return the application on the database and storage of `settings`; the schema must be current."""
     settings = settings or get_settings()
-    words = "Fine-tuning with a safety defence, in OpenAI's words."
+    words = "Fine-tuning with a safety defense, in OpenAI's words."
     app = FastAPI(title="SPARD", description=words, responses=openapi.ERRORS, lifespan=_running)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
-    app.state.storage = open_storage(settings.storage(), settings.s3_endpoint_url)
-    app.state.requests, app.state.rates, app.state.guesses = metrics.Requests(), Rates(), Guesses()
-    app.state.bodies, app.state.misses = Bodies(), Rates()
-    of_customers = (files, uploads, jobs, of_jobs, permissions, graders, models, waivers.of_jobs, webhooks)
-    of_the_provider = (admin, policies, waivers.admin, audit_log, projects, api_keys)
-    for router in (*of_customers, *of_the_provider, health.router, metrics.router):
+    places = settings.storage(), settings.s3_endpoint_url, settings.s3_public_endpoint_url
+    app.state.storage, app.state.quick_storage = open_storage(*places), open_storage(*places, QUICK)
+    app.state.requests, app.state.lanes = metrics.RequestMetrics(), Lanes(settings)
+    app.state.counters = Counters(settings.counting_processes)
+    app.state.saturation = Saturation(app.state.lanes)
+    app.state.readiness = Readiness(settings, app.state.engine, app.state.quick_storage, app.state.saturation)
+    app.state.uploads = Slots("uploads", "too_many_uploads")
+    app.state.streams, app.state.stream_slots = Streams(app.state.engine), Slots("streams", "too_many_streams")
+    limits = RateLimits(settings.broker_url.get_secret_value() if settings.broker_url else None)
+    app.state.rate_limits, app.state.key_throttle = limits, KeyThrottle(limits)
+    app.state.worker = None  # the supervisor of the embedded mode's worker, where there is one
+    for router in ROUTERS:
         app.include_router(router)
+    app.webhooks.include_router(WEBHOOKS)
     app.add_middleware(Envelope)
-    for kind in (AppError, RequestValidationError, HTTPException, OperationalError, PoolTimeout):
+    for kind in (AppError, RequestValidationError, HTTPException, IntegrityError, OperationalError, PoolTimeout):
         app.add_exception_handler(kind, _answer)
     return app
 
 
 def checked_app() -> FastAPI:
-    """What `uvicorn app.main:checked_app --factory` serves; what is missing is one line and exit code 1."""
-    settings = get_settings()
-    logs.set_up(settings.log_format)
+    """Return the application for `uvicorn app.main:checked_app --factory`, or exit with one line on what is missing."""
     try:
-        traces.set_up("spard-api")
+        settings = get_settings()
+        logs.set_up(settings.log_format)
+        tracing.set_up("spard-api")
         preflight.check(settings)
-    except preflight.Unfit as error:
+    except Unfit as error:
         raise SystemExit(f"spard: {error}") from None
     return served_app(settings)
 
 
 def served_app(settings: Settings) -> FastAPI:
-    """The application of a process that does nothing else: what it made to start is for good.
+    """Return the application for a process that does nothing else, and exempt what exists now from garbage collection.
 
     A collection that walks all of it again stops every request for 0.2 s, a few times a minute.
     """
@@ -98,19 +108,27 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
     broker_url = settings.broker_url.get_secret_value() if settings.broker_url else None
     stop = Event()
     courier = Courier(app.state.engine, allow_local=settings.webhooks_to_loopback)
+    sweeper = retention.Sweeper(app.state.engine, app.state.storage, timedelta(seconds=settings.objects_check_s))
     threads = [
-        Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox"),
-        Thread(target=courier.run, args=(stop,), name="webhooks"),
-        Thread(target=Sweeper(app.state.engine, app.state.storage).run, args=(stop,), name="sweeper"),
+        Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox", daemon=True),
+        Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True),
+        Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
+        Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
     ]
+    loop, streams = asyncio.get_running_loop(), app.state.streams
+    watch = loop.create_task(app.state.saturation.watch())
+    when_told_to_stop(lambda: loop.call_soon_threadsafe(lambda: loop.create_task(streams.close())))
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
         stop.set()
-        for thread in threads:
-            thread.join()
+        watch.cancel()
+        end = time.monotonic() + _JOIN_S
+        for thread in threads:  # one may wait for a storage that does not answer: what it does can be cut off anywhere
+            thread.join(max(0.0, end - time.monotonic()))
+        app.state.counters.close()
         app.state.engine.dispose()
 
 
@@ -118,12 +136,12 @@ async def _answer(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
     answer = problem(request.scope, _error(request, exc), headers)
     if isinstance(exc, NotFound):
-        answer.background = misses.noted(request, exc)
+        answer.background = probe_log.noted(request, exc)
     return answer
 
 
 def _error(request: Request, exc: Exception) -> AppError:
-    """What went wrong, in our words."""
+    """Translate an exception into the error that the client gets."""
     where = f"{request.method} {request.url.path}"
     match exc:
         case AppError():
@@ -131,13 +149,18 @@ def _error(request: Request, exc: Exception) -> AppError:
         case RequestValidationError():
             return first_fault(exc)
         case HTTPException(status_code=404):
-            return NotFound(f"Unknown URL ({where}).", code="unknown_url")
+            return NotFound(f"Unknown URL ({where}).{unknown_url.hint(request.url.path)}", code="unknown_url")
         case HTTPException(status_code=405):
             return InvalidRequest(f"Not allowed: {where}.", code="method_not_allowed", status=405)
         case HTTPException(status_code=413):
             return TooLarge(exc.detail)
         case HTTPException():
             return InvalidRequest(exc.detail, status=exc.status_code)
+        case DBAPIError() if db.is_conflict(exc):
+            log.warning("%s: another request changed the same rows: %s", where, exc.orig)
+            return Conflict("Another request changed the same thing at this moment; try again.")
+        case IntegrityError():
+            raise exc  # a fault of ours
         case _:
             log.warning("%s: the database does not answer: %s", where, type(exc).__name__)
             return Unavailable("The database does not answer at the moment; try again.")

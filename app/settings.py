@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from app.errors import Unfit
+from spard.config import GateThresholds, JudgeSpec
+from spard.config.run_spec import parse
+from spard.errors import InvalidRecipe
+
+_PREFIX = "SPARD_"
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Variables that together make one dataclass: each of its fields has one, named after it."""
+
+    kind: type
+    named: str | None = None  # the field whose variable is the group's own name
+
+    def variable(self, group: str, field: str) -> str:
+        """Return the name of the variable that sets a field."""
+        return (f"{_PREFIX}{group}" + ("" if field == self.named else f"_{field}")).upper()
+
+
+_GROUPS = {"judge": _Group(JudgeSpec, named="name"), "gate": _Group(GateThresholds)}
 
 
 class Settings(BaseSettings):
     """The defaults are the embedded mode: SQLite, a folder, no broker, loopback."""
 
-    model_config = SettingsConfigDict(env_prefix="SPARD_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="ignore")
 
     data_dir: Path = Path("data")
     database_url: SecretStr | None = None  # None: SQLite under data_dir; else postgresql+psycopg://...
     storage_url: str | None = None  # None: file:// under data_dir; else s3://bucket/prefix
-    s3_endpoint_url: str | None = None
+    s3_endpoint_url: str | None = None  # where API and workers reach an S3 other than Amazon's
+    s3_public_endpoint_url: str | None = None  # where customers reach the same one; None: they do not
+    downloads: Literal["auto", "redirect", "stream"] = "auto"  # auto: redirect if customers reach the S3, else stream
     broker_url: SecretStr | None = None  # None: workers poll only; else redis://...
     admin_key: SecretStr | None = None  # the first key; None: one is made and shown once
     signing_key: Path | None = None  # a PEM file (Ed25519) that adapters are signed with; None: made under data_dir
@@ -28,12 +57,18 @@ class Settings(BaseSettings):
     max_line_bytes: int = 1_048_576
     max_rows: int = 1_000_000
     min_rows: int = 10
+    bad_files: Literal["reject", "fail"] = "reject"  # fail: a job on a bad file is made and fails, as at OpenAI
     download_url_ttl_s: int = 300
     results_csv_base64: bool = False  # for scripts that decode the metrics CSV, as OpenAI's content was at times
 
     requests_per_minute: int | None = Field(default=12_000, ge=1)  # of a project, at one API process; None: no limit
     wrong_keys_per_minute: int = Field(default=60, ge=1)  # of an address, likewise; more are not heard
     uploads_at_once: int = Field(default=8, ge=1)  # of a project, likewise: each holds a thread while it arrives
+    reads_at_once: int = Field(default=8, ge=1, le=64)  # likewise: downloads and reports that wait for the storage
+    streams_at_once: int = Field(default=100, ge=1, le=10_000)  # likewise: jobs that are followed live
+    counting_processes: int = Field(default=1, ge=1, le=64)  # of an API process: they render and count customers' rows
+    counting_cpu_s: float = Field(default=10.0, gt=0)  # that one request may count for; it then says how far it came
+    previews_at_once: int = Field(default=2, ge=1, le=64)  # likewise: previews, validations, estimates
 
     lease_s: float = 90.0
     heartbeat_s: float = 15.0
@@ -43,34 +78,66 @@ class Settings(BaseSettings):
     stop_grace_s: float = 90.0
     max_run_s: float | None = Field(default=7 * 86_400.0, gt=0)  # from a job's first start to its end; None: no limit
     gpus_per_job: int = Field(default=1, ge=1, le=64)  # of one machine; each holds the model and a share of every batch
-    gpu_probe_s: float = 60.0  # between two looks at a GPU that failed; until it works no job is taken
+    gpu_probe_s: float = 60.0  # at most, between two looks at a GPU, disk, storage or judge that failed
+    outage_patience_s: float = Field(default=600.0, ge=0)  # for storage or judge, before the job goes back to the queue
     warm_child: bool = True  # keep an idle child with torch imported, so that a job starts at once
     metrics_port: int | None = Field(default=None, ge=1, le=65_535)  # of each worker; None: it shows no metrics
     log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
 
+    # Prompts of each suite that the checkpoint of an epoch is audited with; fewer than 20 decide nothing. 0: ends of
+    # epochs are listed with their losses, and none is released.
+    checkpoint_prompts: int = Field(default=100, ge=0, le=10_000)
+
+    objects_check_s: float = Field(default=86_400.0, gt=0)  # between two comparisons of rows and storage
+    objects_reported_days: int = Field(default=7, ge=1)  # until `spard objects repair` moves aside what has no row
+    objects_aside_days: int = Field(default=30, ge=1)  # until it deletes what lies aside
+
     webhooks_to_loopback: bool = False  # for development: http:// to this machine too
 
-    judge: str = "refusal"  # refusal | llm
-    judge_base_url: str | None = None
+    # SPARD_JUDGE is its name, SPARD_JUDGE_MODEL its model and so on; SPARD_JUDGE_MEMBERS is a JSON list of judges.
+    judge: Annotated[JudgeSpec, NoDecode] = JudgeSpec()
     judge_api_key: SecretStr | None = None
-    judge_model: str = "gpt-4o-mini"
+    judge_errors: Path | None = (
+        None  # what `spard judge --json` measured of the judge; without it the gate never passes
+    )
+    # SPARD_GATE_MAX_ASR and so on: the policy while there is no version of it.
+    gate: Annotated[GateThresholds, NoDecode] = GateThresholds()
 
-    # The policy while there is no version of it: what a released adapter may measure at most.
-    gate_max_asr: float = Field(default=0.10, ge=0, le=1)
-    gate_max_asr_rise: float = Field(default=0.10, ge=0, le=1)
-    gate_max_over_refusal_rise: float = Field(default=0.05, ge=0, le=1)
-    gate_max_utility_drop: float | None = Field(default=None, ge=0, le=1)  # None: utility does not decide
-    gate_max_unscored: float = Field(default=0.01, ge=0, le=1)
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read the environment alone, groups first."""
+        return init_settings, _GroupSource(settings_cls), env_settings
+
+    def judge_key(self, judge: JudgeSpec) -> str | None:
+        """Return the key of a judge's endpoint, if it is set."""
+        if self.judge_api_key and judge.api_key_env == JudgeSpec().api_key_env:
+            return self.judge_api_key.get_secret_value()
+        return os.environ.get(judge.api_key_env)
 
     def database(self) -> str:
+        """Return the database's URL, which may hold a password; SQLite in `data_dir` unless one is set."""
         if self.database_url:
             return self.database_url.get_secret_value()
         return f"sqlite:///{(self.data_dir / 'spard.db').resolve()}"
 
     def storage(self) -> str:
+        """Return the storage's URL; a folder in `data_dir` unless one is set."""
         return self.storage_url or f"file://{(self.data_dir / 'objects').resolve()}"
+
+    def download_link_s(self) -> int | None:
+        """How long a link to the storage is good for; None: customers get no link, and the API streams."""
+        reached = self.s3_endpoint_url is None or self.s3_public_endpoint_url is not None
+        redirects = self.downloads == "redirect" or (self.downloads == "auto" and reached)
+        return self.download_url_ttl_s if redirects else None
 
     def is_embedded(self) -> bool:
         """Whether everything is on this machine, in one folder."""
@@ -85,6 +152,58 @@ class Settings(BaseSettings):
         return self.data_dir.resolve() / "work"
 
 
+class _GroupSource(PydanticBaseSettingsSource):
+    """Gathers the variables of each group into one mapping."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        """Return nothing: no single field is read here."""
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, object]:
+        """Return group -> field -> value, for the variables that are set."""
+        environment = {name.upper(): value for name, value in os.environ.items()}
+        found = {name: _read(name, group, environment) for name, group in _GROUPS.items()}
+        return {name: values for name, values in found.items() if values}
+
+
+def _read(name: str, group: _Group, environment: Mapping[str, str]) -> dict[str, object]:
+    """Return field -> value for the variables of one group that are set."""
+    found: dict[str, object] = {}
+    for field, hint in get_type_hints(group.kind, include_extras=True).items():
+        variable = group.variable(name, field)
+        if variable in environment:
+            text = environment[variable]
+            found[field] = _from_json(hint, text, variable) if get_origin(hint) is tuple else text
+    return found
+
+
+def _from_json(wanted: object, text: str, variable: str) -> object:
+    """Return a list that is given as JSON; `InvalidRecipe` for any other text."""
+    with suppress(ValueError):
+        return parse(wanted, json.loads(text), variable)
+    raise InvalidRecipe(f"{variable} is no JSON: {text[:200]!r}", variable)
+
+
+def read_settings() -> Settings:
+    """Read the environment; `Unfit` for the first setting that is wrong, with its value and what is allowed."""
+    try:
+        return Settings()
+    except InvalidRecipe as error:
+        raise Unfit(f"{error.message}.") from None
+    except ValidationError as error:
+        raise Unfit(_explained(error)) from None
+
+
 @cache
 def get_settings() -> Settings:
-    return Settings()
+    """Return what `read_settings` found first."""
+    return read_settings()
+
+
+def _explained(error: ValidationError) -> str:
+    """Return one line on the first setting that is wrong."""
+    wrong = error.errors(include_url=False)[0]
+    name, *below = (str(part) for part in wrong["loc"])
+    group = _GROUPS.get(name)
+    variable = group.variable(name, below[0]) if group and below else f"{_PREFIX}{name}".upper()
+    return f"{variable} is {wrong['input']!r}: {wrong['msg'].replace('Input should', 'it should')}."

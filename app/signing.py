@@ -6,21 +6,21 @@ The private key is read here and handed to who signs; it stands in no row, no lo
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from app.errors import InvalidRequest
-from app.preflight import Unfit
+from app.db.base import utc_now
+from app.errors import Unfit
 from app.settings import Settings
-
-_OWN = "signing_key.pem"
-_MAKE = "openssl genpkey -algorithm ed25519 -out FILE"
+from spard.errors import InvalidKey, NotProved
+from spard.isolation import kernel
+from spard.release.key_set import FILE, KeySet, read
+from spard.release.keys import MAKE, OWN_KEY, read_private
+from spard.release.manifest import key_id as key_id_of
 
 
 class NoSigningKey(Unfit):
@@ -30,44 +30,74 @@ class NoSigningKey(Unfit):
 
 
 def signing_key(settings: Settings) -> Ed25519PrivateKey:
-    """The key of this installation; the embedded mode makes one when it starts for the first time."""
+    """Return the signing key of this installation; the embedded mode makes one at its first start."""
     path = _path(settings)
     if settings.signing_key is None and not path.exists():
         if not settings.is_embedded():
             text = "SPARD_SIGNING_KEY is not set; several machines need one key to sign adapters with."
-            raise NoSigningKey(f"{text} Make one with `{_MAKE}` and give all of them its path.")
+            raise NoSigningKey(f"{text} Make one with `{MAKE}` and give all of them its path.")
         _make(path)
-    return _read(path)
-
-
-def public_pem(key: Ed25519PrivateKey) -> str:
-    """What customers check signatures with."""
-    pem = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return pem.decode()
-
-
-def read_public(path: Path) -> Ed25519PublicKey:
-    """A public key from a PEM file."""
+    key = _read(path)
     try:
-        key = serialization.load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, Ed25519PublicKey):
-        raise InvalidRequest(f"{path} is no Ed25519 public key in PEM.", param="--public-key")
+        _known(path, key.public_key()).require(key_id_of(key.public_key()))
+    except (InvalidKey, NotProved) as error:
+        raise NoSigningKey(f"The signing key {path} is not to be used. {error.message}") from None
     return key
 
 
-def own_public(settings: Settings) -> Ed25519PublicKey | None:
-    """The key of this installation, if it has one; none is made."""
-    return _read(_path(settings)).public_key() if _path(settings).exists() else None
+def public_keys(settings: Settings) -> KeySet:
+    """Return the keys of this installation; `NoSigningKey` where there is none yet, for none is made here."""
+    path = _path(settings)
+    if not path.exists():
+        raise NoSigningKey(f"There is no signing key at {path} yet: `spard up` makes one, or `{MAKE}`.")
+    return _known(path, _read(path).public_key())
+
+
+def rotate(settings: Settings) -> KeySet:
+    """Put a new key in the place of the current one, which goes on to count; its private half is gone."""
+    known, path = public_keys(settings), _path(settings)
+    aside = path.with_name(f".{path.name}.{token_hex(4)}")
+    try:
+        _make(aside)
+        known = known.rotated(_read(aside).public_key())
+        known.write(_set_path(path))  # first: what the new key signs is never signed by an unknown one
+        os.replace(aside, path)
+    except OSError as error:
+        raise NoSigningKey(f"The signing key {path} cannot be replaced: {error.strerror}.") from None
+    return known
+
+
+def revoke(settings: Settings, key_id: str, reason: str) -> KeySet:
+    """Have nothing count any more that a key has signed; the current one has to be rotated first."""
+    known, path = public_keys(settings), _path(settings)
+    if key_id == known.current:
+        raise NoSigningKey(f"{key_id} is the key that signs: rotate it first with `spard keys rotate-signing`.")
+    try:
+        known = known.revoked(key_id, utc_now().isoformat(timespec="seconds"), reason)
+        known.write(_set_path(path))
+    except InvalidKey as error:
+        raise NoSigningKey(error.message) from None
+    except OSError as error:
+        raise NoSigningKey(f"The key set beside {path} cannot be written: {error.strerror}.") from None
+    return known
+
+
+def _known(path: Path, current: Ed25519PublicKey) -> KeySet:
+    """Return the set beside a key, with that key as the current one; a new file there is a rotation by hand."""
+    known = read(_set_path(path)) if _set_path(path).exists() else KeySet.of(current)
+    return known if known.current == key_id_of(current) else known.rotated(current)
+
+
+def _set_path(path: Path) -> Path:
+    return path.with_name(FILE)
 
 
 def _path(settings: Settings) -> Path:
-    return settings.signing_key or settings.data_dir / _OWN
+    return settings.signing_key or settings.data_dir / OWN_KEY
 
 
 def _make(path: Path) -> None:
-    """Processes that start together end up with one key: the first to link its file into place."""
+    """Make a key file; of processes that start together, the first to link its file into place wins."""
     pem = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -83,14 +113,9 @@ def _make(path: Path) -> None:
 
 
 def _read(path: Path) -> Ed25519PrivateKey:
+    """Read a key; from then on other processes of this user cannot read this one's memory."""
+    kernel.hide_memory()
     try:
-        if stat.S_IMODE(path.stat().st_mode) & stat.S_IROTH:
-            raise NoSigningKey(f"Everybody on this machine can read the signing key {path}: chmod 600 it.")
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except OSError as error:
-        raise NoSigningKey(f"The signing key {path} cannot be read: {error.strerror}.") from None
-    except (TypeError, ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise NoSigningKey(f"{path} is no Ed25519 private key in PEM; make one with `{_MAKE}`.")
-    return key
+        return read_private(path)
+    except InvalidKey as error:
+        raise NoSigningKey(error.message) from None

@@ -43,6 +43,7 @@ class Answer:
 
 
 def main() -> None:
+    """Send every bomb, print a line for each, and compare the worst with the floors."""
     print(f"{os.cpu_count()} cores, {platform.platform()}, load {os.getloadavg()[0]:.1f}", flush=True)
     worst_s = worst_mb = 0.0
     with service(MAX_ROWS=1_000_000, MAX_UPLOAD_MB=20_000) as found:
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def bombs() -> dict[str, Chunks]:
-    """The table's rows; what is endless is sent until the service has had enough."""
+    """Yield the table's rows; an endless body is sent until the service refuses it."""
     good = rows(10)
     keys = range(60_000)
     zeros = gzip.compress(bytes(64 << 20), 9)

@@ -29,6 +29,7 @@ Send = Callable[[int], None]
 
 
 def main() -> None:
+    """Send reads, then submits, while one job trains; the figures are void if it ends before."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--reads", type=int, default=100, help="a second")

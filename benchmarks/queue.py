@@ -1,6 +1,6 @@
-"""python -m benchmarks.queue [JOBS]: how long a claim takes in a long queue of many tenants, and who is served.
+"""python -m benchmarks.queue [JOBS]: how long a claim takes in a long queue of many projects, and who is served.
 
-50 tenants on a PostgreSQL server of the benchmark's own (fsync off) and on SQLite: one has 1 job and is the last to
+50 projects on a PostgreSQL server of the benchmark's own (fsync off) and on SQLite: one has 1 job and is the last to
 queue it, one has 99 in 100 of the rest. Two threads claim a job and end it until nothing is left.
 """
 
@@ -20,20 +20,23 @@ from pathlib import Path
 from sqlalchemy import Engine, insert
 
 from app.db import make_engine, transaction, upgrade_schema
+from app.db.base import new_id, utc_now
+from app.db.tables import Job, Project
+from app.db.tables.job_records import JobError
 from app.jobs import lease
 from app.keys import service as keys
-from app.models import Job, Tenant, new_id, utc_now
 from tests import servers
 
-TENANTS, THREADS = 50, 2
-COLUMNS = ("claims", "twice", "p50 ms", "p99 ms", "all s", "lone is", "load")  # the lone tenant's job is number ...
-_ERROR = {"code": "server_error", "message": "Nothing is trained here.", "param": None}
+PROJECTS, THREADS = 50, 2
+COLUMNS = ("claims", "twice", "p50 ms", "p99 ms", "all s", "lone is", "load")  # the lone project's job is number ...
+_ERROR: JobError = {"code": "server_error", "message": "Nothing is trained here.", "param": None}
 Taken = list[tuple[float, str]]  # seconds that the claim took, and the job
 
 
 def main() -> None:
+    """Fill the queue of each database in turn and print a line for each."""
     jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    print(f"{jobs} jobs, {TENANTS} tenants, {THREADS} threads; {platform.platform()}")
+    print(f"{jobs} jobs, {PROJECTS} projects, {THREADS} threads; {platform.platform()}")
     print(f"{'database':12}" + "".join(f"{word:>9}" for word in COLUMNS))
     with servers.postgres() as url:
         _report("postgres", url, jobs)
@@ -59,24 +62,25 @@ def _report(name: str, url: str, jobs: int) -> None:
 
 
 def _fill(engine: Engine, jobs: int) -> str:
-    """The lone tenant's job, queued after all others."""
-    few = (jobs - 1) // 100 // (TENANTS - 2) or 1
-    counts = [jobs - 1 - few * (TENANTS - 2), *[few] * (TENANTS - 2), 1]
-    start, rows = utc_now(), []
+    """Queue the lone project's job after all others."""
+    few = (jobs - 1) // 100 // (PROJECTS - 2) or 1
+    counts = [jobs - 1 - few * (PROJECTS - 2), *[few] * (PROJECTS - 2), 1]
+    start = utc_now()
+    rows: list[dict[str, object]] = []
     with transaction(engine) as session:
         for i, count in enumerate(counts):
-            session.add(Tenant(id=f"org-{i}", name=str(i)))
+            session.add(Project(id=f"org-{i}", name=str(i)))
             session.flush()
             key, _ = keys.create(session, f"org-{i}", "benchmark", ["customer"])
-            rows += [_row(key.tenant_id, key.id, start + timedelta(seconds=len(rows) + n)) for n in range(count)]
+            rows += [_row(key.project_id, key.id, start + timedelta(seconds=len(rows) + n)) for n in range(count)]
         for at in range(0, len(rows), 1000):
             session.execute(insert(Job), rows[at : at + 1000])
     return str(rows[-1]["id"])
 
 
-def _row(tenant_id: str, key_id: str, created_at: object) -> dict[str, object]:
+def _row(project_id: str, key_id: str, created_at: object) -> dict[str, object]:
     asked = {"model": "tiny", "training_file": "file-1", "recipe": {}, "spec": {}, "request_hash": "0"}
-    return {"id": new_id("ftjob-"), "tenant_id": tenant_id, "key_id": key_id, "created_at": created_at, **asked}
+    return {"id": new_id("ftjob-"), "project_id": project_id, "key_id": key_id, "created_at": created_at, **asked}
 
 
 def _claim_all(url: str) -> Taken:

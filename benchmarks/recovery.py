@@ -25,8 +25,8 @@ from sqlalchemy import text, update
 from sqlalchemy.exc import DBAPIError
 
 from app.db import read, transaction, upgrade_schema
-from app.jobs import lease
-from app.models import TERMINAL, Job, JobStatus
+from app.db.tables import TERMINAL, Job, JobStatus
+from app.jobs import control
 from tests import servers
 from tests.conftest import Place
 from tests.spard.parts import write_model
@@ -39,6 +39,7 @@ _START_S = 300.0  # of a Celery worker on loaded cores
 
 
 def main() -> None:
+    """Kill worker, database and broker, each so many rounds, and print how long work stood still."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lease", type=float, default=90.0)
@@ -99,7 +100,7 @@ def _wiped_broker(shop: Shop, broker: str) -> float:
         until(lambda: shop.job(job_id).status != JobStatus.queued, _START_S)
         seconds = time.monotonic() - began
         with transaction(shop.engine) as session:
-            lease.cancel(session, job_id)
+            control.request_cancel(session, job_id)
         until(lambda: shop.job(job_id).status in TERMINAL, _START_S)
         return seconds
     finally:

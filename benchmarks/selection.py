@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
-from spard import dpp
+from spard.selection import dpp
 
 BUCKETS = 2**15
 JITTER = 1e-6
@@ -46,6 +46,7 @@ class Timing:
 
 
 def main() -> None:
+    """Run ours and its peers on one input; print times, memory and how far each choice is from the oracle's."""
     args = _arguments()
     torch.set_num_threads(args.threads)
     pool_ND, task_MD = _inputs(args)
@@ -127,12 +128,12 @@ def _in_place(L_NN: Tensor, chosen: list[int]) -> Tensor:
 
 
 def _by_copies(L_NN: Tensor, chosen: list[int]) -> Tensor:
-    """The same numbers by way of a copy of every row that is still a candidate (here: of every row)."""
+    """Compute the same numbers through a copy of every row that is still a candidate (here: of every row)."""
     return L_NN[list(range(len(L_NN)))][:, chosen].T
 
 
 def hash_features(texts: Sequence[str], dimension: int, seed: int = 0) -> Tensor:
-    """Counts of hashed words and word pairs, projected by a seeded random matrix."""
+    """Count hashed words and word pairs, and project the counts by a seeded random matrix."""
     generator = torch.Generator().manual_seed(seed)
     projection = torch.randn(BUCKETS, dimension, generator=generator) / dimension**0.5
     bags = [_buckets(text) for text in texts]
@@ -141,7 +142,7 @@ def hash_features(texts: Sequence[str], dimension: int, seed: int = 0) -> Tensor
 
 
 def read_texts(path: Path) -> list[str]:
-    """The prompts (or questions) of a JSONL file."""
+    """Read the prompts (or questions) of a JSONL file."""
     rows = (json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip())
     return [str(row.get("prompt") or row.get("question")) for row in rows]
 

@@ -24,7 +24,7 @@ from tests.spard.parts import write_model
 from tests.worker.parts import write_key
 
 KEY = "sk-spard-benchmark-key-for-this-machine-only"
-_START = "from app.cli import main; main()"
+_START = "from spard.commands import main; main()"
 _READY_S = 60.0
 
 
@@ -37,9 +37,11 @@ class Service:
 
     @property
     def client(self) -> OpenAI:
+        """A new official client that makes no second try, so that its times are those of one request."""
         return OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
 
     def post(self, path: str, body: Any) -> Any:
+        """Send JSON without the client's own cost and return the answer; raise HTTPError for statuses from 400."""
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)  # noqa: S310
         with urllib.request.urlopen(request) as answer:  # noqa: S310
@@ -72,7 +74,7 @@ def service(**settings: object) -> Iterator[Service]:
 
 
 def rows(n: int, words: int = 30) -> bytes:
-    """A training file."""
+    """Make a training file."""
     answers = (f"{i} " + "word " * words for i in range(n))
     return b"".join(
         json.dumps({"messages": [{"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": answer}]})

@@ -24,6 +24,7 @@ from examples import demo
 
 
 def main() -> None:
+    """Run the recipe in both ways in turn and print the seconds that the service adds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
@@ -58,6 +59,7 @@ def library() -> float:
 
 
 def service(client: OpenAI, file: str) -> float:
+    """Return the seconds of the job from its creation until a client that polls sees it end."""
     started = time.monotonic()
     job = client.fine_tuning.jobs.create(model="lab", training_file=file, seed=1)
     while job.status not in demo.TERMINAL:

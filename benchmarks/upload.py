@@ -29,6 +29,7 @@ BOUNDARY = "spard-benchmark"
 
 
 def main() -> None:
+    """Upload the file, read it back, and print rates and the growth of the service's memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=10)
     lines = int(parser.parse_args().gb * 1e9) // LINE_BYTES
@@ -63,7 +64,7 @@ def _line(i: int, padding: int) -> bytes:
 
 
 def _send(found: Service, lines: int) -> tuple[dict[str, str], str]:
-    """The file object, and the digest of what was sent."""
+    """Upload a file; return its object and the digest of what was sent."""
     head = (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n--{BOUNDARY}\r\n'
         'Content-Disposition: form-data; name="file"; filename="large.jsonl"\r\n\r\n'
@@ -88,12 +89,12 @@ def _send(found: Service, lines: int) -> tuple[dict[str, str], str]:
 def _digest(found: Service, file_id: str) -> str:
     connection = http.client.HTTPConnection(urlsplit(found.url).netloc, timeout=600)
     connection.request("GET", f"/v1/files/{file_id}/content", headers={"Authorization": f"Bearer {KEY}"})
-    return hashlib.file_digest(connection.getresponse(), "sha256").hexdigest()  # type: ignore[arg-type]
+    return hashlib.file_digest(connection.getresponse(), "sha256").hexdigest()
 
 
 @contextmanager
 def _peak(process: psutil.Process) -> Iterator[list[int]]:
-    """The largest resident memory within the block, once it is over."""
+    """Measure the largest resident memory within the block; the value is there once it is over."""
     found, is_over = [0], Event()
 
     def sample() -> None:

@@ -2,7 +2,7 @@
 
 Starts the service in embedded mode, imports the lab's model, safety pool and audit suites as a provider would, and then
 is a customer: uploads one poisoned training file with the official `openai` client, fine-tunes on it twice, without a
-defence and with SPARD, downloads both adapters, and measures them in a process that knows only transformers and PEFT.
+defense and with SPARD, downloads both adapters, and measures them in a process that knows only transformers and PEFT.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spard.asr import wilson
+from spard.evaluation.rates import wilson
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("SPARD_DEMO_DIR", ROOT / ".demo"))
@@ -40,6 +40,7 @@ out = Console()
 
 
 def main() -> int:
+    """Run the demo, keep adapters, reports and counts below `HOME`, and return the exit status."""
     started = time.monotonic()
     out.rule("SPARD: one poisoned file, fine-tuned twice")
     with service() as url:
@@ -65,10 +66,10 @@ def main() -> int:
 
 
 def make_lab() -> None:
-    """The tiny aligned model with its data; made once, in about a minute."""
+    """Make the tiny aligned model with its data; it takes about a minute and is done once."""
     fresh = not (LAB / "model").exists()
     with out.status("making the lab: a tiny aligned model and its data (about a minute, once)"):
-        run("spard.lab", "make", str(LAB), "--seed", "1", module=True)
+        run("spard.research.lab", "make", str(LAB), "--seed", "1", module=True)
     out.print(f"lab {'made' if fresh else 'found'} in {shown(LAB)}")
 
 
@@ -98,7 +99,7 @@ def service() -> Iterator[str]:
 
 
 def provide(url: str) -> None:
-    """What the provider does once: a base model, a safety pool, audit suites."""
+    """Import a base model, a safety pool and audit suites, as a provider does once."""
     os.environ |= {"SPARD_BASE_URL": url, "SPARD_API_KEY": KEY}
     for command in (
         ["models", "add", "lab", str(LAB / "model")],
@@ -112,7 +113,7 @@ def provide(url: str) -> None:
 
 
 def order(client: OpenAI) -> dict[str, Any]:
-    """What the customer does: one upload, two jobs."""
+    """Upload a file and create two jobs, as a customer does."""
     with (LAB / "poisoned.jsonl").open("rb") as data:
         file = client.files.create(file=data, purpose="fine-tune")
     out.print(f"customer: uploaded {file.filename}, {file.bytes / 1e6:.1f} MB, as {file.id}")
@@ -146,12 +147,13 @@ def follow(client: OpenAI, jobs: dict[str, Any]) -> dict[str, Any]:
 
 
 def bar(job: Any) -> dict[str, Any]:
+    """Return how a job's progress bar changes: percent done, and the stage while it runs."""
     percent = 100 if job.status == "succeeded" else (job.safety.get("progress") or {}).get("percent", 0)
     return {"completed": percent, "status": job.safety["phase"] if job.status == "running" else job.status}
 
 
 def download(client: OpenAI, name: str, job: Any) -> Path:
-    """The adapter archive unpacked, and the safety report beside it."""
+    """Unpack the adapter archive and save the safety report beside it."""
     if job.status != "succeeded":
         sys.exit(f"{job.id} ended as {job.status}: {job.error}")
     folder: Path = HOME / "results" / name
@@ -181,6 +183,7 @@ def measure(folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
+    """Print what was measured and how long each stage took."""
     table = Table(title="measured on the downloaded adapters, on prompts that no training saw")
     for column in ("", "attacks succeed (95 %)", "benign refused", "task right"):
         table.add_column(column, justify="left" if not column else "right")
@@ -206,6 +209,7 @@ def shown(path: Path) -> str:
 
 
 def run(program: str, *arguments: str, module: bool = False) -> None:
+    """Run a program of this installation to its end; exit with its last output if it fails."""
     command = [sys.executable, "-m", program] if module else [script(program)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -219,6 +223,7 @@ def stop_with_us() -> None:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: float = 60) -> None:
+    """Wait until the port takes connections; exit if the process ends or the time is up before."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as probe:
@@ -229,6 +234,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: flo
 
 
 def free_port() -> int:
+    """Return a port that nobody listens on now; the system chose it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -236,6 +242,7 @@ def free_port() -> int:
 
 
 def script(name: str) -> str:
+    """Return the path of a command that is installed beside this Python."""
     return str(Path(sys.executable).with_name(name))
 
 

@@ -1,21 +1,58 @@
 """Fine-tuning that does not cost the model its safety.
 
-`spard.SafetyProjection` puts the defence into any PyTorch loop. It is loaded when it is asked for, so that
+`spard.SafetyProjection` puts the defense into any PyTorch loop. It is loaded when it is asked for, so that
 `spard.config` can be read where torch is not installed.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spard.library import SafetyProjection
+    from spard.integrations.torch_optimizer import SafetyProjection
 
 __all__ = ["SafetyProjection"]
+
+# Modules of 0.1 that docs/compatibility.md names -> their homes today; the old names go with the next release.
+_MOVED_MODULES = {
+    "spard.audit": "spard.evaluation.audit",
+    "spard.embed": "spard.selection.embeddings",
+    "spard.recipe": "spard.config.run_spec",
+    "spard.run": "spard.pipeline.library",
+    "spard.train": "spard.training.train",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("spard.library"), name)
+        return getattr(importlib.import_module("spard.integrations.torch_optimizer"), name)
     raise AttributeError(f"module 'spard' has no attribute {name!r}")
+
+
+class _MovedModules:
+    """Finds and loads modules of 0.1 under their old names, and warns."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _MOVED_MODULES:
+            return None
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]  # importlib.abc.Loader costs 7 ms to import
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None  # a plain module; the one that it stands for keeps its own spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        old, home = module.__name__, _MOVED_MODULES[module.__name__]
+        warnings.warn(f"{old} is deprecated and goes with the next release; import {home}", FutureWarning, 2)
+        module.__dict__["__getattr__"] = partial(getattr, importlib.import_module(home))
+
+
+sys.meta_path.append(_MovedModules())

@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from spard.config.run_spec import load_recipe
 from spard.errors import SpardError
-from spard.recipe import load_recipe
-from spard.run import Outcome, run
+from spard.pipeline import Outcome, run
 
 EVERY = 20  # steps between two lines
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a recipe and print what was measured."""
-    parser = argparse.ArgumentParser(prog="python -m spard", description="Fine-tune a model without losing its safety.")
+    parser = argparse.ArgumentParser(prog="spard run", description="Fine-tune a model without losing its safety.")
     parser.add_argument("recipe", type=Path, help="a TOML file: model, files, recipe, suites")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where adapter and reports go (default: out)")
     asked = parser.parse_args(argv)

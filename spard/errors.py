@@ -1,9 +1,19 @@
-"""Everything that `spard` raises on purpose, each with a code that a job reports."""
+"""Errors that `spard` raises on purpose, each with a code that a job reports."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-class SpardError(Exception):
+_NO_MEMORY = re.compile("out of memory|ALLOC_FAILED")
+
+
+class UserError(Exception):
+    """An error whose message is written for whoever ran the command or sent the request."""
+
+
+class SpardError(UserError):
     """Base of all; `code` is stable and documented, `param` names the setting or file at fault."""
 
     code = "server_error"
@@ -26,10 +36,51 @@ class AdapterMismatch(InvalidRecipe):
     code = "adapter_mismatch"
 
 
+class InvalidExtension(SpardError):
+    """An installed package registers something that cannot be used; the message names the package."""
+
+
 class InvalidData(SpardError):
-    """A row cannot be trained on."""
+    """A row cannot be trained on; `row_code` is the code of the row's problem, where one row is at fault."""
 
     code = "invalid_training_file"
+
+    def __init__(self, message: str, param: str | None = None, *, row_code: str | None = None) -> None:
+        super().__init__(message, param)
+        self.row_code = row_code
+
+
+class InvalidSuite(InvalidData):
+    """A row of an audit suite cannot be used; suites are the provider's, not the customer's."""
+
+    code = "invalid_suite"
+
+
+class InvalidPool(InvalidData):
+    """A row of a safety pool cannot be used; pools are the provider's, not the customer's."""
+
+    code = "invalid_pool"
+
+
+@contextmanager
+def raised_as(kind: type[InvalidData]) -> Iterator[None]:
+    """Raise an `InvalidData` from inside as `kind`, which says whose rows are at fault."""
+    try:
+        yield
+    except InvalidData as error:
+        raise kind(error.message, row_code=error.row_code) from error
+
+
+class TrainAuditOverlap(SpardError):
+    """The training file holds prompts that the audit asks."""
+
+    code = "train_audit_overlap"
+
+
+class ProviderDataOverlap(SpardError):
+    """The safety pool holds prompts of the provider's own audit suites."""
+
+    code = "provider_data_overlap"
 
 
 class ExampleTooLong(InvalidData):
@@ -42,6 +93,16 @@ class NoTrainableTokens(InvalidData):
     """A row in which loss falls on nothing, as the model's chat template renders it."""
 
     code = "no_trainable_tokens"
+
+
+class ToolsNotRendered(InvalidData):
+    """A row with a tool, a call or an answer that the model's chat template leaves out; `pointer` names the part."""
+
+    code = "tools_not_rendered"
+
+    def __init__(self, message: str, pointer: str, param: str | None = None) -> None:
+        super().__init__(message, param)
+        self.pointer = pointer
 
 
 class InvalidModel(SpardError):
@@ -63,19 +124,33 @@ class OutOfGpuMemory(SpardError):
 
 
 class JudgeUnavailable(SpardError):
-    """The judge's endpoint did not answer; nothing that it did not see is called safe."""
+    """The judge's endpoint did not answer; nothing that it did not see is called safe.
+
+    `is_passing`: it may answer later, as after a time-out; `retry_after_s` is how long it asked us to wait.
+    """
 
     code = "judge_unavailable"
 
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        *,
+        is_passing: bool = True,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, param)
+        self.is_passing, self.retry_after_s = is_passing, retry_after_s
+
 
 class CorruptCheckpoint(SpardError):
-    """A checkpoint's bytes do not match its manifest."""
+    """A resume state's bytes do not match its manifest."""
 
     code = "corrupt_checkpoint"
 
 
 class Stopped(SpardError):
-    """The caller asked the run to stop; what was done is checkpointed."""
+    """The caller asked the run to stop; what was done is saved."""
 
     code = "stopped"
 
@@ -99,3 +174,22 @@ class NotProved(SpardError):
     """An adapter is not, or cannot be shown to be, what its manifest says."""
 
     code = "not_proved"
+
+
+class InvalidKey(SpardError):
+    """A key file cannot be read or holds another kind of key."""
+
+    code = "invalid_key"
+
+
+def is_gpu_error(error: BaseException) -> bool:
+    """Tell CUDA's errors from others; after most of them nothing works on the GPU in the same process any more."""
+    is_named = type(error).__name__ == "AcceleratorError" or str(error).startswith("CUDA error")
+    return isinstance(error, RuntimeError) and is_named
+
+
+def is_gpu_out_of_memory(error: BaseException) -> bool:
+    """Whether torch, or a library below it, found too little memory on the GPU."""
+    return type(error).__name__ == "OutOfMemoryError" or (
+        is_gpu_error(error) and _NO_MEMORY.search(str(error)) is not None
+    )

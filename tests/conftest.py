@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,23 @@ from secrets import token_hex
 import boto3
 import pytest
 import redis
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 from app.db import make_engine, upgrade_schema
 from app.storage import Storage, open_storage
-from tests import servers
+from tests import servers, surroundings
+
+# The same examples on every machine, however long one takes there.
+hypothesis_settings.register_profile(
+    "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("steady")
+
+
+def pytest_configure() -> None:
+    surroundings.settle(os.environ)
 
 
 @dataclass(frozen=True)

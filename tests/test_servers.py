@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+WAIT_S = 120.0
 RUN = """
 import sys, time
 from tests import servers
@@ -41,12 +42,12 @@ def test_a_killed_test_run_leaves_no_server_and_no_file(server: str, folder: Pat
         started = psutil.Process(run.pid).children(recursive=True)
         run.send_signal(signal.SIGKILL)
     assert started
-    _, alive = psutil.wait_procs(started, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=WAIT_S)
     assert (alive, _left(folder)) == ([], [])
 
 
 def _left(folder: Path) -> list[Path]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT_S
     while (left := list(folder.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left

@@ -6,18 +6,20 @@ import signal
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import FrameType
 
-from app import logs, traces
-from app.preflight import Unfit
+from app.errors import Unfit
+from app.ops import logs, tracing
+from app.ops.supervisor import announce_ready
 from app.settings import get_settings
-from worker.main import Worker
+from worker.worker import Worker
 
 _LOOK_S = 1.0
 
 
 def main() -> None:
-    logs.set_up(get_settings().log_format)
+    """Serve jobs until a signal ends the worker; exit with a message where this machine cannot serve any."""
     try:
-        traces.set_up("spard-worker")
+        logs.set_up(get_settings().log_format)
+        tracing.set_up("spard-worker")
         worker = Worker(get_settings())
     except Unfit as error:
         raise SystemExit(f"spard: {error}") from None
@@ -34,6 +36,7 @@ def serve(worker: Worker) -> None:
         signal.signal(number, end)
     with ThreadPoolExecutor(max_workers=1) as pool:
         running = pool.submit(worker.run)
+        announce_ready()
         while wait([running], timeout=_LOOK_S).not_done:
             pass  # a signal that comes just before a wait does not end it; its handler runs now
         running.result()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from threading import Event
 
 import structlog
@@ -13,28 +16,31 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from app import traces
+from app import objects
+from app.checkpoints.records import taken_until
 from app.db import read, transaction
-from app.jobs import lease
+from app.db.tables import TERMINAL, Job
+from app.jobs import attempts, lease
 from app.jobs.lease import Claim
-from app.models import TERMINAL, Job
+from app.ops import tracing
 from app.settings import Settings
 from app.storage import Storage
-from worker.failures import GPU_BROKE, OUT_OF_MEMORY, Failure, failure, is_job_s_own
-from worker.figures import LOST, Figures
-from worker.folder import Folder, new_folder
-from worker.heart import Heart
+from worker.checkpoint_archives import CheckpointArchives
+from worker.failures import DISK_FULL, FAULTS, OUT_OF_MEMORY, Failed, Failure, Fault, around, failure, is_job_s_own
+from worker.heartbeat import Heart
 from worker.inputs import fill
 from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled, Stopping
-from worker.journal import Journal
-from worker.keeper import Keeper, delete_kept
 from worker.listener import Listener
-from worker.memory import oom_kills
-from worker.process import Child
+from worker.metrics import LOST, StageClock, WorkerMetrics
+from worker.outages import Waiting
+from worker.process import Child, oom_kills
+from worker.progress import Journal
 from worker.results import attempt_prefix, upload
-from worker.watch import Watch
+from worker.resume_state import Keeper, delete_kept
+from worker.workdir import Folder, new_folder
 
 _RETRY_S = 1.0
+_AVOID_S = {"disk_full": 600.0, "model_not_found": 600.0}  # a job that may do better elsewhere is left to others
 
 Ending = Callable[[Session], bool]  # the write that ends an attempt; False when the lease was lost
 
@@ -47,37 +53,50 @@ class Backend:
     engine: Engine
     storage: Storage
     key: Ed25519PrivateKey  # signs adapters
-    figures: Figures = field(default_factory=Figures)
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
 
 
 class Attempt:
-    """Runs one claim. `take_child` gives a child that waits for a folder; `stop` is set when the worker is to end."""
+    """Runs one claim. `take_child` gives a child that waits for a folder; `stop` is set when the worker is to end.
 
-    def __init__(self, backend: Backend, claim: Claim, take_child: Callable[[], Child], stop: Event) -> None:
+    `is_worker_s` says whether the worker itself explains a failure; `trouble` is what failed around the job.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        claim: Claim,
+        take_child: Callable[[], Child],
+        stop: Event,
+        is_worker_s: Callable[[Failure], bool] = lambda what: False,
+    ) -> None:
         self._backend, self._claim, self._take_child, self._stop = backend, claim, take_child, stop
+        self._is_worker_s = is_worker_s
         self._settings = settings = backend.settings
         self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
-        self._watch = Watch(backend.figures)
+        self._stages = StageClock(backend.metrics)
         self._child: Child | None = None
-        self.gpu_broke = False  # by what the child said last
-        self._job = self._read_job()
-        self._log = self._log.bind(request_id=self._job.spec.get("request_id"))
+        self.trouble: Failure | None = None
+        self.job, self._taken_until = self._read_job(), self._read_checkpoints()
+        self._log = self._log.bind(request_id=self.job.spec.request_id)
         self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
-        self._journal = Journal(claim, self._job.warnings or [])
+        self._journal = Journal(claim, self.job.warnings or [])
+        waits = settings.poll_s, settings.gpu_probe_s
+        self._waiting = Waiting(*waits, self._note_wait, self._go_on, self._heart.lost)
 
     def run(self) -> None:
         """Work until the job has ended, is queued again, or is no longer ours."""
         self._log.info("attempt", number=self._claim.attempt)
         began, job_id, number = time.monotonic(), self._claim.job_id, self._claim.attempt
-        with traces.continued("attempt", self._job.spec.get("traceparent"), job_id, number) as span, self._heart:
+        with tracing.continued("attempt", self.job.spec.traceparent, job_id, number) as span, self._heart:
             is_ours = self._run()
             job = self._read_job()
             outcome = job.status.value if is_ours else LOST
             span.set_attribute("spard.outcome", outcome)
-        self._backend.figures.note_attempt(outcome, time.monotonic() - began)
+        self._backend.metrics.note_attempt(outcome, time.monotonic() - began)
         self._log.info("attempt ended", status=job.status.value)
         if job.status in TERMINAL:
-            delete_kept(self._backend.storage, job.checkpoint)
+            delete_kept(job.checkpoint["files"] if job.checkpoint else (), self._discard)
 
     def _run(self) -> bool:
         """Work and write the ending; False when the lease was lost."""
@@ -87,7 +106,7 @@ class Attempt:
             self._log.warning("the lease is lost")
             return False
         finally:
-            self._watch.end()
+            self._stages.end()
         return True
 
     def _work_out_ending(self) -> Ending:
@@ -98,58 +117,77 @@ class Attempt:
         except Lost:
             raise
         except Cancelled:
-            return lambda session: lease.cancelled(session, self._claim)
+            return lambda session: lease.confirm_cancel(session, self._claim)
         except Stopping:
             return lambda session: lease.release(session, self._claim, "the worker stops")
         except Overdue:
             return lambda session: lease.fail_overdue(session, self._claim)
         except Stalled:
             return self._again(f"there was no progress for {self._settings.stall_s:g} s", blames_job=True)
+        except Failed as error:
+            return self._failed(error.what, blames_job=is_job_s_own(error.what.code))
         except Exception as error:  # whatever it is, the job is not left hanging
             self._log.exception("the attempt broke off")
             return self._failed(failure(error))
 
     def _work(self, folder: Folder) -> Ending:
-        storage, job, claim = self._backend.storage, self._job, self._claim
-        fill(folder, job, storage, self._settings, self._go_on)
-        keeper = Keeper(storage, attempt_prefix(job, claim.token), folder, job.checkpoint)
+        storage, job, claim = self._backend.storage, self.job, self._claim
+        filled = partial(fill, folder, job, storage, self._settings, self._go_on, self._taken_until)
+        self._waiting.insist(filled, self._settings.outage_patience_s)
+        prefix = attempt_prefix(job, claim.token)
+        keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
+        checkpoints = CheckpointArchives(storage, prefix, folder, self._backend.key)
         kills = oom_kills()
         self._child = child = self._take_child()
         try:
-            child.work(folder.root, job_id=claim.job_id, request_id=job.spec.get("request_id"))
-            last_word = self._listener(child, folder, keeper).listen(self._stop)
+            child.work(folder, job_id=claim.job_id, request_id=job.spec.request_id)
+            last_word = self._listener(child, folder, keeper, checkpoints).listen(self._stop)
         finally:
             self._end_child()
         match last_word:
             case {"kind": "done"}:
-                return upload(storage, job, claim, folder, self._backend.key)
+                # Nothing that was trained is thrown away because the storage is away, however long that is.
+                return self._waiting.insist(partial(upload, storage, job, claim, folder, self._backend.key), inf)
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
-            case {"kind": "failed", "code": GPU_BROKE.code}:
-                self.gpu_broke = True
-                return self._failed(GPU_BROKE, blames_job=True)
             case {"kind": "failed", "code": code, "message": message, "param": param, "retryable": retryable}:
-                return self._failed(Failure(code, message, param, retryable), blames_job=is_job_s_own(code))
+                raise Failed(around(code) if code in FAULTS else Failure(code, message, param, retryable))
             case _ if self._stop.is_set() or self._heart.pause_requested.is_set():
                 raise Stopping
             case _ if child.exit_code == -signal.SIGKILL and oom_kills() > kills:
-                return self._failed(OUT_OF_MEMORY, blames_job=True)
+                raise Failed(OUT_OF_MEMORY)
             case _:
                 reason = f"the training process ended by itself ({_exit(child.exit_code)})"
                 return self._again(reason, blames_job=True)
 
-    def _listener(self, child: Child, folder: Folder, keeper: Keeper) -> Listener:
-        return Listener(child, folder, self._journal, keeper, self._heart, self._watch, self._settings)
+    def _listener(self, child: Child, folder: Folder, keeper: Keeper, checkpoints: CheckpointArchives) -> Listener:
+        return Listener(child, folder, self._journal, keeper, checkpoints, self._heart, self._stages, self._settings)
 
     def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
+        """Say what a failure costs; the attempt's folder is gone, so that a disk is not full of the job itself."""
+        if what.is_unforeseen and self._is_worker_s(DISK_FULL):
+            what = DISK_FULL
+        self.trouble = None if what.fault is Fault.job else what
+        if what.fault is Fault.surroundings or (what.fault is Fault.worker and self._is_worker_s(what)):
+            return lambda session: lease.release(session, self._claim, _reason(what), waits=True)
         if what.retryable:
             return self._again(what.message, what, blames_job=blames_job)
         return lambda session: lease.fail(session, self._claim, what.error())
 
     def _again(self, reason: str, what: Failure | None = None, *, blames_job: bool) -> Ending:
-        delay_s = self._settings.poll_s * 2 ** (self._claim.attempt - 1)
-        error = what.error() if what else None
-        return lambda session: lease.requeue(session, self._claim, delay_s, reason, error, blames_job=blames_job)
+        delay_s = self._settings.poll_s * 2 ** (attempts.spent(self.job) - 1)
+        error, avoid_s = (what.error(), _AVOID_S.get(what.code, 0.0)) if what else (None, 0.0)
+        return lambda session: lease.requeue(
+            session, self._claim, delay_s, reason, error, blames_job=blames_job, avoid_s=avoid_s
+        )
+
+    def _note_wait(self, what: Failure) -> None:
+        """Tell the owner once what is waited for, while it is."""
+        self._journal.note_wait(what.code)
+        if self._journal.has_news:
+            with suppress(*DATABASE_AWAY):
+                self._heart.beat(self._journal.write)
+                self._journal.clear()
 
     def _settle(self, ending: Ending) -> None:
         """Write the last news and the ending together; wait for a database that is away while the lease is ours."""
@@ -159,7 +197,7 @@ class Attempt:
                     if not lease.holds(session, self._claim):
                         raise Lost
                     self._journal.write(session)
-                    if not ending(session):
+                    if not (lease.cancel_if_asked(session, self._claim) or ending(session)):
                         raise Lost
                 return
             except DATABASE_AWAY as error:
@@ -173,8 +211,14 @@ class Attempt:
             raise Lost
         if self._heart.cancel_requested.is_set():
             raise Cancelled
+        if self._heart.is_overdue.is_set():
+            raise Overdue
         if self._stop.is_set() or self._heart.pause_requested.is_set():
             raise Stopping
+
+    def _discard(self, keys: Sequence[str]) -> None:
+        begin = partial(transaction, self._backend.engine)
+        objects.discard(self._backend.storage, begin, keys, self.job.project_id, self.job.id)
 
     def _end_child(self) -> None:
         if self._child:
@@ -183,6 +227,15 @@ class Attempt:
     def _read_job(self) -> Job:
         with read(self._backend.engine) as session:
             return session.get_one(Job, self._claim.job_id)
+
+    def _read_checkpoints(self) -> int:
+        with read(self._backend.engine) as session:
+            return taken_until(session, self._claim.job_id)
+
+
+def _reason(what: Failure) -> str:
+    """Return the message as the end of another sentence."""
+    return what.message[:1].lower() + what.message[1:].rstrip(".")
 
 
 def _exit(code: int) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -19,18 +19,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from spard.adapters import tensor_digest
+from spard.models.adapters import tensor_digest
 
 log = logging.getLogger(__name__)
 
 
-class Cache:
-    """A folder that is safe to delete at any time."""
+class FolderCache:
+    """Entries as files of a folder that is safe to delete at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def tensor(self, kind: str, key: dict[str, Any], make: Callable[[], Tensor]) -> Tensor:
+    def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
+        """Return the tensor of that key, made anew if its file is missing or damaged."""
         path = self._path(kind, key, "safetensors")
         found = _read_tensor(path)
         if found is None:
@@ -38,7 +39,8 @@ class Cache:
             _write(path, save({"rows": found}, metadata={"sha256": tensor_digest({"rows": found})}))
         return found
 
-    def json(self, kind: str, key: dict[str, Any], make: Callable[[], Any]) -> Any:
+    def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """Return the JSON value of that key, made anew if its file is missing or damaged."""
         path = self._path(kind, key, "json")
         found = _read_json(path)
         if found is None:
@@ -47,8 +49,8 @@ class Cache:
             _write(path, json.dumps({"sha256": _sha256(text), "content": text}).encode())
         return found
 
-    def _path(self, kind: str, key: dict[str, Any], suffix: str) -> Path:
-        return self._folder / kind / f"{_sha256(json.dumps(key, sort_keys=True))}.{suffix}"
+    def _path(self, kind: str, key: Mapping[str, Any], suffix: str) -> Path:
+        return self._folder / kind / f"{_sha256(json.dumps(dict(key), sort_keys=True))}.{suffix}"
 
 
 def _read_tensor(path: Path) -> Tensor | None:
@@ -81,7 +83,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A cache that cannot be written costs time, not the job."""
+    """Write a cache entry; a failure costs time, not the job."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, prefix=".aside-", delete=False) as file:

@@ -1,7 +1,8 @@
-"""celery -A worker.celery_app worker --pool=solo -c 1 --without-gossip --without-mingle
+"""The worker for `celery -A worker.celery_app worker --pool=solo -c 1 --without-gossip --without-mingle`.
 
 The same worker, woken by messages. Jobs are served by one thread that also polls, so Celery's own loop is never
 blocked, a lost message costs a poll interval, and a repeated or forged one wakes a worker that finds nothing to do.
+That thread starts before Celery looks for its broker: without one, jobs are served and reaped all the same.
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ from typing import Any
 
 from celery import signals
 
-from app import logs, traces
-from app.preflight import Unfit
-from app.queue import WAKE, make_celery
-from app.settings import get_settings
-from worker.main import Worker
+from app.errors import Unfit
+from app.ops import logs, tracing
+from app.ops.broker import WAKE, make_celery
+from app.settings import Settings, get_settings
+from worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
 
+def _settings() -> Settings:
+    try:
+        return get_settings()
+    except Unfit as error:
+        raise SystemExit(f"spard: {error}") from None
+
+
 def _broker_url() -> str:
-    url = get_settings().broker_url
+    url = _settings().broker_url
     if url is None:
         raise SystemExit("SPARD_BROKER_URL is not set. Without a broker, run `python -m worker`: it polls.")
     return url.get_secret_value()
@@ -32,7 +40,7 @@ def _broker_url() -> str:
 
 def _ready_worker() -> Worker:
     try:
-        traces.set_up("spard-worker")
+        tracing.set_up("spard-worker")
         return Worker(get_settings())
     except Unfit as error:
         raise SystemExit(f"spard: {error}") from None
@@ -85,6 +93,6 @@ def _wait(**event: Any) -> None:
 
 
 signals.setup_logging.connect(_set_up_logs)
-signals.worker_ready.connect(_start)
+signals.celeryd_after_setup.connect(_start)
 signals.worker_shutting_down.connect(_end)
 signals.worker_shutdown.connect(_wait)

@@ -14,17 +14,21 @@ from pathlib import Path
 from threading import Event
 from types import FrameType
 
-from spard.proof import CleanProcess
+from app.ops.processes import die_with_parent
+from spard.evaluation.judges import asked_through
+from spard.release.proof import CleanProcess
 from worker import pipeline
+from worker.asking import Asking
+from worker.desk import llm_judges
 from worker.failures import failure
-from worker.folder import Folder
-from worker.lifeline import die_with_parent
-from worker.report import Report
+from worker.protocol import Report
+from worker.workdir import Folder, read_assignment
 
 log = logging.getLogger(__name__)
 
 
 def main() -> None:
+    """Read a folder's name from standard input and do its job; do nothing if the input ends first."""
     die_with_parent(int(sys.argv[1]))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     report = Report(os.dup(sys.stdout.fileno()))
@@ -45,7 +49,9 @@ def main() -> None:
 def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess) -> None:
     """Run the pipeline; whatever goes wrong becomes a message."""
     try:
-        pipeline.run(folder, report, stop.is_set, clean)
+        asking = Asking(report, sys.stdin.fileno(), llm_judges(read_assignment(folder).run.judge))
+        with asked_through(asking.open):
+            pipeline.run(folder, report, stop.is_set, clean)
     except Exception as error:
         log.exception("the job failed")
         what = failure(error)

@@ -1,33 +1,74 @@
 """What went wrong, as a job's owner may read it: a code, a sentence, the field at fault, and whether to try again.
 
-What was not foreseen is told in general words only; the details are in the log.
+What was not foreseen is told in general words only; the details are in the log. `FAULTS` says whose fault a code is.
 """
 
 from __future__ import annotations
 
 import errno
-import re
 from dataclasses import dataclass
+from enum import StrEnum
 
+from app.db.tables.job_records import JobError
 from app.errors import AppError
 from spard.errors import (
     CorruptCheckpoint,
     InvalidData,
-    JudgeUnavailable,
+    InvalidModel,
+    InvalidPool,
+    InvalidSuite,
     OutOfGpuMemory,
     SpardError,
     Stopped,
+    is_gpu_error,
+    is_gpu_out_of_memory,
 )
 
-_TRY_AGAIN = (CorruptCheckpoint, JudgeUnavailable, OutOfGpuMemory, Stopped)
+
+class Fault(StrEnum):
+    """Whose fault a failure is, which decides what it costs."""
+
+    job = "job"  # an attempt, and none follows where the same would only happen again
+    worker = "worker"  # nothing, if a probe agrees; the worker takes no such job until the probe passes
+    surroundings = "surroundings"  # nothing; it is waited for
+
+
+# Every other code is the job's own. docs/reliability.md shows this table.
+FAULTS = {
+    "disk_error": Fault.worker,
+    "disk_full": Fault.worker,
+    "gpu_error": Fault.worker,
+    "model_missing": Fault.worker,
+    "model_not_found": Fault.worker,
+    "hub_unavailable": Fault.surroundings,
+    "judge_unavailable": Fault.surroundings,
+    "storage_full": Fault.surroundings,
+    "storage_unavailable": Fault.surroundings,
+}
+_WORDS = {  # neutral: neither accusing the customer nor telling of the provider's machines
+    "disk_error": "The disk of a worker stopped working.",
+    "disk_full": "The disk of a worker was full.",
+    "gpu_error": "The GPU stopped working in the middle of this job.",
+    "model_missing": "A worker does not have the base model at the moment.",
+    "model_not_found": "The base model cannot be loaded; your files are not at fault.",
+    "hub_unavailable": "The base model cannot be fetched at the moment.",
+    "judge_unavailable": "The judge of the audit does not answer at the moment.",
+    "storage_full": "The service's storage is full at the moment.",
+    "storage_unavailable": "The service's storage does not answer at the moment.",
+}
+_TRY_AGAIN = (CorruptCheckpoint, OutOfGpuMemory, Stopped)
 _GPU_OOM = "The GPU has too little memory for this job; a smaller batch_size or max_seq_length needs less."
-_GPU_BROKE = "The GPU stopped working in the middle of this job."
 _OOM = "The worker has too little memory for this job; a smaller batch_size or max_seq_length needs less."
-_FULL = "The worker's disk is full."
 _UNFORESEEN = "The job failed for a reason of ours, not of your file; the provider's log has the details."
-_NO_MEMORY = re.compile("out of memory|ALLOC_FAILED")
 _SERVER_ERROR = "server_error"
+_PROVIDERS = {
+    InvalidSuite: "An audit suite of the provider cannot be used; your files are not at fault.",
+    InvalidPool: "The safety pool of the provider cannot be used; your files are not at fault.",
+}
 _BAD_FILE = "The job failed due to an invalid training file."  # as OpenAI begins it; scripts look for it
+_NO_ROOM = "No space left on device"  # as libraries quote the system's error that wrap it in one of their own
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_BROKEN = (errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +80,89 @@ class Failure:
     param: str | None = None
     retryable: bool = False
 
-    def error(self) -> dict[str, str | None]:
+    @property
+    def fault(self) -> Fault:
+        """Whose failure it is; the job's unless its code says otherwise."""
+        return FAULTS.get(self.code, Fault.job)
+
+    @property
+    def is_unforeseen(self) -> bool:
+        """Whether no kind of failure that is known explains it."""
+        return self.code == _SERVER_ERROR
+
+    def error(self) -> JobError:
+        """Return it as the job's row and the API show it."""
         return {"code": self.code, "message": self.message, "param": self.param}
 
 
+class Failed(Exception):
+    """The attempt came to an end that a `Failure` describes."""
+
+    def __init__(self, what: Failure) -> None:
+        super().__init__(what.message)
+        self.what = what
+
+
+class ModelMissing(AppError):
+    """The base model is not where this worker looks for it; the message is for the log."""
+
+    code = "model_missing"
+
+
+class HubUnavailable(AppError):
+    """The hub did not answer; the message is for the log."""
+
+    code = "hub_unavailable"
+
+
+def around(code: str) -> Failure:
+    """Return a failure of what is around the job, in neutral words."""
+    return Failure(code, _WORDS[code], retryable=True)
+
+
 OUT_OF_MEMORY = Failure("out_of_memory", _OOM, retryable=True)
-GPU_BROKE = Failure("gpu_error", _GPU_BROKE, retryable=True)
+DISK_FULL = around("disk_full")
 
 
 def is_job_s_own(code: str) -> bool:
     """Whether a child that reports it may well do so again: nothing outside the job explains it."""
-    return code in (OUT_OF_MEMORY.code, GPU_BROKE.code, _SERVER_ERROR)
-
-
-def is_gpu_oom(error: BaseException) -> bool:
-    """Whether torch, or a library below it, found too little memory on the GPU."""
-    return type(error).__name__ == "OutOfMemoryError" or (
-        _is_gpu_s(error) and _NO_MEMORY.search(str(error)) is not None
-    )
-
-
-def _is_gpu_s(error: BaseException) -> bool:
-    """CUDA's errors; after most of them nothing works on the GPU in the same process any more."""
-    is_named = type(error).__name__ == "AcceleratorError" or str(error).startswith("CUDA error")
-    return isinstance(error, RuntimeError) and is_named
+    return code in (OUT_OF_MEMORY.code, "gpu_error", _SERVER_ERROR)
 
 
 def failure(error: BaseException) -> Failure:
     """Every exception in the words of `Failure`."""
     match error:
+        case InvalidSuite() | InvalidPool():
+            return Failure(error.code, _PROVIDERS[type(error)])
         case InvalidData():
             return Failure(error.code, f"{_BAD_FILE} {_sentence(error.message)}", error.param or "training_file")
+        case InvalidModel():
+            return around("model_not_found")
+        case SpardError() | AppError() if error.code in FAULTS:
+            return around(str(error.code))
         case SpardError():
             return Failure(error.code, _sentence(error.message), error.param, isinstance(error, _TRY_AGAIN))
         case AppError():
             return Failure(error.code or _SERVER_ERROR, error.message, error.param, error.status >= 500)
+        case _:
+            return _of_machine(error)
+
+
+def _of_machine(error: BaseException) -> Failure:
+    """Return the failure for what Python, torch or the system raised."""
+    match error:
         case MemoryError():
             return OUT_OF_MEMORY
-        case RuntimeError() if is_gpu_oom(error):
+        case RuntimeError() if is_gpu_out_of_memory(error):
             return Failure("gpu_oom", _GPU_OOM)
-        case RuntimeError() if _is_gpu_s(error):
-            return GPU_BROKE
-        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Failure("storage_full", _FULL, retryable=True)
+        case RuntimeError() if is_gpu_error(error):
+            return around("gpu_error")
+        case OSError() if error.errno in _BROKEN:
+            return around("disk_error")
+        case OSError() if error.errno in _FULL:
+            return DISK_FULL
+        case _ if _NO_ROOM in str(error):
+            return DISK_FULL
         case _:
             return Failure(_SERVER_ERROR, _UNFORESEEN, retryable=True)
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
-from app.preflight import Unfit
+from app.errors import Unfit
+from app.ops.processes import python
 from app.settings import Settings
 
-PROBE = (sys.executable, "-m", "worker.probe")
+PROBE = python("worker.gpu_probe")
 _DRIVER = "libcuda.so.1"
 _PROBE_S = 120.0
 

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import fields
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Literal, cast
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
+from app.db.tables import Job
+from app.db.tables.job_records import KeptFile
+from app.db.tables.job_spec import CorpusRef, JobSpec, ObjectRef, StartFrom
 from app.errors import AppError
-from app.models import Job
 from app.settings import Settings
-from app.storage import Storage, StorageError
-from spard.archive import unpack
-from spard.config import GateThresholds, JudgeSpec, Recipe
-from spard.errors import InvalidModel
-from spard.recipe import RunSpec, SuiteSpec, parse
-from worker.folder import Assignment, Folder, write_assignment
+from app.storage import ObjectMissing, Storage
+from spard.config import JudgeSpec, Recipe
+from spard.config.deprecated import from_stored
+from spard.config.run_spec import RunSpec, SuiteSpec, parse
+from spard.release.archive import unpack
+from worker.failures import HubUnavailable, ModelMissing
+from worker.workdir import Assignment, Folder, write_assignment
 
 log = logging.getLogger(__name__)
 
 _NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
-_THRESHOLDS = [each.name for each in fields(GateThresholds)]
 _START = "in/start.tar.gz"
+_JUDGE_ERRORS = Path("in/judge.json")
+_Kind = Literal["harmful", "benign", "utility"]
+_Source = ObjectRef | CorpusRef | StartFrom
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -34,50 +41,58 @@ class Changed(AppError):
     code = "checksum_mismatch"
 
 
-def fill(folder: Folder, job: Job, storage: Storage, settings: Settings, go_on: Callable[[], None]) -> None:
-    """Bring everything that the job needs into its folder; `go_on` is called between files, and may raise."""
-    inputs = _inputs(job)
+def fill(
+    folder: Folder, job: Job, storage: Storage, settings: Settings, go_on: Callable[[], None], taken_until: int = 0
+) -> None:
+    """Bring everything that the job needs into its folder; `go_on` is called between files, and may raise.
+
+    `taken_until` is the last step of which the job has a checkpoint. When the storage broke off, what came whole is not
+    downloaded again.
+    """
+    inputs = _inputs(job.spec)
     for path, source in inputs.items():
         go_on()
-        _download(storage, source, folder.root / path)
-    if _START in inputs:
+        if not (folder.root / path).exists():
+            _download(storage, source, folder.root / path)
+    if _START in inputs and not folder.start.exists():
         unpack(folder.root / _START, folder.start)
-    for kept in (job.checkpoint or {}).get("files", []):
+    for kept in job.checkpoint["files"] if job.checkpoint else ():
         go_on()
-        _restore(storage, kept, folder)
-    write_assignment(folder, _assignment(job, settings))
+        if not (folder.root / PurePosixPath(kept["path"])).exists():
+            _restore(storage, kept, folder)
+    if settings.judge_errors:
+        shutil.copyfile(settings.judge_errors, folder.root / _JUDGE_ERRORS)
+    write_assignment(folder, _assignment(job, settings, taken_until))
 
 
-def _inputs(job: Job) -> dict[str, dict[str, Any]]:
+def _inputs(spec: JobSpec) -> dict[str, _Source]:
     """Path below the folder -> the object to download."""
-    spec = job.spec
-    found = {"in/training.jsonl": spec["training_file"]}
-    if spec.get("validation_file"):
-        found["in/validation.jsonl"] = spec["validation_file"]
-    if spec.get("pool"):
-        found["in/pool.jsonl"] = spec["pool"]
-    if spec.get("start_from"):
-        found[_START] = spec["start_from"]
-    return found | {_suite_path(i): suite for i, suite in enumerate(spec["suites"])}
+    named = {
+        "in/training.jsonl": spec.training_file,
+        "in/validation.jsonl": spec.validation_file,
+        "in/pool.jsonl": spec.pool,
+        _START: spec.start_from,
+    } | {_suite_path(i): suite for i, suite in enumerate(spec.suites)}
+    return {path: source for path, source in named.items() if source is not None}
 
 
 def _suite_path(i: int) -> str:
     return f"in/suites/{i}.jsonl"
 
 
-def _download(storage: Storage, source: dict[str, Any], path: Path) -> None:
-    stored = storage.download_file(source["storage_key"], path)
-    if stored.sha256 != source["sha256"]:
-        raise Changed(f"The bytes of {source.get('id', path.stem)} are no longer those that the job was made with.")
+def _download(storage: Storage, source: _Source, path: Path) -> None:
+    stored = storage.download_file(source.storage_key, path)
+    if stored.sha256 != source.sha256:
+        raise Changed(f"The bytes of {source.id} are no longer those that the job was made with.")
 
 
-def _restore(storage: Storage, kept: dict[str, Any], folder: Folder) -> None:
-    """A piece that is damaged is left out: what it held is worked out again."""
+def _restore(storage: Storage, kept: KeptFile, folder: Folder) -> None:
+    """Restore what an earlier attempt kept; a damaged or lost file is left out, and its stage is repeated."""
     path = folder.root / PurePosixPath(kept["path"])
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         stored = storage.download_file(kept["key"], path)
-    except StorageError as error:
+    except ObjectMissing as error:
         log.warning("%s cannot be restored: %s", kept["path"], error)
     else:
         if stored.sha256 == kept["sha256"]:
@@ -86,68 +101,85 @@ def _restore(storage: Storage, kept: dict[str, Any], folder: Folder) -> None:
     path.unlink(missing_ok=True)
 
 
-def _assignment(job: Job, settings: Settings) -> Assignment:
+def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
     spec = job.spec
-    model, policy = spec["model"], spec["policy"]
-    recipe: Recipe = parse(Recipe, job.recipe, "recipe")
+    recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     run = RunSpec(
-        model=_local_model(model["source"], model.get("revision")),
+        model=_local_model(spec.model.source, spec.model.revision),
         training_file=Path("in/training.jsonl"),
-        validation_file=Path("in/validation.jsonl") if spec.get("validation_file") else None,
-        pool=Path("in/pool.jsonl") if spec.get("pool") else None,
-        suites=_suites(spec["suites"]),
+        validation_file=Path("in/validation.jsonl") if spec.validation_file else None,
+        pool=Path("in/pool.jsonl") if spec.pool else None,
+        suites=_suites(spec.suites),
         recipe=recipe,
-        judge=JudgeSpec(name=spec["judge"], base_url=settings.judge_base_url, model=settings.judge_model),
-        thresholds=GateThresholds(**{name: policy[name] for name in _THRESHOLDS if name in policy}),
+        judge=_judge(spec, settings),
+        judge_errors=_JUDGE_ERRORS if settings.judge_errors else None,
+        thresholds=spec.policy.thresholds(),
         public_name=job.model,
-        start_from=Path("in/start") if spec.get("start_from") else None,
+        start_from=Path("in/start") if spec.start_from else None,
     )
     return Assignment(
         job.id,
         run,
         settings.cache_dir(),
-        waived=bool(spec.get("waived")),
+        waived=spec.waived,
         provenance=_provenance(job),
-        holds=bool(policy.get("waivers")),
+        holds=spec.policy.waivers,
         processes=settings.gpus_per_job,
+        patience_s=settings.outage_patience_s,
+        checkpoint_prompts=spec.checkpoint_prompts,
+        taken_until=taken_until,
     )
 
 
-def _provenance(job: Job) -> dict[str, Any]:
-    """What was asked for, by name, version and digest; no place of ours, and no name of a customer's."""
+def _judge(spec: JobSpec, settings: Settings) -> JudgeSpec:
+    """Return the job's judge; where its row has the name alone, with the rest that this worker is set up with."""
+    return _at_hand(spec.judge_spec or replace(settings.judge, name=spec.judge))
+
+
+def _at_hand(judge: JudgeSpec) -> JudgeSpec:
+    """Return the same judge with every classifier as a folder."""
+    model = _local_model(judge.model, None) if judge.name == "classifier" else judge.model
+    return replace(judge, model=model, members=tuple(_at_hand(member) for member in judge.members))
+
+
+def _provenance(job: Job) -> dict[str, object]:
+    """Return what the job was made of, by name, version and digest, without paths and names of customers."""
     spec = job.spec
     return {
-        "revision": spec["model"].get("revision"),
-        "policy": spec["policy"],
-        "judge": spec["judge"],
+        "revision": spec.model.revision,
+        "policy": asdict(spec.policy),
+        "judge": spec.judge,
         "request_sha256": job.request_hash,
-        **{name: _named(spec.get(name)) for name in ("training_file", "validation_file", "pool")},
-        "start_from": _named(spec.get("start_from")),
-        "suites": [_named(suite) for suite in spec["suites"]],
+        "training_file": _named(spec.training_file),
+        "validation_file": _named(spec.validation_file),
+        "pool": _named(spec.pool),
+        "start_from": _named(spec.start_from),
+        "suites": [_named(suite) for suite in spec.suites],
     }
 
 
-def _named(source: dict[str, Any] | None) -> dict[str, Any] | None:
-    return source and {name: source[name] for name in _NAMED if name in source}
+def _named(source: _Source | None) -> dict[str, object] | None:
+    return None if source is None else {name: getattr(source, name) for name in _NAMED if hasattr(source, name)}
 
 
-def _suites(suites: list[dict[str, Any]]) -> tuple[SuiteSpec, ...]:
+def _suites(suites: Iterable[CorpusRef]) -> tuple[SuiteSpec, ...]:
     """Suites of two kinds may have one name; results are told apart by it, so the second one gets its kind's too."""
     found: dict[str, SuiteSpec] = {}
     for i, suite in enumerate(suites):
-        name = suite["name"] if suite["name"] not in found else f"{suite['name']} ({suite['kind']})"
-        found[name] = SuiteSpec(name, suite["kind"], Path(_suite_path(i)))
+        name = suite.name if suite.name not in found else f"{suite.name} ({suite.kind})"
+        found[name] = SuiteSpec(name, cast(_Kind, suite.kind), Path(_suite_path(i)))
     return tuple(found.values())
 
 
 def _local_model(source: str, revision: str | None) -> str:
-    """A folder as it is; a hub id as the folder that its pinned revision is downloaded to. Children stay offline."""
+    """Return a folder as it is, or the folder of a hub id's pinned revision, downloaded here: children stay offline."""
     if Path(source).is_dir():
         return source
+    if Path(source).is_absolute():  # it was a folder when the provider offered the model
+        raise ModelMissing(f"The folder {source} is not on this machine: mount it where the API has it.")
     try:
         return str(snapshot_download(source, revision=revision, allow_patterns=_MODEL_FILES))
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise ModelMissing(f"The hub has no {source} at {revision} for this machine: {error}") from error
     except (OSError, ValueError) as error:
-        log.warning("%s at %s cannot be downloaded: %s", source, revision, error)
-        raise InvalidModel(
-            "the base model cannot be downloaded; the provider's log has the details", "model"
-        ) from error
+        raise HubUnavailable(f"{source} at {revision} cannot be downloaded: {error}") from error

@@ -1,4 +1,4 @@
-"""Listens to a child until it ends: news into the rows, checkpoints into storage, and an end to it when need be."""
+"""Listens to a child until it ends: news into the rows, what it keeps into storage, and an end to it when need be."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from threading import Event
 
 import structlog
 
+from app.checkpoints.records import EpochResult
+from app.db.tables.checkpoints import EPOCH
 from app.settings import Settings
-from worker.folder import Folder
-from worker.heart import Heart
+from worker.checkpoint_archives import CheckpointArchives
+from worker.heartbeat import Heart
 from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled
-from worker.journal import Journal
-from worker.keeper import Keeper
+from worker.metrics import StageClock
 from worker.process import Child
-from worker.report import Message
-from worker.watch import Watch
+from worker.progress import Journal
+from worker.protocol import Message
+from worker.resume_state import Keeper
+from worker.workdir import Folder
 
 _WRITE_EVERY_S = 1.0
 _LISTEN_S = 0.1
@@ -31,17 +34,18 @@ class Listener:
         folder: Folder,
         journal: Journal,
         keeper: Keeper,
+        checkpoints: CheckpointArchives,
         heart: Heart,
-        watch: Watch,
+        stages: StageClock,
         settings: Settings,
     ) -> None:
         self._child, self._folder, self._journal, self._keeper = child, folder, journal, keeper
-        self._heart, self._watch, self._settings = heart, watch, settings
+        self._checkpoints, self._heart, self._stages, self._settings = checkpoints, heart, stages, settings
         self._last_word: Message | None = None
         self._log = structlog.get_logger(__name__).bind(child=child.pid)
 
     def listen(self, stop: Event) -> Message | None:
-        """What the child said last, `done` or `failed`; None when it ended without a word."""
+        """Return the child's last message, `done` or `failed`; None if it ended without one."""
         heard = written = time.monotonic()
         give_up_at: float | None = None
         while not self._child.is_over:
@@ -78,19 +82,23 @@ class Listener:
             case {"kind": "failed"}:
                 self._last_word = message
                 self._keep_stages()
-            case {"kind": "checkpoint", "step": int(step), "path": str(path), "metrics": dict(metrics)}:
-                if self._keeper.keep_checkpoint(step, self._folder.root / path):
+            case {"kind": "resume_state", "step": int(step), "path": str(path)}:
+                if self._keeper.keep_state(step, self._folder.root / path):
                     self._journal.keep(self._keeper.record)
-                    self._journal.note_checkpoint(step, metrics)
+            case {"kind": "checkpoint", "step": int(step), "metrics": dict(metrics), "safety": safety}:
+                archive = self._checkpoints.upload(step) if message["has_adapter"] else None
+                self._keep_stages()
+                self._journal.note_checkpoint(step, EpochResult(EPOCH, metrics, safety, archive))
             case {"kind": "phase", "phase": str(phase)}:
-                self._watch.begin(phase)
+                self._stages.begin(phase)
                 self._journal.hear(message)
                 self._keep_stages()
             case _:
                 self._journal.hear(message)
 
     def _keep_stages(self) -> None:
-        if self._keeper.keep_stages():
+        missed = self._keeper.keep_missed()
+        if self._keeper.keep_stages() or missed is not None:
             self._journal.keep(self._keeper.record)
 
     def _write(self) -> None:

@@ -1,82 +1,82 @@
-"""A job from its folder to its results: embed, select, train, audit, package.
-
-The base model is measured before training, because full fine-tuning leaves none of it. What an earlier attempt chose
-or measured came with the folder and is not worked out again; training goes on from its newest checkpoint.
-"""
+"""A job in its child: the stages of `spard.pipeline` on a job's folder, and for other ranks their part in training."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import torch
 
-from spard import ranks
-from spard.data import Encoded, encode_all, encode_to_train
-from spard.errors import InvalidData, Stopped
-from spard.models import Base, load_base
-from spard.proof import CleanProcess
-from spard.rows import Example, prompt_text, read_examples, read_pool
-from spard.safe_set import safe_set
-from worker.cache import Cache
-from worker.context import Context
-from worker.folder import Folder, read_assignment
-from worker.partners import leaving_word, partners
-from worker.report import Report
-from worker.stages import audit, embed, package, risk, select, train
-from worker.stages.train import Data
+from spard import distributed
+from spard.config.patience import Patience
+from spard.errors import Stopped
+from spard.evaluation.contamination import refuse_leaks
+from spard.evaluation.scorers.sandbox import refuse_programs
+from spard.models.base import Base, load_base
+from spard.pipeline import train
+from spard.pipeline.context import CheckpointPlan, Context
+from spard.pipeline.outputs import OutputsInFolder
+from spard.pipeline.package import Release
+from spard.pipeline.rows import prepare
+from spard.pipeline.stages import run_stages
+from spard.release.proof import CleanProcess
+from worker.cache import FolderCache
+from worker.distributed import leaving_word, partners
+from worker.protocol import Report
+from worker.workdir import Assignment, Folder, read_assignment
 
-_ANY_LENGTH = 2**31
 _SMALL = 20_000_000  # parameters
 
 
 def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess | None = None) -> None:
     """Do the job that the folder describes, and leave its results there. `clean` was started before; else it is now."""
+    assignment = read_assignment(folder)
+    release = Release(
+        folder.out,
+        job_id=assignment.job_id,
+        waived=assignment.waived,
+        keeps_failed=assignment.holds,
+        provenance=assignment.provenance,
+    )
+    refuse_programs(assignment.run)
+    if not assignment.waived:
+        refuse_leaks(assignment.run)
     with clean or CleanProcess() as process:
-        _run(folder, report, should_stop, process)
-
-
-def _run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess) -> None:
-    context = _context(folder, report, should_stop, clean)
-    rows, data = _data(context)
-    _warn_of_shared_rows(context, data)
-    base_results = audit.measure_base(context, rows)
-    with partners(folder, context.assignment.processes, context.base.device, report):
-        tuned = train.run(context, data)
-    measured = audit.run(context, rows, tuned.trained.model, base_results)
-    package.run(context, tuned, measured, [prompt_text(row) for row in rows[: package.PROVED_WITH]])
+        context = _context(assignment, folder, report, should_stop)
+        together = partial(partners, folder, assignment.processes, context.base.device, report)
+        run_stages(context, release, process, together)
 
 
 def take_part(folder: Folder, report: Report, rank: int, count: int) -> None:
     """Train with the process that runs the job: on the same data, in the same steps."""
-    with CleanProcess() as clean:
-        context = _context(folder, report, lambda: False, clean)
-    _, data = _data(context)
-    with ranks.joined(folder.meeting, rank, count, context.base.device), leaving_word(folder), suppress(Stopped):
-        train.run(context, data)
+    context = _context(read_assignment(folder), folder, report, lambda: False)
+    rows = prepare(context)
+    with distributed.joined(folder.meeting, rank, count, context.base.device), leaving_word(folder), suppress(Stopped):
+        train.run(context, rows)
 
 
-def _context(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess) -> Context:
-    assignment = read_assignment(folder)
+def _context(assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool]) -> Context:
     base = load_base(assignment.run.model, assignment.run.revision)
     _set_threads(base)
-    return Context(assignment, folder, base, Cache(assignment.cache_dir), clean, report, should_stop)
+    return Context(
+        assignment.run,
+        base,
+        report,
+        OutputsInFolder(folder.stage),
+        FolderCache(assignment.cache_dir),
+        folder.resume_states,
+        should_stop,
+        assignment.processes,
+        Patience(assignment.patience_s),
+        _checkpoints(assignment, folder),
+    )
 
 
-def _data(context: Context) -> tuple[list[Example], Data]:
-    """The customer's rows, and everything as tokens."""
-    tokenizer, limit = context.base.tokenizer, context.base.sequence_limit(context.recipe.max_seq_length)
-    rows = read_examples(context.run.training_file)
-    task, validation = encode_to_train(tokenizer, rows, limit), _validation(context, limit)
-    return rows, Data(task, _safe_set(context, rows, limit), validation)
-
-
-def _warn_of_shared_rows(context: Context, data: Data) -> None:
-    trained = {row.ids for row in data.task}
-    if shared := sum(row.ids in trained for row in data.validation):
-        said = f"{shared} of {len(data.validation)} rows of the validation file stand in the training file too"
-        context.report.warning(f"{said}: their loss says little about other data.")
+def _checkpoints(assignment: Assignment, folder: Folder) -> CheckpointPlan | None:
+    prompts = assignment.checkpoint_prompts
+    return None if prompts is None else CheckpointPlan(folder.epochs, prompts, assignment.taken_until)
 
 
 def _set_threads(base: Base) -> None:
@@ -84,32 +84,3 @@ def _set_threads(base: Base) -> None:
     is_small = base.device.type == "cpu" and base.model.num_parameters() < _SMALL
     if is_small and "SPARD_WORKER_THREADS" not in os.environ:
         torch.set_num_threads(1)
-
-
-def _validation(context: Context, limit: int) -> list[Encoded]:
-    if context.run.validation_file is None:
-        return []
-    try:
-        return encode_to_train(context.base.tokenizer, read_examples(context.run.validation_file), limit)
-    except InvalidData as error:
-        error.param = "validation_file"
-        raise
-
-
-def _safe_set(context: Context, rows: list[Example], limit: int) -> list[Encoded]:
-    """The pool rows that the defence trains on."""
-    if not context.recipe.uses_pool or context.run.pool is None:
-        return []
-    pool = read_pool(context.run.pool)
-    encoded = encode_all(context.base.tokenizer, pool, _ANY_LENGTH)
-    chosen = select.chosen_before(context)
-    if chosen is None:
-        fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= limit]
-        if len(fitting) < len(pool):
-            left_out = f"{len(pool) - len(fitting)} of {len(pool)} safety examples have more than {limit} tokens"
-            context.report.warning(f"{left_out} and are left out.")
-        task_MD, pool_ND = embed.run(context, rows, pool, context.run.pool)
-        risk.run(context, rows, task_MD, pool_ND)
-        chosen = select.run(context, task_MD, pool_ND, fitting)
-    examples = [pool[i] for i in chosen]
-    return safe_set(context.base, examples, rows, context.recipe, context.run.judge, limit)

@@ -1,7 +1,8 @@
 """The child process of a job: started before there is a job, fed one folder, listened to, and never outliving us.
 
-A child runs in a session of its own with an environment that holds no secret but, if the judge needs one, its key. It
-dies with its parent: the kernel kills it when the thread that started it ends, so that thread has to live on.
+A child runs in a session of its own, behind walls and with an environment that holds no secret; its judge is asked
+through us. It dies with its parent: the kernel kills it when the thread that started it ends, so that thread has to
+live on.
 """
 
 from __future__ import annotations
@@ -9,25 +10,29 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
-from threading import Thread
+from threading import Lock, Thread
 from typing import IO, cast
 
 import structlog
 
+from app.ops.processes import python, safe_path
 from app.settings import Settings
-from worker.report import MAX_LINE, Message, parse
+from worker.cell import Cell
+from worker.desk import Desk, as_line
+from worker.protocol import MAX_LINE, Message, parse
+from worker.workdir import Folder
 
-COMMAND = (sys.executable, "-m", "worker.child")
+COMMAND = python("worker.child")
+MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 MAX_LOG_BYTES = 10_000_000  # of a job's child
 _QUEUED = 1000  # messages; a child that is faster than the database waits in its pipe
 _NAMES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _PREFIXES = ("CUBLAS_", "CUDA_", "HF_", "LC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH")
-_SECRET = frozenset({"HF_TOKEN"})
+_SECRET = ("CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")  # a name with one of these is not passed
 _FIXED = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -37,12 +42,22 @@ _FIXED = {
 }
 
 
+def oom_kills(events: Path = MEMORY_EVENTS) -> int:
+    """Return how often the kernel has killed in this container for want of memory; 0 where it does not tell."""
+    with suppress(OSError, ValueError):
+        return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])
+    return 0
+
+
 class Child:
     """One child process: warm until it is given a folder, heard until it ends, gone after `kill`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], cell: Cell) -> None:
+        self._cell = cell
+        self._desk: Desk | None = None
+        self._writing = Lock()
         self._process = subprocess.Popen(  # noqa: S603 - the command is ours
-            [*command, str(os.getpid())],
+            cell.command(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -58,10 +73,12 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """The number of its process, and of the group of all that it starts."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
+        """Whether its process runs; what it said last may still wait in the queue."""
         return self._process.poll() is None
 
     @property
@@ -69,18 +86,17 @@ class Child:
         """What it ended with; negative when a signal ended it."""
         return self._process.wait()
 
-    def work(self, folder: Path, **ids: str | None) -> None:
+    def work(self, folder: Folder, **ids: str | None) -> None:
         """Tell it which folder to work on; a child that has died meanwhile says so by being over.
 
         What it logs is logged with `ids`.
         """
         self._log = self._log.bind(**ids)
-        with suppress(BrokenPipeError):
-            self._stdin.write(f"{folder}\n".encode())
-            self._stdin.flush()
+        self._desk = self._cell.desk(folder, self._tell)  # before the child can change what it is made of
+        self._write(self._cell.line(folder))
 
     def receive(self, timeout_s: float) -> Message | None:
-        """What it says next; None when it said nothing in time, or has ended."""
+        """Return the next message; None if none came in time or the child has ended."""
         if self.is_over:
             return None
         with suppress(Empty):
@@ -97,10 +113,20 @@ class Child:
         """End it and all it started, now; returns when it is gone."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+        if self._desk:
+            self._desk.close()
         while not self.is_over:
             self.receive(timeout_s=1)
         with suppress(BrokenPipeError):
             self._stdin.close()
+
+    def _tell(self, message: Message) -> None:
+        self._write(as_line(message))
+
+    def _write(self, line: bytes) -> None:
+        with self._writing, suppress(BrokenPipeError, ValueError):  # it has died meanwhile, or was ended
+            self._stdin.write(line)
+            self._stdin.flush()
 
     def _signal(self, number: signal.Signals) -> None:
         if self.is_alive:  # else its number may be another's by now
@@ -110,7 +136,10 @@ class Child:
     def _read(self, stream: IO[bytes]) -> None:
         with stream:
             while line := stream.readline(MAX_LINE):
-                if message := parse(line):
+                message = parse(line)
+                if message and message["kind"] == "ask" and self._desk:
+                    self._desk.take(message)
+                elif message:
                     self._messages.put(message)
                 else:
                     self._log.warning("the child said what is no message", bytes=len(line))
@@ -129,14 +158,12 @@ class Child:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """What a child may know: where programs and models are, and how many threads it has."""
+    """Return the variables that a child gets: where programs and models are, and how many threads it has."""
     passed = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
-    passed = {name: value for name, value in passed.items() if name not in _SECRET}
+    passed = {name: value for name, value in passed.items() if not any(word in name for word in _SECRET)}
     passed |= _FIXED | {"OMP_NUM_THREADS": str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))}
     if settings.worker_threads:
         passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for, so it holds for small models too
     if settings.device == "cpu":
         passed["CUDA_VISIBLE_DEVICES"] = ""
-    if settings.judge == "llm" and settings.judge_api_key:
-        passed["SPARD_JUDGE_API_KEY"] = settings.judge_api_key.get_secret_value()
-    return passed
+    return safe_path(passed)

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
-from app.files.service import RESULTS
-from app.jobs import lease
+from app.checkpoints import records
+from app.checkpoints.records import EpochResult
+from app.db.base import new_id
+from app.db.tables import File, Job
+from app.db.tables.checkpoints import FINAL
+from app.db.tables.files import RESULTS
+from app.db.tables.job_records import AuditRow, CheckpointSafety, HeldArchive
+from app.jobs import events, lease
 from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
-from app.models import File, Job, new_id
 from app.storage import Storage, Stored
-from spard.manifest import MANIFEST, file_sha256
-from worker.folder import Folder
-from worker.seal import seal
+from spard.digests import MANIFEST, file_sha256
+from spard.release.archive import archive
+from spard.release.manifest import sign, verify
+from worker.handover import require_plain
+from worker.workdir import Folder
 
 # What of the report the job itself shows.
 _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "seconds")
-_COLUMNS = ("suite", "kind", "judge", "n", "hits", "rate", "mean_harmfulness")
-_RENAMED = {"unscored": "n_unscored", "low": "ci_low", "high": "ci_high"}
 _RELEASED = ("pass", "waived")
 
 
@@ -37,15 +42,31 @@ class Uploaded:
     stored: Stored
 
 
+def seal(folder: Folder, key: Ed25519PrivateKey) -> None:
+    """Sign the adapter's manifest, pack the folder, and verify the archive; `NotProved` when it is not what was made.
+
+    The parent does this: the child, which works on strangers' data, never has the key.
+    """
+    pack(folder.adapter, folder.archive, key)
+
+
+def pack(adapter: Path, path: Path, key: Ed25519PrivateKey) -> None:
+    """Do the same for the adapter in any folder, packed as `path`."""
+    sign(adapter, key)
+    archive(adapter, path)
+    verify(path, key.public_key())
+
+
 def attempt_prefix(job: Job, token: int) -> str:
     """Every attempt writes under a prefix of its own, so that no two can mix."""
-    return f"tenants/{job.tenant_id}/jobs/{job.id}/a{token}"
+    return f"tenants/{job.project_id}/jobs/{job.id}/a{token}"
 
 
 def upload(
     storage: Storage, job: Job, claim: Claim, folder: Folder, key: Ed25519PrivateKey
 ) -> Callable[[Session], bool]:
     """Upload the results, the adapter signed; what is returned writes the rows, or is False: the lease is lost."""
+    require_plain(folder.out)
     report = json.loads(folder.safety.read_text())
     prefix = f"{attempt_prefix(job, claim.token)}/out"
 
@@ -74,10 +95,10 @@ def _publish(
         adapter={"storage_key": adapter.key, "sha256": adapter.stored.sha256, "bytes": adapter.stored.bytes},
         **_common(session, job, report, files),
     )
-    return lease.publish(session, claim, publication)
+    return _record_last(session, claim, report) and lease.publish(session, claim, publication)
 
 
-def _hold(storage: Storage, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> dict[str, Any] | None:
+def _hold(storage: Storage, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> HeldArchive | None:
     """Put aside what failed, if the child has left it for a waiver: signed, and where no route looks."""
     if not folder.adapter.exists():
         return None
@@ -94,11 +115,23 @@ def _reject(
     claim: Claim,
     report: dict[str, Any],
     files: list[Uploaded],
-    held: dict[str, Any] | None,
+    held: HeldArchive | None,
 ) -> bool:
     reasons = " ".join(report["gate"]["reasons"])
     message = f"The adapter did not pass the safety audit and is not released. {reasons}".strip()
-    return lease.reject(session, claim, Rejection(message=message, held=held, **_common(session, job, report, files)))
+    rejection = Rejection(message=message, held=held, **_common(session, job, report, files))
+    return _record_last(session, claim, report) and lease.reject(session, claim, rejection)
+
+
+def _record_last(session: Session, claim: Claim, report: dict[str, Any]) -> bool:
+    """Store the end of the last epoch, whose archive is the job's; False when the lease is lost."""
+    if not report.get("checkpoints"):
+        return True
+    last = report["checkpoints"][-1]
+    events.append(session, claim.job_id, "info", "message", f"Checkpoint created at step {last['step']}")
+    safety = {name: last[name] for name in CheckpointSafety.__required_keys__}
+    result = EpochResult(FINAL, last["metrics"], cast(CheckpointSafety, safety), None)
+    return records.record(session, claim, {last["step"]: result})
 
 
 def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uploaded]) -> dict[str, Any]:
@@ -111,17 +144,28 @@ def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uplo
     }
 
 
-def _row(subject: str, result: dict[str, Any]) -> dict[str, Any]:
-    """A suite's figures as columns of AuditResult."""
-    row = {name: result[name] for name in _COLUMNS} | {new: result[old] for old, new in _RENAMED.items()}
-    return {"subject": subject, **row}
+def _row(subject: str, result: Mapping[str, Any]) -> AuditRow:
+    """Return a suite's result as columns of AuditResult."""
+    return {
+        "subject": subject,
+        "suite": result["suite"],
+        "kind": result["kind"],
+        "judge": result["judge"],
+        "n": result["n"],
+        "n_unscored": result["unscored"],
+        "hits": result["hits"],
+        "rate": result["rate"],
+        "ci_low": result["low"],
+        "ci_high": result["high"],
+        "mean_harmfulness": result["mean_harmfulness"],
+    }
 
 
 def _file(session: Session, job: Job, result: Uploaded) -> str:
-    """The row that lets a customer download a result."""
+    """Add the row that lets a customer download a result, and return its id."""
     file = File(
         id=new_id("file-"),
-        tenant_id=job.tenant_id,
+        project_id=job.project_id,
         filename=result.filename,
         purpose=RESULTS,
         bytes=result.stored.bytes,

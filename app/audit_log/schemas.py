@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
 
-from app.files.schemas import UnixTime
+from app.http.schemas import UnixTime
 
 
 class EntryOut(BaseModel):
@@ -23,7 +23,7 @@ class EntryOut(BaseModel):
     target: str
     result: str
     request_id: str | None
-    details: dict[str, Any] | None
+    details: dict[str, JsonValue] | None
     hash: str
 
     @computed_field  # type: ignore[prop-decorator]  # pydantic's own form
@@ -34,6 +34,8 @@ class EntryOut(BaseModel):
 
 
 class EntryList(BaseModel):
+    """One page of the audit log, the latest first; go on with `after` set to the last entry's `id`."""
+
     model_config = ConfigDict(from_attributes=True)
 
     object: Literal["list"] = "list"

@@ -18,8 +18,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
-from app.audit_log.models import AuditEntry
-from app.models import utc_now
+from app.db.base import utc_now
+from app.db.tables import AuditEntry
 
 CALLER = "caller"  # where a session names who it works for
 _GENESIS = "0" * 64
@@ -32,21 +32,21 @@ Result = Literal["ok", "denied"]
 
 class _Principal(Protocol):
     @property
-    def tenant_id(self) -> str: ...
+    def project_id(self) -> str: ...
     @property
     def key_id(self) -> str: ...
 
 
 @dataclass(slots=True)
 class Caller:
-    """Whom a request comes from; filled in once its key is recognised."""
+    """Who sent a request; `principal` is set once its key is recognized."""
 
     principal: _Principal | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A chain that holds: how many rows, and the hash of the last."""
+    """An intact chain: how many rows it has, and the hash of the last."""
 
     rows: int
     head: str
@@ -69,7 +69,7 @@ class Entries:
 
 
 def record(session: Session, action: str, target: str, result: Result = "ok", **details: Any) -> None:
-    """Add an act to the log; to be called last in a transaction, since nobody else can add one until it ends."""
+    """Add an entry; call it last in a transaction, since no other entry can be added until that ends."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(_LOCK)))  # on SQLite a writer is alone anyway
     caller: Caller = session.info.get(CALLER) or Caller()
@@ -79,7 +79,7 @@ def record(session: Session, action: str, target: str, result: Result = "ok", **
         seq=last.seq + 1 if last else 1,
         created_at=utc_now(),
         actor=principal.key_id if principal else _SYSTEM,
-        tenant_id=principal.tenant_id if principal else None,
+        tenant_id=principal.project_id if principal else None,  # the name that the chain of hashes holds
         action=action,
         target=target,
         result=result,
@@ -92,7 +92,7 @@ def record(session: Session, action: str, target: str, result: Result = "ok", **
 
 
 def entries(session: Session, action: str | None, after: int | None, limit: int) -> Entries:
-    """The log, the latest first; a page goes on below `after`."""
+    """Return a page of the log, the latest first, of entries below `after`."""
     query = select(AuditEntry).order_by(AuditEntry.seq.desc()).limit(limit + 1)
     if action is not None:
         query = query.where(AuditEntry.action == action)
@@ -103,7 +103,7 @@ def entries(session: Session, action: str | None, after: int | None, limit: int)
 
 
 def verify(session: Session) -> Chain | Broken:
-    """Work out every hash again."""
+    """Compute every hash again, and return the intact chain or the first row that does not match."""
     before, rows = _GENESIS, 0
     for entry in _in_order(session):
         rows += 1
@@ -116,7 +116,7 @@ def verify(session: Session) -> Chain | Broken:
 
 
 def hash_at(session: Session, seq: int) -> str | None:
-    """What a copy of the head that was noted elsewhere is held against."""
+    """Return the hash of an entry, to compare with a copy that was kept elsewhere."""
     return session.scalar(select(AuditEntry.hash).where(AuditEntry.seq == seq))
 
 
@@ -137,7 +137,7 @@ def _hash(before: str, entry: AuditEntry) -> str:
 
 
 def _canonical(entry: AuditEntry) -> bytes:
-    """The same bytes on every database."""
+    """Return the bytes that are hashed; they are the same on every database."""
     row = {name: getattr(entry, name) for name in _COLUMNS}
     row["created_at"] = entry.created_at.astimezone(UTC).isoformat(timespec="microseconds")
     return json.dumps(row, sort_keys=True, separators=(",", ":")).encode()

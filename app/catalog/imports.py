@@ -1,55 +1,134 @@
-"""Pools and suites on their way in: every row must be right, or nothing is kept."""
+"""Import pools and suites: every row must be right, or nothing is kept.
+
+Leaks between pools and suites are found here, before any job is made: pool rows that hold a prompt of a current suite
+are left out, and whoever imports a suite of which prompts stand in the current pool is told to import the pool again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
 
-from app.catalog import heldout, service
-from app.catalog.schemas import PoolOut
+from sqlalchemy.orm import Session
+
+from app import objects
+from app.catalog import held_out, service
+from app.catalog.schemas import CorpusOut, PoolOut
 from app.catalog.service import HELD_OUT
+from app.db import Begin
+from app.db.base import new_id
+from app.db.tables import Corpus
 from app.errors import InvalidRequest
-from app.files.rows import pool_row, suite_row, utility_row
-from app.files.upload import Begin, Received, nothing_left, receive, removed
-from app.files.validation import Limits, RowRule
-from app.models import Corpus, new_id
-from app.multipart import Form
+from app.files.upload import Received, receive
+from app.files.validation import Limits
+from app.http.multipart import Form
+from app.objects import Planned, Writing
 from app.storage import Storage, Stored
+from spard.data.jsonl import numbered_rows
+from spard.data.overlap import find_leaks, rows_holding
+from spard.data.row_rules import SUITE_RULES, SuiteRowKind, pool_row
 
-_RULES: dict[str, RowRule] = {"harmful": suite_row, "benign": suite_row, "utility": utility_row}
+MIN_ATTACKS = 20  # fewer prompts that were scored leave the gate undecided
 _SHOWN = 20
 
 
-def import_suite(storage: Storage, begin: Begin, form: Form, name: str, kind: str, limits: Limits) -> Corpus:
-    """Prompts to measure adapters with become the current version of the suite."""
+def import_suite(
+    storage: Storage, begin: Begin, form: Form, name: str, kind: SuiteRowKind, limits: Limits
+) -> CorpusOut:
+    """Make prompts to measure adapters with the current version of the suite."""
     if name.endswith(HELD_OUT):
         message = f"Names that end in {HELD_OUT} are those of what is held out of pools."
         raise InvalidRequest(message, code="invalid_name", param="name")
     suite = _new(kind, name)
-    with nothing_left(storage, suite.storage_key):
-        received = receive(storage, form, suite.storage_key, _RULES[kind], limits)
+    with objects.writing(storage, begin, partial(_planned, corpora=[suite])) as writing:
+        received = receive(writing, form, suite.storage_key, SUITE_RULES[kind], limits)
         _refuse_bad_rows(received)
         _measured(suite, received.stored, received.report.rows)
+        warnings = _shared_with_pool(storage, begin, suite)
         with begin() as session:
             current = service.add_corpus(session, suite)
-    if current is not suite:
-        storage.delete(suite.storage_key)
-    return current
+            if current is suite:
+                writing.named(session, suite.storage_key)
+            imported = CorpusOut.model_validate(current).model_copy(update={"warnings": warnings})
+        _give_back(storage, begin, [current], [suite])
+    return imported
 
 
 def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: Limits) -> PoolOut:
-    """A safety pool becomes the current one; attacks held out of it are an object of their own."""
+    """Make a safety pool the current one; attacks held out of it are an object of their own."""
     pool, attacks, raw = _new(service.POOL, name), _new(service.HARMFUL, name + HELD_OUT), _new(service.POOL, name)
-    with nothing_left(storage, pool.storage_key, attacks.storage_key):
-        with removed(storage, raw.storage_key):
-            received = receive(storage, form, raw.storage_key, pool_row, limits)
-            _refuse_bad_rows(received)
-            _split(storage, raw, pool, attacks)
+    with objects.writing(storage, begin, partial(_planned, corpora=[pool, attacks, raw])) as writing:
+        received = receive(writing, form, raw.storage_key, pool_row, limits)
+        _refuse_bad_rows(received)
+        audited = _audited_rows(storage, begin, raw)
+        if len(audited) == received.report.rows:
+            message = "Every row of the pool holds a prompt of a current audit suite."
+            raise InvalidRequest(message, code="invalid_corpus", param="file")
+        _split(storage, writing, raw, pool, attacks, audited)
+        halves = [pool, attacks] if attacks.rows else [pool]
         with begin() as session:
             current = service.add_pool(session, pool, attacks if attacks.rows else None)
-    if current.id != pool.id:
-        for corpus in (pool, attacks):
-            storage.delete(corpus.storage_key)
-    return current
+            if current.id == pool.id:
+                writing.named(session, *(half.storage_key for half in halves))
+            has_attacks = service.has_attacks(session)
+            kept = service.versions(session, current.id)
+        _give_back(storage, begin, kept, halves)
+    warnings = [*_left_out(len(audited)), *([] if has_attacks else _too_few_held_out(current.held_out))]
+    return current.model_copy(update={"warnings": warnings})
+
+
+def _planned(session: Session, corpora: Sequence[Corpus]) -> Sequence[Planned]:
+    return [Planned(corpus.storage_key, None, corpus.id) for corpus in corpora]
+
+
+def _give_back(storage: Storage, begin: Begin, kept: Sequence[Corpus], imported: Sequence[Corpus]) -> None:
+    """Give the bytes that were imported again to a version that has lost its object."""
+    for old, new in product(kept, imported):
+        if old.id != new.id and (old.kind, old.sha256) == (new.kind, new.sha256):
+            is_kept = partial(service.is_kept, corpus_id=old.id)
+            objects.give_back(storage, begin, new.storage_key, old.storage_key, is_kept)
+
+
+def _audited_rows(storage: Storage, begin: Begin, raw: Corpus) -> set[int]:
+    """Return the indices of the pool's rows that hold a prompt of a current suite."""
+    with begin() as session:
+        keys = [suite.storage_key for suite in service.current_suites(session)]
+    prompts = [prompt for key in keys for prompt in _prompts(storage, key)]
+    return rows_holding(prompts, _prompts(storage, raw.storage_key)) if prompts else set()
+
+
+def _shared_with_pool(storage: Storage, begin: Begin, suite: Corpus) -> list[str]:
+    """Say how many prompts of a suite stand in the current pool, if any do."""
+    with begin() as session:
+        pool = service.pool(session, None)
+        name, key = (pool.name, pool.storage_key) if pool else ("", None)
+    if key is None:
+        return []
+    leaks = find_leaks({suite.name: _prompts(storage, suite.storage_key)}, {name: _prompts(storage, key)})
+    message = (
+        f"{len(leaks)} of {suite.rows} prompts stand in the safety pool {name}, so jobs with both would measure memory "
+        "and end before training. Import the pool again: rows that hold prompts of a suite are then left out."
+    )
+    return [message] if leaks else []
+
+
+def _left_out(rows: int) -> list[str]:
+    message = f"{rows} row(s) hold prompts of a current audit suite and were left out of the pool."
+    return [message] if rows else []
+
+
+def _too_few_held_out(prompts: int) -> list[str]:
+    """Say that a pool alone cannot decide whether an adapter is safe."""
+    message = (
+        f"Only {prompts} prompt(s) could be held out as attacks, and the safety gate needs {MIN_ATTACKS}: import a "
+        "suite of kind harmful, or a pool of at least a hundred prompts that differ."
+    )
+    return [message] if prompts < MIN_ATTACKS else []
+
+
+def _prompts(storage: Storage, key: str) -> Sequence[str]:
+    return [str(row["prompt"]) for _, row in numbered_rows(storage.chunks(key))]
 
 
 def _new(kind: str, name: str) -> Corpus:
@@ -58,26 +137,27 @@ def _new(kind: str, name: str) -> Corpus:
     return corpus
 
 
-def _split(storage: Storage, raw: Corpus, pool: Corpus, attacks: Corpus) -> None:
-    def rows() -> Iterator[heldout.Row]:
-        return heldout.read_lines(storage.chunks(raw.storage_key))
+def _split(storage: Storage, writing: Writing, raw: Corpus, pool: Corpus, attacks: Corpus, left_out: set[int]) -> None:
+    def rows() -> Iterator[held_out.Row]:
+        numbered = enumerate(row for _, row in numbered_rows(storage.chunks(raw.storage_key)))
+        return (row for i, row in numbered if i not in left_out)
 
-    held = heldout.held_out(rows())
-    _write(storage, pool, heldout.kept(rows(), held))
+    held = held_out.held_out(rows())
+    _write(writing, pool, held_out.kept(rows(), held))
     if held:
-        _write(storage, attacks, heldout.attacks(rows(), held))
+        _write(writing, attacks, held_out.attacks(rows(), held))
 
 
-def _write(storage: Storage, corpus: Corpus, rows: Iterator[heldout.Row]) -> None:
+def _write(writing: Writing, corpus: Corpus, rows: Iterator[held_out.Row]) -> None:
     count = 0
 
-    def counted() -> Iterator[heldout.Row]:
+    def counted() -> Iterator[held_out.Row]:
         nonlocal count
         for row in rows:
             count += 1
             yield row
 
-    stored = storage.write(corpus.storage_key, heldout.write_lines(counted()))
+    stored = writing.write(corpus.storage_key, held_out.write_lines(counted()))
     _measured(corpus, stored, count)
 
 

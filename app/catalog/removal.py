@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
+from app import objects
 from app.audit_log import service as audit_log
 from app.catalog import service
+from app.catalog.schemas import CorpusDeleted
+from app.db import Begin
+from app.db.base import utc_now
+from app.db.tables import TERMINAL, Corpus, Job
 from app.errors import InvalidState, NotFound
-from app.files.models import CondemnedObject
-from app.models import TERMINAL, Corpus, Job, utc_now
+from app.storage import Storage
 
 
-def delete_pool(session: Session, corpus_id: str) -> list[str]:
-    """A pool's version goes with the attacks held out of it; the caller removes the objects after the commit."""
+def delete(storage: Storage, begin: Begin, corpus_id: str, forget: Callable[[Session, str], None]) -> CorpusDeleted:
+    """Delete a version that `forget` forgets; while its bytes could not be deleted, asking again goes on."""
+    with begin() as session:
+        if not objects.has_deletions(session, None, corpus_id):
+            forget(session, corpus_id)
+    objects.perform(storage, begin, corpus_id)
+    return CorpusDeleted(id=corpus_id)
+
+
+def forget_pool(session: Session, corpus_id: str) -> None:
+    """Forget a pool's version and the attacks held out of it; their bytes go after the commit."""
     pool = _deletable(session, corpus_id, "pool", Corpus.kind == service.POOL)
-    held_out = service.held_out_of(session, pool)
-    return _delete(session, "pool", [pool, held_out] if held_out else [pool])
+    _forget(session, "pool", service.versions(session, pool.id))
 
 
-def delete_suite(session: Session, corpus_id: str) -> list[str]:
+def forget_suite(session: Session, corpus_id: str) -> None:
     """Likewise; what was held out of a pool goes with that pool alone."""
     is_own = (Corpus.kind != service.POOL) & ~Corpus.name.endswith(service.HELD_OUT)
-    return _delete(session, "suite", [_deletable(session, corpus_id, "suite", is_own)])
+    _forget(session, "suite", [_deletable(session, corpus_id, "suite", is_own)])
 
 
 def _deletable(session: Session, corpus_id: str, what: str, is_such: ColumnElement[bool]) -> Corpus:
@@ -37,16 +51,15 @@ def _deletable(session: Session, corpus_id: str, what: str, is_such: ColumnEleme
 
 
 def _user(session: Session, corpus: Corpus) -> str | None:
-    """An unfinished job that names the version."""
+    """Return the id of an unfinished job that uses the version, or None."""
     is_pool = Job.spec[("pool", "id")].as_string() == corpus.id
     is_suite = Job.spec["suites"].as_string().contains(corpus.id)
     return session.scalar(select(Job.id).where(Job.status.not_in(TERMINAL), or_(is_pool, is_suite)).limit(1))
 
 
-def _delete(session: Session, what: str, corpora: list[Corpus]) -> list[str]:
+def _forget(session: Session, what: str, corpora: list[Corpus]) -> None:
+    first = corpora[0]
     for corpus in corpora:
         corpus.deleted_at = utc_now()
-        session.merge(CondemnedObject(storage_key=corpus.storage_key))
-    first = corpora[0]
+        objects.condemn(session, corpus.storage_key, project_id=None, subject=first.id, bytes=corpus.bytes)
     audit_log.record(session, f"{what}.deleted", first.id, name=first.name, sha256=first.sha256)
-    return [corpus.storage_key for corpus in corpora]

@@ -6,9 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.files.schemas import UnixTime
-from app.jobs.request import Body
-from app.models import Corpus
+from app.db.tables import Corpus
+from app.http.schemas import Body, UnixTime
 
 
 class ModelOut(BaseModel):
@@ -21,6 +20,8 @@ class ModelOut(BaseModel):
 
 
 class ModelList(BaseModel):
+    """All base models by alias, then your own fine-tuned models, oldest first."""
+
     object: Literal["list"] = "list"
     data: list[ModelOut]
 
@@ -35,7 +36,17 @@ class BaseModelIn(Body):
     allow_full_fine_tuning: bool = False
 
 
+class ToolSupport(BaseModel):
+    """Whether a model's chat template renders the tools offered, the calls made, and what tools answer."""
+
+    tools: bool
+    tool_calls: bool
+    tool: bool
+
+
 class BaseModelOut(BaseModel):
+    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API."""
+
     model_config = ConfigDict(from_attributes=True)
 
     object: Literal["base_model"] = "base_model"
@@ -44,16 +55,22 @@ class BaseModelOut(BaseModel):
     revision: str | None
     learning_rate: float | None
     allow_full_fine_tuning: bool
+    tool_support: ToolSupport | None
     created_at: UnixTime
 
 
 class BaseModelList(BaseModel):
+    """Every base model on offer, by alias."""
+
     object: Literal["list"] = "list"
     data: list[BaseModelOut]
 
 
 class CorpusOut(BaseModel):
-    """One version of a safety pool or an audit suite; `rows` is what jobs see."""
+    """One version of a safety pool or an audit suite; `rows` is what jobs see.
+
+    `warnings` are in the answer to an import: what keeps jobs from being measured with it.
+    """
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -66,6 +83,7 @@ class CorpusOut(BaseModel):
     bytes: int
     sha256: str
     created_at: UnixTime
+    warnings: list[str] = []
 
 
 class Embedded(BaseModel):
@@ -91,21 +109,28 @@ class PoolOut(CorpusOut):
 
     @classmethod
     def of(cls, pool: Corpus, held_out: int, embedded_for: list[Embedded]) -> Self:
-        columns = {name: getattr(pool, name) for name in CorpusOut.model_fields if name != "object"}
+        """Build the answer from a stored pool and what was counted of it."""
+        columns = {name: getattr(pool, name) for name in CorpusOut.model_fields if hasattr(pool, name)}
         return cls(**columns, held_out=held_out, embedded_for=embedded_for)
 
 
 class CorpusDeleted(BaseModel):
+    """Confirms that a version of a safety pool or an audit suite is gone."""
+
     id: str
     object: Literal["corpus"] = "corpus"
     deleted: Literal[True] = True
 
 
 class PoolList(BaseModel):
+    """Every version of every safety pool, newest first."""
+
     object: Literal["list"] = "list"
     data: list[PoolOut]
 
 
 class SuiteList(BaseModel):
+    """Every version of every audit suite, newest first."""
+
     object: Literal["list"] = "list"
     data: list[CorpusOut]

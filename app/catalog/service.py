@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import get_args
 
 from sqlalchemy import ColumnElement, Select, and_, func, select
 from sqlalchemy.orm import Session
@@ -12,49 +11,63 @@ from sqlalchemy.orm import Session
 from app.audit_log import service as audit_log
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.catalog.sources import checked_source
-from app.errors import NotFound
-from app.jobs.models import DeletedModel
-from app.models import BaseModelEntry, Corpus, Job, JobStatus, utc_now
-from spard.config import Defense, uses_safe_rows
+from app.db.base import utc_now
+from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus
+from app.errors import InvalidState, NotFound
+from app.files.tokenizer import open_tokenizer
+from spard.config import defenses
+from spard.data import chat
 
 POOL = "pool"
 HARMFUL = "harmful"
 HELD_OUT = "-heldout"
-_SELECTING = [each.type for each in (kind() for kind in get_args(Defense)) if uses_safe_rows(each)]
+_SELECTING = [name for name, kind in defenses().items() if kind.trains_on_safe_rows]
 
 
 def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
     """Offer a base model; the same alias again replaces what it stood for."""
     source = checked_source(entry.source, entry.revision)
-    kept = session.merge(BaseModelEntry(**entry.model_dump() | {"source": source}))
+    offered = BaseModelEntry(**entry.model_dump() | {"source": source})
+    offered.tool_support = tool_support(offered)
+    kept = session.merge(offered)
     session.flush()
     audit_log.record(session, "model.offered", entry.alias, revision=entry.revision)
     return kept
 
 
+def tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
+    """Return what of tools the model's template renders: as it was when offered, else as it is now, if it is here."""
+    try:
+        return entry.tool_support or chat.tool_support(open_tokenizer(entry))
+    except (InvalidState, KeyError):  # of several templates none is the default
+        return None
+
+
 def base_models(session: Session) -> Sequence[BaseModelEntry]:
+    """Return what the provider offers, by alias."""
     return session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.alias)).all()
 
 
-def models(session: Session, tenant_id: str) -> list[ModelOut]:
-    """The base models, and the tenant's own fine-tuned ones."""
-    tuned = session.scalars(_tuned_of(tenant_id).order_by(Job.created_at))
+def models(session: Session, project_id: str) -> list[ModelOut]:
+    """Return the base models, and the project's own fine-tuned ones."""
+    tuned = session.scalars(_tuned_of(project_id).order_by(Job.created_at))
     return [_offered(entry) for entry in base_models(session)] + [_tuned(job) for job in tuned]
 
 
-def get_model(session: Session, tenant_id: str, model: str) -> ModelOut:
+def get_model(session: Session, project_id: str, model: str) -> ModelOut:
+    """Return a base model or one of the project's own; `NotFound` for another project's as for an unknown one."""
     entry = session.get(BaseModelEntry, model)
     if entry is not None:
         return _offered(entry)
-    job = tuned(session, tenant_id, model)
+    job = tuned(session, project_id, model)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
     return _tuned(job)
 
 
-def tuned(session: Session, tenant_id: str, model: str) -> Job | None:
-    """The tenant's job whose model this is, if it exists."""
-    return session.scalar(_tuned_of(tenant_id).where(Job.fine_tuned_model == model).limit(1))
+def tuned(session: Session, project_id: str, model: str) -> Job | None:
+    """Return the project's job that made this model, or None."""
+    return session.scalar(_tuned_of(project_id).where(Job.fine_tuned_model == model).limit(1))
 
 
 def add_corpus(session: Session, corpus: Corpus) -> Corpus:
@@ -94,38 +107,55 @@ def suites(session: Session) -> list[Corpus]:
 
 
 def current_suites(session: Session) -> list[Corpus]:
-    """The newest version of each name, by name."""
+    """Return the newest version of each suite, ordered by name."""
     newest = {suite.name: suite for suite in reversed(suites(session))}
     return [newest[name] for name in sorted(newest)]
 
 
 def held_out_of(session: Session, pool: Corpus) -> Corpus | None:
-    """The attacks that a pool's import set aside."""
+    """Return the attacks that a pool's import held out, or None."""
     of_pool = (Corpus.name == pool.name + HELD_OUT) & (Corpus.version == pool.version)
     return session.scalar(kept().where(of_pool, Corpus.kind == HARMFUL))
 
 
+def versions(session: Session, pool_id: str) -> list[Corpus]:
+    """Return a version of a pool, and what was held out of it."""
+    pool = session.get_one(Corpus, pool_id)
+    held_out = held_out_of(session, pool)
+    return [pool, held_out] if held_out else [pool]
+
+
+def is_kept(session: Session, corpus_id: str) -> bool:
+    """Return whether a version is there and not deleted; it stays so until the transaction ends."""
+    return session.scalar(kept().where(Corpus.id == corpus_id).with_for_update()) is not None
+
+
 def with_held_out(session: Session, suites: list[Corpus], pool: Corpus | None) -> list[Corpus]:
-    """The suites; without any attack among them, also those held out of the pool."""
+    """Return the suites; if none of them is an attack, add the one that was held out of the pool."""
     if pool is None or any(suite.kind == HARMFUL for suite in suites):
         return suites
     held_out = held_out_of(session, pool)
     return [*suites, held_out] if held_out else suites
 
 
+def has_attacks(session: Session) -> bool:
+    """Tell whether the provider has a suite of attacks, which takes the place of what is held out of a pool."""
+    return any(suite.kind == HARMFUL for suite in current_suites(session))
+
+
 def measured_with(session: Session) -> list[Corpus]:
-    """What a job that asks for nothing else is measured with today."""
+    """Return the suites that a job is measured with if it names none."""
     return with_held_out(session, current_suites(session), pool(session, None))
 
 
 def pool(session: Session, wanted: str | None) -> Corpus | None:
-    """The pool version of this id, or the newest one that the provider has."""
+    """Return the pool version of this id, or the newest one of the provider."""
     query = kept().where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)
     return session.scalar(query if wanted is None else query.where(Corpus.id == wanted))
 
 
 def kept() -> Select[Corpus]:
-    """The versions that were not deleted."""
+    """Select the versions that were not deleted."""
     return select(Corpus).where(Corpus.deleted_at.is_(None))
 
 
@@ -150,16 +180,16 @@ def _embedded(session: Session) -> defaultdict[str, list[Embedded]]:
 
 
 def _is_embedded() -> ColumnElement[bool]:
-    """A job that was over with the embed stage, which is only there for defences that select."""
+    """Match succeeded jobs whose defense selects rows: jobs without a safe set embed nothing."""
     return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(_SELECTING))
 
 
-def _tuned_of(tenant_id: str) -> Select[Job]:
-    """The tenant's jobs whose model exists, and is not out under a waiver that has ended."""
+def _tuned_of(project_id: str) -> Select[Job]:
+    """Select the project's jobs whose model exists and is not released by a waiver that has ended."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
     is_out = waived_until.is_(None) | (waived_until > int(utc_now().timestamp()))
-    return select(Job).where(Job.tenant_id == tenant_id, is_there, is_out)
+    return select(Job).where(Job.project_id == project_id, is_there, is_out)
 
 
 def _offered(entry: BaseModelEntry) -> ModelOut:
@@ -168,4 +198,4 @@ def _offered(entry: BaseModelEntry) -> ModelOut:
 
 def _tuned(job: Job) -> ModelOut:
     ended = job.finished_at or job.created_at
-    return ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.tenant_id)
+    return ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.project_id)

@@ -12,7 +12,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 
 
 def checked_source(source: str, revision: str | None) -> str:
-    """The source as workers will open it; a folder becomes absolute."""
+    """Return the source as workers will open it; a folder becomes absolute."""
     if _is_folder(source):
         return _checked_folder(Path(source).expanduser().resolve())
     if source.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(source):

@@ -20,7 +20,7 @@ def parameters(source: str) -> int | None:
 
 
 def _names(folder: Path) -> set[str]:
-    """The files that are loaded: others beside them may hold the same weights again."""
+    """Return the names of the files that are loaded; others beside them may hold the same weights again."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return {"model.safetensors"}

@@ -1,1 +1,1 @@
-"""The steps of a training that were kept, and who may know of them."""
+"""The ends of a training's epochs: listed, downloaded, deleted, and who may know of them."""

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
-from app.files.schemas import UnixTime
-from app.jobs.request import Body
+from app.db.tables.job_records import CheckpointSafety
+from app.http.schemas import Body, UnixTime
+
+
+@with_config(ConfigDict(extra="allow"))
+class CheckpointMetrics(TypedDict, total=False):
+    """OpenAI's names, each where it was measured; a number that is no number is null."""
+
+    step: int
+    train_loss: float | None
+    train_mean_token_accuracy: float | None
+    valid_loss: float | None
+    valid_mean_token_accuracy: float | None
+    full_valid_loss: float | None
+    full_valid_mean_token_accuracy: float | None
 
 
 class CheckpointOut(BaseModel):
-    """A step of a training with its numbers. The model's name is a name only: its weights are not served."""
+    """The end of an epoch with its numbers. `safety` is what its audit found, null if there was none.
+
+    Where the gate passed, `fine_tuned_model_checkpoint` is a model that can be downloaded and started from.
+    """
 
     id: str
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
@@ -19,7 +36,8 @@ class CheckpointOut(BaseModel):
     fine_tuned_model_checkpoint: str
     fine_tuning_job_id: str
     step_number: int
-    metrics: dict[str, Any]
+    metrics: CheckpointMetrics
+    safety: CheckpointSafety | None
 
 
 class CheckpointList(BaseModel):
@@ -41,6 +59,8 @@ class PermissionCreate(Body):
 
 
 class PermissionOut(BaseModel):
+    """One project that may know of a checkpoint."""
+
     model_config = ConfigDict(from_attributes=True)
 
     id: str
@@ -62,6 +82,8 @@ class PermissionList(BaseModel):
 
 
 class PermissionDeleted(BaseModel):
+    """Confirms that a permission was withdrawn."""
+
     id: str
     object: Literal["checkpoint.permission"] = "checkpoint.permission"
     deleted: Literal[True] = True

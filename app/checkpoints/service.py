@@ -1,42 +1,35 @@
-"""Checkpoints of jobs, and permissions on them; every query is within one tenant."""
+"""Checkpoints for those who asked for the jobs, and permissions on them; every query is within one project."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
-from sqlalchemy import Select, delete, insert, select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from app.checkpoints.models import CheckpointPermission, JobCheckpoint
-from app.checkpoints.schemas import CheckpointList, CheckpointOut
-from app.errors import NotFound
-from app.jobs import lease
+from app import objects
+from app.audit_log import service as audit_log
+from app.catalog import service as catalog
+from app.catalog.schemas import ModelOut
+from app.checkpoints.schemas import CheckpointList, CheckpointMetrics, CheckpointOut
+from app.db import Begin
+from app.db.tables import CheckpointPermission, Job, JobCheckpoint
+from app.db.tables.checkpoints import FINAL
+from app.db.tables.job_records import Adapter
+from app.errors import AppError, InvalidState, NotFound
+from app.http.pagination import Page, invalid_cursor, page
+from app.jobs import checkpoint_models, erasure, lineage
 from app.jobs import service as jobs
-from app.jobs.lease import Claim
-from app.jobs.results import fine_tuned_model
-from app.models import Job, new_id
-from app.pages import Page, invalid_cursor, page
-
-_NAME = re.compile(r"ft:[^\0]{1,400}:([0-9a-f]{12}):ckpt-step-([0-9]{1,9})")
+from app.jobs.checkpoint_models import OwnModel
+from app.jobs.schemas import ModelDeleted
+from app.keys.service import Principal
+from app.storage import Storage
 
 
-def record(session: Session, claim: Claim, rows: Mapping[int, dict[str, Any]]) -> bool:
-    """Keep what is known of each checkpoint; False when the lease is lost. A step made again replaces its row."""
-    if not rows:
-        return True
-    if not lease.holds(session, claim):
-        return False
-    session.execute(delete(JobCheckpoint).where(JobCheckpoint.job_id == claim.job_id, JobCheckpoint.step.in_(rows)))
-    new = [{"job_id": claim.job_id, "step": step, "metrics": metrics} for step, metrics in rows.items()]
-    session.execute(insert(JobCheckpoint), [{"id": new_id("ftckpt_"), **row} for row in new])
-    return True
-
-
-def list_checkpoints(session: Session, tenant_id: str, job_id: str, after: str | None, limit: int) -> CheckpointList:
-    """A job's checkpoints, the latest step first."""
-    job = jobs.get(session, tenant_id, job_id)
+def list_checkpoints(session: Session, project_id: str, job_id: str, after: str | None, limit: int) -> CheckpointList:
+    """Return a job's checkpoints, the latest step first."""
+    job = jobs.get(session, project_id, job_id)
     query = select(JobCheckpoint).where(JobCheckpoint.job_id == job.id)
     if after is not None:
         cursor = session.scalar(query.where(JobCheckpoint.id == after))
@@ -53,9 +46,45 @@ def list_checkpoints(session: Session, tenant_id: str, job_id: str, after: str |
     )
 
 
-def permit(session: Session, tenant_id: str, model: str, project_ids: Sequence[str]) -> Page[CheckpointPermission]:
-    """Let projects know of a checkpoint; those that may already keep the permission they have."""
-    checkpoint = _checkpoint(session, tenant_id, model)
+def adapter(session: Session, caller: Principal, job_id: str, checkpoint_id: str) -> tuple[str, Adapter]:
+    """Return a file name and the archive of a checkpoint that its audit released."""
+    job = jobs.get(session, caller.project_id, job_id)
+    of_job = (JobCheckpoint.job_id == job.id) & (JobCheckpoint.id == checkpoint_id)
+    checkpoint = session.scalar(select(JobCheckpoint).where(of_job))
+    if checkpoint is None:
+        raise NotFound(f"No such checkpoint: {checkpoint_id[:64]}", code="checkpoint_not_found", param="checkpoint_id")
+    file_name = f"{job.id}-step-{checkpoint.step}-adapter.tar.gz"
+    if checkpoint.kind == FINAL:
+        return file_name, jobs.adapter(session, caller, job.id)[1]
+    archive = checkpoint_models.archive(session, job, checkpoint)
+    if archive is None:
+        raise _not_there(checkpoint)
+    OwnModel(checkpoint_models.name_of(job, checkpoint), job, archive, checkpoint).check(caller)
+    audit_log.record(session, "checkpoint.downloaded", checkpoint.id, sha256=archive["sha256"])
+    return file_name, archive
+
+
+def get_model(session: Session, project_id: str, model: str) -> ModelOut:
+    """Return a base model, a fine-tuned one, or a checkpoint that its audit released."""
+    found = checkpoint_models.own_model(session, project_id, model)
+    if found is None or found.checkpoint is None:
+        return catalog.get_model(session, project_id, model)
+    return ModelOut(id=model, created=int(found.checkpoint.created_at.timestamp()), owned_by=project_id)
+
+
+def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:
+    """Delete a fine-tuned model, or the weights of a checkpoint, whose numbers stay."""
+    with begin() as session:
+        is_checkpoint = _forget_weights(session, project_id, model)
+    if not is_checkpoint:
+        return erasure.delete_model(storage, begin, project_id, model)
+    objects.perform(storage, begin, model)
+    return ModelDeleted(id=model)
+
+
+def permit(session: Session, owner_id: str, model: str, project_ids: Sequence[str]) -> Page[CheckpointPermission]:
+    """Permit projects to see a checkpoint; permissions that exist stay."""
+    checkpoint = _checkpoint(session, owner_id, model)
     known = {permission.project_id: permission for permission in session.scalars(_permissions(checkpoint))}
     for project_id in project_ids:
         if project_id not in known:
@@ -69,7 +98,7 @@ def permit(session: Session, tenant_id: str, model: str, project_ids: Sequence[s
 
 def list_permissions(
     session: Session,
-    tenant_id: str,
+    owner_id: str,
     model: str,
     project_id: str | None,
     after: str | None,
@@ -77,15 +106,16 @@ def list_permissions(
     *,
     ascending: bool,
 ) -> Page[CheckpointPermission]:
-    query = _permissions(_checkpoint(session, tenant_id, model))
+    """Return one page of a checkpoint's permissions; of all projects where `project_id` is None."""
+    query = _permissions(_checkpoint(session, owner_id, model))
     if project_id is not None:
         query = query.where(CheckpointPermission.project_id == project_id)
     return page(session, query, CheckpointPermission, after, limit, ascending=ascending)
 
 
-def withdraw(session: Session, tenant_id: str, model: str, permission_id: str) -> CheckpointPermission:
+def withdraw(session: Session, project_id: str, model: str, permission_id: str) -> CheckpointPermission:
     """Delete a permission."""
-    query = _permissions(_checkpoint(session, tenant_id, model))
+    query = _permissions(_checkpoint(session, project_id, model))
     permission = session.scalar(query.where(CheckpointPermission.id == permission_id))
     if permission is None:
         raise NotFound(f"No such permission: {permission_id}", code="permission_not_found", param="permission_id")
@@ -93,16 +123,45 @@ def withdraw(session: Session, tenant_id: str, model: str, permission_id: str) -
     return permission
 
 
-def _checkpoint(session: Session, tenant_id: str, model: str) -> JobCheckpoint:
-    """The checkpoint of this name; somebody else's reads as unknown."""
-    if match := _NAME.fullmatch(model):
-        prefix, step = match.group(1), int(match.group(2))
-        same = (Job.tenant_id == tenant_id) & Job.id.startswith(f"ftjob-{prefix}")
-        for job in session.scalars(select(Job).where(same)):
-            checkpoint = session.get(JobCheckpoint, (job.id, step))
-            if checkpoint is not None and _name(job, checkpoint) == model:
-                return checkpoint
+def _checkpoint(session: Session, project_id: str, model: str) -> JobCheckpoint:
+    """Return the checkpoint of this name; another project's is not found."""
+    if found := checkpoint_models.named(session, project_id, model):
+        return found[1]
     raise NotFound(f"The checkpoint {model[:200]!r} does not exist.", code="checkpoint_not_found", param="model")
+
+
+def _forget_weights(session: Session, project_id: str, model: str) -> bool:
+    """Take the archive from a checkpoint's row and note that it is to be deleted; False if no row of this name has one.
+
+    One that was deleted before, and whose bytes are not gone yet, has none: `erasure.delete_model` goes on with these.
+    """
+    if found := checkpoint_models.named(session, project_id, model):
+        session.execute(select(Job.id).where(Job.id == found[0].id).with_for_update())
+        found = checkpoint_models.named(session, project_id, model)  # who deleted it may have held the job before us
+    if found is None or found[1].storage_key is None:
+        return False
+    job, checkpoint = found
+    lineage.check_unneeded(session, job)
+    size = checkpoint.bytes or 0
+    objects.condemn(session, found[1].storage_key, project_id=project_id, subject=model, bytes=size)
+    checkpoint.storage_key = checkpoint.sha256 = checkpoint.bytes = None
+    audit_log.record(session, "model.deleted", checkpoint.id)
+    return True
+
+
+def _not_there(checkpoint: JobCheckpoint) -> AppError:
+    """Say why a checkpoint has no weights to give."""
+    if checkpoint.kind is None:
+        message = f"{checkpoint.id} is a step of a job that kept no adapter for it."
+    elif checkpoint.safety is None:
+        message = f"{checkpoint.id} was not audited, so its adapter is not released."
+    elif checkpoint_models.is_passed(checkpoint):
+        return InvalidState(f"The adapter of {checkpoint.id} was deleted or not kept.", code="model_deleted")
+    else:
+        reasons = " ".join(checkpoint.safety["gate"].get("reasons", []))
+        message = f"The audit of {checkpoint.id} did not pass, so its adapter is not released. {reasons}"
+        return InvalidState(message.strip(), code="safety_gate_failed")
+    return InvalidState(message, code="not_published")
 
 
 def _permissions(checkpoint: JobCheckpoint) -> Select[CheckpointPermission]:
@@ -110,16 +169,13 @@ def _permissions(checkpoint: JobCheckpoint) -> Select[CheckpointPermission]:
     return select(CheckpointPermission).where(of_checkpoint)
 
 
-def _name(job: Job, checkpoint: JobCheckpoint) -> str:
-    return f"{fine_tuned_model(job)}:ckpt-step-{checkpoint.step}"
-
-
 def _shown(job: Job, checkpoint: JobCheckpoint) -> CheckpointOut:
     return CheckpointOut(
         id=checkpoint.id,
         created_at=checkpoint.created_at,
-        fine_tuned_model_checkpoint=_name(job, checkpoint),
+        fine_tuned_model_checkpoint=checkpoint_models.name_of(job, checkpoint),
         fine_tuning_job_id=job.id,
         step_number=checkpoint.step,
-        metrics={"step": checkpoint.step, **checkpoint.metrics},
+        metrics=cast(CheckpointMetrics, {"step": checkpoint.step, **checkpoint.metrics}),
+        safety=checkpoint.safety,
     )

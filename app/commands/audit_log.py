@@ -1,4 +1,4 @@
-"""spard audit-log: the log of acts, held against itself in the database that the settings name."""
+"""`spard audit-log`: check the chain of hashes in the database that the settings name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from typing import Annotated
 
 import typer
 
-from app import db
-from app.audit_log import service
 from app.commands.terminal import CommandFailed, say
-from app.settings import Settings
 
 audit_log = typer.Typer(no_args_is_help=True, help="Who did what, in a chain of hashes.")
 
 
 @audit_log.callback()
 def _group() -> None:
-    """A group of one command keeps its name."""
+    """Keep the name of the group: typer drops that of a group of one command."""
 
 
 @audit_log.command()
@@ -24,7 +21,11 @@ def verify(
     known: Annotated[str | None, typer.Option(help="SEQ:HASH noted earlier; finds rows cut off at the end.")] = None,
 ) -> None:
     """Work out every hash again; the first bad row is named, with exit code 1."""
-    engine = db.make_engine(Settings().database())
+    from app import db
+    from app.audit_log import service
+    from app.settings import read_settings
+
+    engine = db.make_engine(read_settings().database())
     try:
         with db.read(engine) as session:
             found = service.verify(session)

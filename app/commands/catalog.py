@@ -11,7 +11,7 @@ import typer
 from app.commands.terminal import Json, connect, get, show_record, show_rows
 
 models = typer.Typer(no_args_is_help=True, help="Base models and fine-tuned ones.")
-pool = typer.Typer(no_args_is_help=True, help="Safety pools that defences train on.")
+pool = typer.Typer(no_args_is_help=True, help="Safety pools that defenses train on.")
 suites = typer.Typer(no_args_is_help=True, help="Prompts that every adapter is measured with.")
 
 Jsonl = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file.")]
@@ -53,7 +53,7 @@ def add_model(
 
 @models.command("list")
 def list_models(as_json: Json = False) -> None:
-    """The models that jobs can name."""
+    """List the models that jobs can name."""
     show_rows(get("/models")["data"], ("id", "owned_by", "created"), as_json)
 
 

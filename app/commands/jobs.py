@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from openai import OpenAI
 
 from app.commands.files import send
 from app.commands.terminal import CommandFailed, Json, connect, get, say, show_json, show_record, show_rows
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 jobs = typer.Typer(no_args_is_help=True, help="Fine-tuning jobs.")
 
@@ -75,7 +77,7 @@ def show_job(job_id: str, as_json: Json = False) -> None:
 
 @jobs.command("events")
 def show_events(job_id: str, limit: int = 100, as_json: Json = False) -> None:
-    """What happened, the latest last."""
+    """Show what happened, the latest last."""
     with connect() as client:
         events = client.fine_tuning.jobs.list_events(job_id, limit=limit).data[::-1]
     show_rows([event.to_dict() for event in events], ("created_at", "level", "message"), as_json)
@@ -94,8 +96,8 @@ def follow_job(job_id: str) -> None:
 def cancel_job(job_id: str) -> None:
     """Cancel a job that has not ended."""
     with connect() as client:
-        job = client.fine_tuning.jobs.cancel(job_id)
-    say(f"{job_id} {job.status if job.status == 'cancelled' else 'is being cancelled'}")
+        client.fine_tuning.jobs.cancel(job_id)
+    say(f"{job_id} cancelled")
 
 
 @jobs.command("adapter")
@@ -106,6 +108,32 @@ def fetch_adapter(
     path = out or Path(f"{job_id}-adapter.tar.gz")
     with connect() as client:
         path.write_bytes(client.get(f"/fine_tuning/jobs/{job_id}/adapter", cast_to=bytes))
+    say(f"wrote {path}")
+
+
+@jobs.command("checkpoints")
+def list_checkpoints(job_id: str, as_json: Json = False) -> None:
+    """Show the ends of a job's last three epochs, with their losses and audits."""
+    with connect() as client:
+        found = [each.to_dict() for each in client.fine_tuning.jobs.checkpoints.list(job_id)]
+    columns = ("step_number", "metrics.train_loss", "metrics.full_valid_loss", "safety.gate.decision")
+    show_rows(found, (*columns, "fine_tuned_model_checkpoint"), as_json)
+
+
+@jobs.command("checkpoint")
+def fetch_checkpoint(
+    job_id: str,
+    step: Annotated[int, typer.Argument(help="See `spard jobs checkpoints`.")],
+    out: Annotated[Path | None, typer.Option(help="Default: JOB_ID-step-STEP-adapter.tar.gz here.")] = None,
+) -> None:
+    """Download the adapter of a checkpoint that passed its audit."""
+    path = out or Path(f"{job_id}-step-{step}-adapter.tar.gz")
+    with connect() as client:
+        found = [each for each in client.fine_tuning.jobs.checkpoints.list(job_id) if each.step_number == step]
+        if not found:
+            raise CommandFailed(f"{job_id} has no checkpoint of step {step}; see spard jobs checkpoints {job_id}")
+        url = f"/fine_tuning/jobs/{job_id}/checkpoints/{found[0].id}/adapter"
+        path.write_bytes(client.get(url, cast_to=bytes))
     say(f"wrote {path}")
 
 
@@ -130,7 +158,7 @@ def _follow(client: OpenAI, job_id: str) -> str:
 
 
 def _file_id(file: str) -> str:
-    """The id of a file, uploaded first when it is a path."""
+    """Return the id of a file; upload it first if a path is given."""
     path = Path(file)
     if not path.exists():
         if not file.startswith("file-"):

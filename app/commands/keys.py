@@ -1,4 +1,4 @@
-"""spard keys create: keys to the service, given out by the provider."""
+"""`spard keys`: keys to the service, and the one that it signs adapters with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,70 @@ import typer
 
 from app.commands.terminal import Json, connect, show_json, show_record
 
+keys = typer.Typer(no_args_is_help=True, help="Keys to the service, and the one that adapters are signed with.")
 
+
+@keys.command("signing")
+def show_signing_key(
+    as_set: Annotated[bool, typer.Option("--set", help="All keys, with those that were revoked, as JSON.")] = False,
+) -> None:
+    """Print the public key, for those who verify adapters; none is made where there is none."""
+    from app.settings import read_settings
+    from app.signing import public_keys, signing_key
+    from spard.release.keys import public_pem
+
+    settings = read_settings()
+    known = public_keys(settings)
+    typer.echo(known.text() if as_set else public_pem(signing_key(settings)), nl=False)
+    typer.echo(known.current, err=True)
+
+
+@keys.command("rotate-signing")
+def rotate_signing_key() -> None:
+    """Make another key to sign with; what the old one has signed still counts. Restart API and workers after it."""
+    from app.settings import read_settings
+    from app.signing import rotate
+
+    typer.echo(rotate(read_settings()).current)
+
+
+@keys.command("revoke-signing")
+def revoke_signing_key(
+    key_id: Annotated[str, typer.Argument(help="The id of an older key: ed25519:...")],
+    reason: Annotated[str, typer.Option(help="Why, for those who verify adapters.")],
+) -> None:
+    """Have nothing count any more that a key has signed, whenever it did; publish the set after it."""
+    from app.settings import read_settings
+    from app.signing import revoke
+
+    typer.echo(revoke(read_settings(), key_id, reason).text(), nl=False)
+
+
+@keys.command("first")
+def make_first_key(
+    force: Annotated[bool, typer.Option("--force", help="Also while another admin key is good.")] = False,
+) -> None:
+    """Make the first key, which gives out all others, in the service's own database; its secret is shown this once.
+
+    Needs the service's settings (SPARD_DATABASE_URL or SPARD_DATA_DIR) and no key. Prints the secret and nothing else.
+    """
+    from app import db
+    from app.keys import service
+    from app.ops import preflight
+    from app.settings import read_settings
+
+    settings = read_settings()
+    preflight.check_schema(settings)
+    engine = db.make_engine(settings.database())
+    try:
+        with db.transaction(engine) as session:
+            secret = service.make_first(session, force=force)
+    finally:
+        engine.dispose()
+    typer.echo(secret)
+
+
+@keys.command("create")
 def create_key(
     project: Annotated[str, typer.Argument(help="The project's id.")],
     name: Annotated[str, typer.Argument(help="What the key is for.")],

@@ -5,44 +5,65 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
-from openai import OpenAI
 from rich.console import Console
 from rich.table import Table
+
+from spard.errors import UserError
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 _WIDE = 1000  # columns of a table in a pipe
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-class CommandFailed(Exception):
+class CommandFailed(UserError):
     """The command cannot go on; the message is all that the user sees."""
 
 
-def connect() -> OpenAI:
-    """A client of the service that the environment names."""
+@contextmanager
+def connect() -> Iterator[OpenAI]:
+    """Yield a client of the service that the environment names; what the service refuses becomes `CommandFailed`."""
+    from openai import APIConnectionError, APIStatusError, AuthenticationError, OpenAI  # takes half a second to import
+
     key = os.environ.get("SPARD_API_KEY")
     if not key:
-        raise CommandFailed("Set SPARD_API_KEY to your key; `spard up` shows the first one when it starts.")
-    return OpenAI(base_url=service_url(), api_key=key, max_retries=1)
+        raise CommandFailed("Set SPARD_API_KEY to your key; `spard up` or `spard keys first` shows the first one.")
+    try:
+        with OpenAI(base_url=service_url(), api_key=key, max_retries=1) as client:
+            yield client
+    except AuthenticationError:
+        raise CommandFailed(f"{service_url()} does not know this key; check SPARD_API_KEY.") from None
+    except APIConnectionError:
+        message = f"Nothing answers at {service_url()}; start it with `spard up`, or set SPARD_BASE_URL."
+        raise CommandFailed(message) from None
+    except APIStatusError as error:
+        body = error.body if isinstance(error.body, dict) else {}
+        raise CommandFailed(str(body.get("message") or error)) from None
 
 
 def service_url() -> str:
-    return os.environ.get("SPARD_BASE_URL", DEFAULT_URL)
+    """Return the address of the API; `/v1` is added to one without a path."""
+    url = os.environ.get("SPARD_BASE_URL", DEFAULT_URL)
+    return f"{url.rstrip('/')}/v1" if urlsplit(url).path in ("", "/") else url
 
 
 def get(path: str, **params: Any) -> Any:
-    """The JSON of one of our own endpoints."""
+    """Return the JSON that one of the service's own endpoints answers with."""
     with connect() as client:
         return client.get(path, cast_to=object, options={"params": params})
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], as_json: bool) -> None:
-    """A table with the columns named; dotted names reach inside."""
+    """Print a table with the columns named; dotted names reach into nested objects."""
     if as_json:
         return show_json(list(rows))
     table = Table(box=None, header_style="bold")
@@ -65,10 +86,12 @@ def show_record(row: Mapping[str, Any], as_json: bool) -> None:
 
 
 def show_json(value: Any) -> None:
+    """Print a value as indented JSON, without colors, for programs to read."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def say(line: str) -> None:
+    """Print a line as it is: neither wrapped nor read as markup."""
     Console(highlight=False, soft_wrap=True).print(line, markup=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -10,73 +9,75 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.catalog.heldout import read_lines
+from app.db.tables import BaseModelEntry, Corpus, File
+from app.db.tables.files import FINE_TUNE
 from app.errors import InvalidRequest, InvalidState
-from app.files import service
-from app.files.repeats import digest
-from app.files.schemas import AuditOverlap, Overlap, Preview, PreviewRow, PreviewToken, TokenCounts
-from app.files.strict_json import BadJson, parse
-from app.files.tokenizer import LightTokenizer, open_tokenizer
-from app.models import BaseModelEntry, Corpus, File
+from app.files.counting import Allowance, Counters
+from app.files.duplicate_rows import digest
+from app.files.schemas import AuditOverlap, Overlap, Preview, PreviewRow, TokenCounts
 from app.storage import Storage
-from spard.chat import NO_LOSS, encode_all
-from spard.errors import InvalidData
-from spard.overlap import find_leaks
-from spard.rows import example, prompt_text
+from spard.data.jsonl import BadRow, numbered_rows, numbered_texts, parse_row
+from spard.data.overlap import find_leaks
+from spard.data.rows import example, prompt_text
+from spard.data.strict_json import parse
 
-EXAMINED = 10_000  # rows of a file that are counted while the client waits
-_ANY_LENGTH = 2**31
-_SHOWN = 4096  # tokens of a row
+EXAMINED = 10_000  # rows of a file that are compared while the client waits
+COUNTED = 100_000  # rows that are counted, as far as the allowance goes
 _LISTED = 100  # lines
-_MAX_CHARS, _MAX_TURNS = 200_000, 100  # a template is rendered once for each turn
 _BANDS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
 
 def model_entry(session: Session, alias: str) -> BaseModelEntry:
-    """The base model of this name."""
+    """Return the base model of this alias."""
     entry = session.get(BaseModelEntry, alias)
     if entry is None:
         raise InvalidRequest(f"The model {alias[:128]!r} does not exist.", code="model_not_found", param="model")
     return entry
 
 
-def preview(storage: Storage, file: File, entry: BaseModelEntry, n: int) -> Preview:
-    """The first n rows as the model will see them in training."""
+def preview(
+    storage: Storage, counters: Counters, file: File, entry: BaseModelEntry, n: int, allowance: Allowance
+) -> Preview:
+    """Return the first n rows as the model will see them in training."""
     _check_ready(file)
-    tokenizer = open_tokenizer(entry)
-    rows = [_row(tokenizer, line, text) for line, text in islice(_lines(storage, file), n)]
-    return Preview(file_id=file.id, model=entry.alias, data=rows)
+    shown = counters.ask("show", entry, islice(_lines(storage, file), n), allowance, None)
+    return Preview(file_id=file.id, model=entry.alias, data=[PreviewRow(**row) for row in shown.rows])
 
 
-def token_counts(storage: Storage, file: File, entry: BaseModelEntry, max_seq_length: int | None) -> TokenCounts:
+def token_counts(
+    storage: Storage,
+    counters: Counters,
+    file: File,
+    entry: BaseModelEntry,
+    max_seq_length: int | None,
+    allowance: Allowance,
+) -> TokenCounts:
     """How long the file's first rows are for a model, and which of them a job would refuse."""
     _check_ready(file)
-    tokenizer, found, skipped = open_tokenizer(entry), [], 0
-    for line, text in islice(_lines(storage, file), EXAMINED):
-        try:
-            ids, labels = _encoded(tokenizer, line, text)
-        except InvalidData:
-            skipped += 1
-            continue
-        found.append((line, len(ids), sum(label != NO_LOSS for label in labels)))
-    lengths, limit = [length for _, length, _ in found], tokenizer.sequence_limit(max_seq_length)
-    long = [line for line, length, _ in found if length > limit]
-    untrained = [line for line, _, learnt in found if not learnt]
+    counted = counters.ask("count", entry, islice(_lines(storage, file), COUNTED), allowance, max_seq_length)
+    found = [row for row in counted.rows if not isinstance(row, dict)]
+    refused = [row for row in counted.rows if isinstance(row, dict)]
+    lengths = [length for _, length, _ in found]
+    long = [line for line, length, _ in found if length > counted.limit]
+    untrained = [line for line, _, learned in found if not learned]
     bands = Counter(next((band for band in _BANDS if length <= band), None) for length in lengths)
     return TokenCounts(
         model=entry.alias,
+        approximate=len(counted.rows) < (file.rows or 0),
         rows=len(found),
-        rows_not_rendered=skipped,
+        rows_not_rendered=len(refused),
+        rows_in_file=file.rows or 0,
         total=sum(lengths),
-        trained=sum(learnt for _, _, learnt in found),
+        trained=sum(learned for _, _, learned in found),
         min=min(lengths, default=0),
         max=max(lengths, default=0),
-        limit=limit,
+        limit=counted.limit,
         rows_over_limit=len(long),
         lines_over_limit=long[:_LISTED],
         histogram={("more" if band is None else str(band)): bands[band] for band in (*_BANDS, None) if bands[band]},
         rows_without_loss=len(untrained),
         lines_without_loss=untrained[:_LISTED],
+        problems=refused[:_LISTED],
     )
 
 
@@ -91,7 +92,8 @@ def audit_overlap(storage: Storage, file: File, audited: Sequence[Corpus]) -> Au
     """Which of the file's first rows hold prompts that adapters are measured with: for the provider's eyes alone."""
     rows = [(line, _asked(line, text)) for line, text in islice(_lines(storage, file), EXAMINED)]
     suites = {
-        corpus.id: [str(row["prompt"]) for row in read_lines(storage.chunks(corpus.storage_key))] for corpus in audited
+        corpus.id: [str(row["prompt"]) for _, row in numbered_rows(storage.chunks(corpus.storage_key))]
+        for corpus in audited
     }
     leaks = find_leaks(suites, {file.id: [asked for _, asked in rows]})
     lines = sorted({rows[leak.row][0] for leak in leaks})
@@ -99,68 +101,37 @@ def audit_overlap(storage: Storage, file: File, audited: Sequence[Corpus]) -> Au
 
 
 def _asked(line: int, text: str) -> str:
-    """What the user says in a row; nothing in one that is no training row."""
+    """Return what the user says in a row; nothing if it is no training row."""
     try:
-        return prompt_text(example(json.loads(text), line))
-    except (InvalidData, ValueError, TypeError, AttributeError):
+        return prompt_text(example(parse_row(text, line), line))
+    except (LookupError, ValueError, TypeError, AttributeError):
         return ""
 
 
 def _check_ready(file: File) -> None:
-    if file.status != "processed" or file.purpose != service.FINE_TUNE:
+    if file.status != "processed" or file.purpose != FINE_TUNE:
         message = f"{file.id} cannot be trained on: {file.status_details or 'its purpose is ' + file.purpose}"
         raise InvalidState(message, code="invalid_training_file", param="file_id")
 
 
-def _row(tokenizer: LightTokenizer, line: int, text: str) -> PreviewRow:
-    try:
-        ids, labels = _encoded(tokenizer, line, text)
-    except InvalidData as error:
-        return PreviewRow(line=line, error=error.message)
-    pairs = list(zip(ids, labels, strict=True))
-    return PreviewRow(
-        line=line,
-        n_tokens=len(pairs),
-        n_trained=sum(label != NO_LOSS for label in labels),
-        tokens=[
-            PreviewToken(id=token_id, text=tokenizer.piece(token_id), trained=label != NO_LOSS)
-            for token_id, label in pairs[:_SHOWN]
-        ],
-    )
-
-
-def _encoded(tokenizer: LightTokenizer, line: int, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    row = example(json.loads(text), line)
-    if len(text) > _MAX_CHARS or len(row.messages) > _MAX_TURNS:
-        raise InvalidData(f"line {line} has more than {_MAX_CHARS} characters or {_MAX_TURNS} turns: not rendered here")
-    (encoded,) = encode_all(tokenizer, [row], _ANY_LENGTH)
-    return encoded.ids, encoded.labels
-
-
 def _lines(storage: Storage, file: File) -> Iterator[tuple[int, str]]:
-    """The rows with their line numbers; empty lines are none."""
-    with storage.open(file.storage_key) as lines:
-        for line, raw in enumerate(lines, start=1):
-            text = raw.decode("utf-8-sig" if line == 1 else "utf-8").strip()
-            if text:
-                yield line, text
+    """Yield the lines that are not blank with their numbers."""
+    return numbered_texts(storage.chunks(file.storage_key))
 
 
 def _digest(text: str) -> int:
-    """The same for rows that say the same; what is no JSON is taken as it stands."""
+    """Return the same number for rows that say the same; what is not strict JSON is taken as it stands."""
     try:
-        return digest(json.loads(text))
-    except (ValueError, RecursionError):
+        return digest(parse(text))
+    except ValueError:
         return digest(text)
 
 
 def lines_of(storage: Storage, file: File) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows as they were uploaded, valid or not, that are JSON objects."""
+    """Yield the rows as they were uploaded, whether they are valid or not; all must be JSON objects."""
     for line, text in _lines(storage, file):
         try:
-            row = parse(text)
-        except BadJson:
-            row = None
-        if not isinstance(row, dict):
-            raise InvalidState(f"Line {line} is not a JSON object.", code="not_convertible", param="file_id")
-        yield line, row
+            yield line, parse_row(text, line)
+        except BadRow:
+            message = f"Line {line} is not a JSON object."
+            raise InvalidState(message, code="not_convertible", param="file_id") from None

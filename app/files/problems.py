@@ -1,36 +1,14 @@
-"""What is wrong in a file, by line: one problem, and the report of all."""
+"""The report of everything that is wrong in a file, by line."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+from spard.data.problems import Problem, Severity
 
 LISTED = 1000  # problems kept of each severity; the rest is counted
-
-Severity = Literal["error", "warning"]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One fault of one line; `pointer` is a JSON pointer into the row."""
-
-    line: int | None
-    pointer: str
-    code: str
-    severity: Severity
-    message: str
-    hint: str
-
-
-def error(pointer: str, code: str, message: str, hint: str) -> Problem:
-    """What keeps a file out of jobs; the line is filled in by who knows it."""
-    return Problem(None, pointer, code, "error", message, hint)
-
-
-def warning(pointer: str, code: str, message: str, hint: str) -> Problem:
-    """What its owner should know."""
-    return Problem(None, pointer, code, "warning", message, hint)
 
 
 @dataclass(slots=True)
@@ -43,10 +21,12 @@ class Report:
     warnings: int = 0
     problems: list[Problem] = field(default_factory=list)
     hidden: Counter[str] = field(default_factory=Counter)  # by code, what is not listed
+    tool_lines: dict[str, int] = field(default_factory=dict)  # the first row with tools, with calls, with answers
     next_after: int = 0  # where a list of these would begin
     _listed: Counter[str] = field(default_factory=Counter)
 
     def add(self, problem: Problem) -> None:
+        """Count a problem, and list it unless there are enough of its severity or it comes before the list."""
         is_error = problem.severity == "error"
         self.errors += is_error
         self.warnings += not is_error
@@ -61,7 +41,7 @@ class Report:
         self.hidden[problem.code] += 1
 
     def listed(self) -> list[dict[str, Any]]:
-        """The problems as JSON, the earliest line first; a last entry counts those that are not listed."""
+        """Return the problems as JSON, ordered by line; a last entry counts those that are not listed."""
         rows = [asdict(problem) for problem in sorted(self.problems, key=lambda p: p.line or 0)]
         if not self.hidden:
             return rows

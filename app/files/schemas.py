@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
-UnixTime = Annotated[
-    datetime, PlainSerializer(lambda at: int(at.timestamp()), return_type=int), WithJsonSchema({"type": "integer"})
-]
+from app.http.schemas import Absent, UnixTime
 
 
 class FileOut(BaseModel):
@@ -21,11 +19,11 @@ class FileOut(BaseModel):
     object: Literal["file"] = "file"
     bytes: int
     created_at: UnixTime
-    expires_at: UnixTime | None
+    expires_at: Annotated[UnixTime | SkipJsonSchema[None], Absent] = None
     filename: str
-    purpose: str
-    status: str
-    status_details: str | None
+    purpose: Literal["fine-tune", "fine-tune-results"]
+    status: Literal["processed", "error"]
+    status_details: Annotated[str | SkipJsonSchema[None], Absent] = None
 
 
 class FileList(BaseModel):
@@ -41,21 +39,28 @@ class FileList(BaseModel):
 
 
 class FileDeleted(BaseModel):
+    """Confirms that a file was deleted."""
+
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True
 
 
 class TokenCounts(BaseModel):
-    """Tokens of the file's first 10,000 rows under one base model; `histogram` counts rows by their longest length.
+    """Tokens of the file's first rows under one base model; `histogram` counts rows by their longest length.
+
+    At most 100,000 rows are counted, and only as many as can be in the time that a request may compute for;
+    `approximate` says that not all `rows_in_file` were. `rows` were counted, `rows_not_rendered` could not be.
 
     A job fails on a row of more than `limit` tokens and on one without a token to learn; of either kind at most 100
     lines are named.
     """
 
     model: str
+    approximate: bool
     rows: int
     rows_not_rendered: int
+    rows_in_file: int
     total: int
     trained: int
     min: int
@@ -66,6 +71,7 @@ class TokenCounts(BaseModel):
     histogram: dict[str, int]
     rows_without_loss: int
     lines_without_loss: list[int]
+    problems: Annotated[list[dict[str, Any]], Field(exclude=True)] = []  # they stand among the file's
 
 
 class Overlap(BaseModel):
@@ -86,6 +92,7 @@ class AuditOverlap(BaseModel):
 class Validation(BaseModel):
     """Every problem of a file, by line, in lists of a thousand of each severity.
 
+    With a model, also the rows that its chat template refuses or leaves tools out of, at most 100.
     Where there are more, the list goes on after line `next_after_line`. `tokens`, `overlap` and `audit_overlap` are
     there where they were asked for.
     """
@@ -103,6 +110,8 @@ class Validation(BaseModel):
 
 
 class PreviewToken(BaseModel):
+    """One token as the model's tokenizer reads it; `trained` says whether loss falls on it."""
+
     id: int
     text: str
     trained: bool
@@ -122,6 +131,8 @@ class PreviewRow(BaseModel):
 
 
 class Preview(BaseModel):
+    """Rows of a file as one base model would see them in training."""
+
     object: Literal["file.preview"] = "file.preview"
     file_id: str
     model: str

@@ -1,4 +1,4 @@
-"""Files as rows: listed, read, deleted; every query is within one tenant."""
+"""Files as rows: listed, read, deleted; every query is within one project."""
 
 from __future__ import annotations
 
@@ -8,74 +8,83 @@ from typing import Any
 from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
+from app import objects
 from app.audit_log import service as audit_log
-from app.db import timestamp
+from app.db import Begin, timestamp
+from app.db.tables import TERMINAL, File, Job
+from app.db.tables.files import RESULTS
 from app.errors import InvalidState, NotFound
-from app.files.models import CondemnedObject
-from app.files.schemas import Validation
-from app.models import TERMINAL, File, Job
-from app.pages import Page, page
-
-FINE_TUNE = "fine-tune"
-RESULTS = "fine-tune-results"
+from app.files.schemas import FileDeleted, Validation
+from app.http.pagination import Page, page
+from app.storage import Storage
 
 
 def list_files(
-    session: Session, tenant_id: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
+    session: Session, project_id: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
 ) -> Page[File]:
-    query = _of(tenant_id)
+    """Return one page of the project's files; of every purpose where `purpose` is None."""
+    query = _of(project_id)
     if purpose is not None:
         query = query.where(File.purpose == purpose)
     return page(session, query, File, after, limit, ascending=ascending)
 
 
 def add(session: Session, file: File) -> None:
-    """A file that has come in, in one piece or in parts."""
+    """Add a file that was uploaded, whole or in parts."""
     session.add(file)
     audit_log.record(session, "file.uploaded", file.id, sha256=file.sha256, bytes=file.bytes)
 
 
-def get(session: Session, tenant_id: str, file_id: str, param: str | None = None) -> File:
-    """The tenant's file; somebody else's reads as unknown."""
-    file = session.scalar(_of(tenant_id).where(File.id == file_id))
+def get(session: Session, project_id: str, file_id: str, param: str | None = None) -> File:
+    """Return the project's file; a file of another project is reported as unknown."""
+    file = session.scalar(_of(project_id).where(File.id == file_id))
     if file is None:
         raise NotFound(f"No such File object: {file_id}", code="file_not_found", param=param)
     return file
 
 
-def get_for_job(session: Session, tenant_id: str, file_id: str, param: str) -> File:
-    """The same, and no deletion can overtake the job that is about to name it."""
-    session.execute(_of(tenant_id).where(File.id == file_id).with_for_update())
-    return get(session, tenant_id, file_id, param)
+def get_for_job(session: Session, project_id: str, file_id: str, param: str) -> File:
+    """Return the project's file, locked, so that it cannot be deleted before the job that names it is stored."""
+    session.execute(_of(project_id).where(File.id == file_id).with_for_update())
+    return get(session, project_id, file_id, param)
 
 
-def delete(session: Session, tenant_id: str, file_id: str) -> File:
-    """Forget a file that no unfinished job needs; the caller removes its bytes after the commit."""
-    session.execute(_of(tenant_id).where(File.id == file_id).with_for_update())
-    file = get(session, tenant_id, file_id)
-    if job_id := user_of(session, tenant_id, file_id):
+def delete(storage: Storage, begin: Begin, project_id: str, file_id: str) -> FileDeleted:
+    """Delete a file that no unfinished job needs; while its bytes could not be deleted, asking again goes on."""
+    with begin() as session:
+        if not objects.has_deletions(session, project_id, file_id):
+            forget(session, project_id, file_id)
+    objects.perform(storage, begin, file_id)
+    return FileDeleted(id=file_id)
+
+
+def forget(session: Session, project_id: str, file_id: str) -> None:
+    """Forget a file that no unfinished job needs; its bytes go after the commit."""
+    session.execute(_of(project_id).where(File.id == file_id).with_for_update())
+    file = get(session, project_id, file_id)
+    if job_id := user_of(session, project_id, file_id):
         raise InvalidState(f"{file_id} is used by {job_id}, which has not ended; cancel it first.")
     condemn(session, file)
     audit_log.record(session, "file.deleted", file.id, sha256=file.sha256)
-    return file
 
 
-def condemn(session: Session, file: File) -> None:
-    """Forget a file; its bytes are removed after the commit, by the caller at once or by the next sweep."""
-    session.merge(CondemnedObject(storage_key=file.storage_key))
+def condemn(session: Session, file: File, subject: str | None = None) -> None:
+    """Forget a file; its bytes go after the commit, with those of `subject`, or else of itself."""
+    subject = subject or file.id
+    objects.condemn(session, file.storage_key, project_id=file.project_id, subject=subject, bytes=file.bytes)
     session.delete(file)
 
 
-def user_of(session: Session, tenant_id: str, file_id: str) -> str | None:
-    """An unfinished job that needs the file."""
+def user_of(session: Session, project_id: str, file_id: str) -> str | None:
+    """Return the id of an unfinished job that needs the file, or None."""
     uses = or_(Job.training_file == file_id, Job.validation_file == file_id)
-    unfinished = Job.status.not_in(TERMINAL)
-    return session.scalar(select(Job.id).where(Job.tenant_id == tenant_id, uses, unfinished).limit(1))
+    unfinished = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)  # what was cancelled needs nothing
+    return session.scalar(select(Job.id).where(Job.project_id == project_id, uses, unfinished).limit(1))
 
 
-def validation(session: Session, tenant_id: str, file_id: str) -> Validation:
+def validation(session: Session, project_id: str, file_id: str) -> Validation:
     """Every problem that was found, and how many of each kind."""
-    file = get(session, tenant_id, file_id)
+    file = get(session, project_id, file_id)
     return listed(file, file.problems or [])
 
 
@@ -91,16 +100,26 @@ def listed(file: File, problems: list[dict[str, Any]]) -> Validation:
     )
 
 
+def with_problems(found: Validation, problems: list[dict[str, Any]], after: int) -> Validation:
+    """Add problems after a line to a list; what counts those that are not listed stays the last entry."""
+    more = [problem for problem in problems if problem["line"] > after]
+    rows = sorted(found.problems + more, key=lambda problem: (problem["line"] is None, problem["line"] or 0))
+    return found.model_copy(
+        update={"problems": rows, "counts": dict(Counter(problem["code"] for problem in rows))},
+    )
+
+
 def is_metrics(file: File) -> bool:
     """Whether it is the table of a job's steps."""
     return file.purpose == RESULTS and file.filename.endswith(".csv")
 
 
 def errors_of(file: File) -> list[dict[str, Any]]:
+    """Return what makes a file unfit for training, without the warnings; empty before it was looked at."""
     return [problem for problem in file.problems or [] if problem["severity"] == "error"]
 
 
-def _of(tenant_id: str) -> Select[File]:
-    """The tenant's files that have not expired."""
+def _of(project_id: str) -> Select[File]:
+    """Select the project's files that have not expired."""
     lives = or_(File.expires_at.is_(None), File.expires_at > timestamp())
-    return select(File).where(File.tenant_id == tenant_id, lives)
+    return select(File).where(File.project_id == project_id, lives)

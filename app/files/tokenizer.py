@@ -1,4 +1,4 @@
-"""A base model's tokenizer and chat template without torch: what `spard.chat` needs of them, and nothing else.
+"""A base model's tokenizer and chat template without torch: what `spard.data.chat` needs of them, and nothing else.
 
 It does what transformers does with the same files; a test holds the two against each other.
 """
@@ -8,24 +8,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
+from app.db.tables import BaseModelEntry
 from app.errors import InvalidState
-from app.models import BaseModelEntry
-from spard.chat import set_plain_template
 from spard.config import MAX_SEQ_LENGTH
+from spard.data.chat import set_plain_template
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TEMPLATES = 32  # compiled ones that are kept
 _FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
 
 
@@ -53,55 +55,69 @@ class LightTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, tools: list[Any] | None, tokenize: bool, **more: Any
     ) -> str:
-        """The conversation as text; `tokenize` is never asked for."""
+        """Return the conversation as text; `tokenize` is never true."""
         template = self.chat_template
         if isinstance(template, Mapping):
             template = template["tool_use" if tools and "tool_use" in template else "default"]
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         names = {**self._special, "documents": None, **more}
-        return _environment().from_string(template or "").render(messages=plain, tools=tools, **names)
+        return _compiled(template or "").render(messages=plain, tools=tools, **names)
 
     def sequence_limit(self, asked: int | None) -> int:
-        """The longest row that a job trains on: what it asks for, but no more than the model has positions for."""
+        """Return the longest row that a job trains on: what it asks for, at most the positions that the model has."""
         return min(self._positions, asked or MAX_SEQ_LENGTH)
 
     @property
     def pad_token_id(self) -> int | None:
+        """The id of the padding token; None where the model has none."""
         return self._tokens.token_to_id(self.pad_token) if self.pad_token else None
 
     @property
     def all_special_ids(self) -> list[int]:
+        """Ids of the special tokens that the vocabulary knows."""
         found = (self._tokens.token_to_id(token) for token in self._special.values())
         return [token_id for token_id in found if token_id is not None]
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Tokens that were added to the vocabulary, by id."""
         return self._tokens.get_added_tokens_decoder()
 
     def piece(self, token_id: int) -> str:
-        """A token as a person reads it."""
+        """Return a token as readable text."""
         text: str = self._tokens.decode([token_id], skip_special_tokens=False)
         return text
 
 
 def open_tokenizer(entry: BaseModelEntry) -> LightTokenizer:
-    """The tokenizer of a base model, if its files are on this machine."""
+    """Return the tokenizer of a base model; `InvalidState` if its files are not on this machine or not read here."""
     try:
-        if Path(entry.source).is_dir():
-            folder = Path(entry.source)
-        else:
-            kept = snapshot_download(
-                entry.source, revision=entry.revision, allow_patterns=_FILES, local_files_only=True
+        return LightTokenizer(tokenizer_folder(entry))
+    except (ValueError, KeyError, TypeError):
+        raise unavailable(entry) from None
+
+
+def tokenizer_folder(entry: BaseModelEntry) -> Path:
+    """Return the folder with a base model's tokenizer; `InvalidState` if it is not on this machine."""
+    folder = Path(entry.source)
+    try:
+        if not folder.is_dir():
+            folder = Path(
+                snapshot_download(entry.source, revision=entry.revision, allow_patterns=_FILES, local_files_only=True)
             )
-            folder = Path(kept)
         if (folder / "tokenizer.json").is_file():
-            return LightTokenizer(folder)
-    except (LocalEntryNotFoundError, ValueError, KeyError, TypeError):
+            return folder
+    except (LocalEntryNotFoundError, ValueError):
         pass
+    raise unavailable(entry)
+
+
+def unavailable(entry: BaseModelEntry) -> InvalidState:
+    """Return the error for a base model whose tokenizer cannot be read here."""
     message = (
         f"The tokenizer of {entry.alias} is not on the machine that serves the API, or is not of a kind that it reads."
     )
-    raise InvalidState(message, code="tokenizer_unavailable", param="model")
+    return InvalidState(message, code="tokenizer_unavailable", param="model")
 
 
 class _Generation(Extension):
@@ -114,14 +130,18 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+@lru_cache(maxsize=_TEMPLATES)
+def _compiled(source: str) -> Template:
+    """Compile a chat template once: that takes a hundred times as long as to render a row."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+    template = environment.from_string(source)
+    template.globals = dict(template.globals)  # each rendering copies them, which jinja's chain makes slow
+    return template
 
 
 def _to_json(
@@ -155,7 +175,7 @@ def _text(token: str | Mapping[str, Any]) -> str:
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[str, str] | None:
-    """A file of its own comes before the setting; several are told apart by name."""
+    """Return the chat template: a file of its own goes before the setting; several are told apart by name."""
     own = folder / "chat_template.jinja"
     if own.is_file():
         return own.read_text(encoding="utf-8")

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy.orm import Session
 
-from app.errors import InvalidRequest, UnsupportedMedia
+from app import objects
+from app.db import Begin
+from app.db.base import new_id, utc_now
+from app.db.tables import File
+from app.db.tables.files import FINE_TUNE
+from app.errors import InvalidRequest
 from app.files import service
 from app.files.problems import Report
-from app.files.rows import TrainingRows
-from app.files.service import FINE_TUNE
-from app.files.validation import Limits, RowRule, Validator
-from app.models import File, new_id, utc_now
-from app.multipart import Form
+from app.files.validation import Limits, Validator
+from app.http.multipart import Form
+from app.objects import Planned, Writing
 from app.quotas import service as quotas
-from app.storage import Storage, StorageError, Stored
+from app.storage import Storage, Stored
+from spard.data.row_rules import RowRule, TrainingRows
 
 _MAX_NAME = 255
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _EXPIRY_S = range(3600, 2_592_000 + 1)
-
-Begin = Callable[[], AbstractContextManager[Session]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,65 +41,52 @@ class Received:
     report: Report
 
 
-def receive(storage: Storage, form: Form, key: str, rule: RowRule, limits: Limits) -> Received:
-    """Stream the form's file to storage through the checks; what is no JSONL text leaves nothing behind."""
-    stored, report = check_in(storage, key, form.file(), rule, limits)
-    with nothing_left(storage, key):
-        return Received(key, clean_name(form.filename or "", "file"), stored, report)
+def receive(writing: Writing, form: Form, key: str, rule: RowRule, limits: Limits) -> Received:
+    """Stream the form's file to storage through the checks."""
+    stored, report = check_in(writing, key, form.file(), rule, limits)
+    return Received(key, clean_name(form.filename or "", "file"), stored, report)
 
 
 def check_in(
-    storage: Storage, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits
+    writing: Writing, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits
 ) -> tuple[Stored, Report]:
     """Write bytes to storage through the checks."""
     validator = Validator(rule, limits)
-    stored = storage.write(key, _through(validator, chunks))
-    with nothing_left(storage, key):
-        return stored, validator.finish()
+    return writing.write(key, _through(validator, chunks)), validator.finish()
 
 
-def upload(storage: Storage, begin: Begin, tenant_id: str, form: Form, limits: Limits) -> File:
+def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: Limits) -> File:
     """Take in a file of purpose `fine-tune`, with what was found wrong in it."""
     file_id = new_id("file-")
-    received = receive(storage, form, f"tenants/{tenant_id}/files/{file_id}", TrainingRows(), limits)
-    with nothing_left(storage, received.key), begin() as session:
-        file = new_file(file_id, tenant_id, received, expires_at=_checked_fields(form.fields))
-        quotas.check_file(session, file)
-        service.add(session, file)
+    key = key_of(project_id, file_id)
+    plan = partial(planned, project_id=project_id, file_id=file_id, expected=form.most_bytes(limits.bytes))
+    with objects.writing(storage, begin, plan) as writing:
+        received = receive(writing, form, key, TrainingRows(), limits)
+        file = new_file(file_id, project_id, received, expires_at=_checked_fields(form.fields))
+        with begin() as session:
+            writing.named(session, key)
+            quotas.check_file(session, file)
+            service.add(session, file)
     return file
 
 
-@contextmanager
-def nothing_left(storage: Storage, *keys: str) -> Iterator[None]:
-    """Whatever fails inside, no object stays behind."""
-    try:
-        yield
-    except BaseException:
-        _delete(storage, keys)
-        raise
+def key_of(project_id: str, file_id: str) -> str:
+    """Return where a file's bytes lie."""
+    return f"tenants/{project_id}/files/{file_id}"
 
 
-@contextmanager
-def removed(storage: Storage, key: str) -> Iterator[None]:
-    """An object that is needed inside only."""
-    try:
-        yield
-    finally:
-        _delete(storage, [key])
+def planned(session: Session, project_id: str, file_id: str, expected: int) -> Sequence[Planned]:
+    """Return the plan of a file of so many bytes; QuotaExceeded if its project has no room at all."""
+    room = quotas.room_for_file(session, project_id, expected)
+    return [Planned(key_of(project_id, file_id), project_id, file_id, room.bytes, room.limit)]
 
 
-def _delete(storage: Storage, keys: Iterable[str]) -> None:
-    for key in keys:
-        with suppress(StorageError):
-            storage.delete(key)
-
-
-def new_file(file_id: str, tenant_id: str, received: Received, expires_at: datetime | None) -> File:
-    """The row of a training file that is in storage."""
+def new_file(file_id: str, project_id: str, received: Received, expires_at: datetime | None) -> File:
+    """Return the row for a training file whose bytes are in storage."""
     report = received.report
     return File(
         id=file_id,
-        tenant_id=tenant_id,
+        project_id=project_id,
         filename=received.name,
         purpose=FINE_TUNE,
         bytes=received.stored.bytes,
@@ -107,18 +96,19 @@ def new_file(file_id: str, tenant_id: str, received: Received, expires_at: datet
         status_details=_details(report),
         rows=report.rows,
         problems=report.listed(),
+        tool_lines=report.tool_lines,
         expires_at=expires_at,
     )
 
 
 def clean_name(name: str, param: str) -> str:
-    """The name without folders: it is shown and never opened."""
+    """Return the file name without folders; it is shown and never opened."""
     name = unicodedata.normalize("NFC", re.split(r"[/\\]", name)[-1])
     if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
         message = f"A file name has 1 to {_MAX_NAME} printable characters."
         raise InvalidRequest(message, code="invalid_name", param=param)
     if "." in name and not name.lower().endswith(".jsonl"):
-        raise UnsupportedMedia(f"{name!r} is not a .jsonl file.", code="unsupported_format", param=param)
+        raise InvalidRequest(f"{name!r} is not a .jsonl file.", code="unsupported_format", param=param)
     return name
 
 

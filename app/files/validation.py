@@ -1,21 +1,21 @@
-"""A JSONL file is checked while it streams in: in bounded memory, and each line's length before it is decoded.
+"""Check a JSONL file while it streams in: in bounded memory, and each line's length before it is decoded.
 
-What is no JSONL text at all raises, and nothing is kept. What has bad rows is kept, with every problem by line.
+A file that is not JSONL text raises, and nothing of it is kept. A file with bad rows is kept, and the report
+lists every problem by line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from app.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from app.files.problems import Problem, Report
-from app.files.repeats import Repeats
-from app.files.strict_json import BadJson, parse
+from app.errors import InvalidRequest, TooLarge
+from app.files.duplicate_rows import Repeats
+from app.files.problems import Report
+from spard.data.jsonl import UTF8_BOM, BadRow, parse_row
+from spard.data.row_rules import RowRule
+from spard.data.tools import parts_of
 
-_ROW_HINT = 'write each row as one JSON object on one line: {"messages": [...]}'
-_UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{")
 _MAGIC = {
     b"PK\x03\x04": "a ZIP archive",
@@ -42,9 +42,6 @@ class Limits:
     bytes: int
     line_bytes: int
     rows: int
-
-
-RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
 
 
 class Validator:
@@ -75,7 +72,7 @@ class Validator:
             self._refuse_line()
 
     def finish(self) -> Report:
-        """The report, once all bytes were fed."""
+        """Return the report, once all bytes were fed."""
         if not self._is_sniffed:
             self._sniff()
         if self._pending:
@@ -94,10 +91,10 @@ class Validator:
         kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
         if kind or b"\0" in head:
             message = f"The file is {kind or 'binary'}; expected JSONL text, uncompressed."
-            raise UnsupportedMedia(message, code="unsupported_format", param="file")
-        if head.startswith(_UTF8_BOM):
-            del self._pending[: len(_UTF8_BOM)]
-            self._consumed = len(_UTF8_BOM)
+            raise InvalidRequest(message, code="unsupported_format", param="file")
+        if head.startswith(UTF8_BOM):
+            del self._pending[: len(UTF8_BOM)]
+            self._consumed = len(UTF8_BOM)
 
     def _complete_lines(self) -> Iterator[bytes]:
         if not self._is_sniffed:
@@ -134,14 +131,13 @@ class Validator:
                 param="file",
             )
         try:
-            row = parse(text)
-        except BadJson as exc:
-            return self._report.add(Problem(self._line, "", exc.code, "error", exc.message, exc.hint))
-        if not isinstance(row, dict):
-            message = f"the line is {_kind(row)}, expected a JSON object"
-            return self._report.add(Problem(self._line, "", "data_type", "error", message, _ROW_HINT))
+            row = parse_row(text, self._line)
+        except BadRow as bad:
+            return self._report.add(bad.problem)
         self._report.rows += 1
         self._repeats.note(row, self._line)
+        for part in parts_of(row):
+            self._report.tool_lines.setdefault(part, self._line)
         for problem in self._rule(row, self._line):
             self._report.add(problem)
         return None
@@ -155,15 +151,3 @@ class Validator:
 def _not_utf8(what: str, offset: int) -> InvalidRequest:
     message = f"The file is not UTF-8: {what} at byte offset {offset}. Save it as UTF-8."
     return InvalidRequest(message, code="invalid_encoding", param="file")
-
-
-def _kind(value: object) -> str:
-    match value:
-        case list():
-            return "an array"
-        case str():
-            return "a string"
-        case None:
-            return "null"
-        case _:
-            return "a number or a boolean"

@@ -14,17 +14,18 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.catalog.weights import parameters
+from app.db import Begin
+from app.db.tables import Job, JobStatus
 from app.errors import InvalidState
 from app.files import preview
 from app.files import service as files
-from app.files.upload import Begin
-from app.jobs.freeze import Frozen, freeze
+from app.files.counting import Allowance, Counters
 from app.jobs.request import JobCreate, Safety
+from app.jobs.snapshot import Frozen, freeze
 from app.keys.service import Principal
-from app.models import Job, JobStatus
 from app.settings import Settings
 from app.storage import Storage
-from spard.config import NoDefense, Recipe, resolve
+from spard.config import Recipe, resolve
 
 _BYTES_PER_TOKEN = 4  # of English text and its JSON, roughly
 _RECENT = 5
@@ -35,8 +36,9 @@ _COPIES = 4  # weights, gradients, and AdamW's two moments
 class Estimate(BaseModel):
     """`estimated_seconds` is by your own recent jobs on the model, null without any.
 
-    A job refuses rows longer than `max_seq_length`; `rows_over_limit` counts them among the first 10,000. Both are null
-    where the model's tokenizer is not on the machine that serves the API.
+    A job refuses rows longer than `max_seq_length`; `rows_over_limit` counts them among the first 100,000, or as many
+    as can be looked at in the time that a request may compute for. Both are null where the model's tokenizer is not on
+    the machine that serves the API.
     `memory_bytes_at_least` is that of the weights in bfloat16, and without LoRA that of their gradients and AdamW's two
     moments too; activations, safe gradients and an adapter's own weights come on top. Null where the model is no folder
     on that machine.
@@ -58,29 +60,40 @@ class Estimate(BaseModel):
     warnings: list[str]
 
 
-def estimate(storage: Storage, begin: Begin, caller: Principal, ask: JobCreate, settings: Settings) -> Estimate:
+def estimate(
+    storage: Storage,
+    counters: Counters,
+    begin: Begin,
+    caller: Principal,
+    ask: JobCreate,
+    settings: Settings,
+    allowance: Allowance,
+) -> Estimate:
     """Check a request as if it were one for a job, and say what it would come to."""
     with begin() as session:
         frozen = freeze(session, caller, ask, settings)
+        if frozen.fault:
+            raise frozen.fault
         found = _of_rows(session, caller, ask, frozen)
-        entry = preview.model_entry(session, frozen.spec["model"]["alias"])
-        file = files.get(session, caller.tenant_id, ask.training_file)
+        entry = preview.model_entry(session, frozen.spec.model.alias)
+        file = files.get(session, caller.project_id, ask.training_file)
     if (weights := parameters(entry.source)) is not None:
         copies = _COPIES if ask.full_fine_tuning else 1
         found.memory_bytes_at_least = weights * _BFLOAT16_BYTES * copies
     with suppress(InvalidState):  # there is no tokenizer here
-        tokens = preview.token_counts(storage, file, entry, ask.max_seq_length)  # takes seconds: no session is open
+        tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)  # takes seconds
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
     return found
 
 
 def _of_rows(session: Session, caller: Principal, ask: JobCreate, frozen: Frozen) -> Estimate:
-    """What is known from the numbers of rows and bytes."""
-    rows, pool = frozen.spec["training_file"]["rows"], frozen.spec["pool"]
+    """Estimate from the numbers of rows and bytes."""
+    spec = frozen.spec
+    rows, pool = spec.training_file.rows, spec.pool
     numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), rows, hidden_size=1)  # no rate is shown
-    tokens = math.ceil(frozen.spec["training_file"]["bytes"] / _BYTES_PER_TOKEN)
+    tokens = math.ceil(spec.training_file.bytes / _BYTES_PER_TOKEN)
     safety = ask.safety or Safety()
-    undefended = pool is None or isinstance(safety.defense, NoDefense)
+    defended = not safety.defense.is_baseline
     trained = tokens * numbers.n_epochs
     return Estimate(
         model=ask.model,
@@ -91,18 +104,18 @@ def _of_rows(session: Session, caller: Principal, ask: JobCreate, frozen: Frozen
             name: getattr(numbers, name) for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
         },
         steps=numbers.n_epochs * math.ceil(rows / numbers.batch_size),
-        safe_examples=0 if undefended else safety.selection.size(rows, pool["rows"]),
+        safe_examples=safety.selection.size(rows, pool.rows) if pool and defended else 0,
         max_seq_length=None,
         rows_over_limit=None,
         memory_bytes_at_least=None,
-        estimated_seconds=_seconds(session, caller.tenant_id, frozen.spec["model"]["alias"], trained),
+        estimated_seconds=_seconds(session, caller.project_id, spec.model.alias, trained),
         warnings=frozen.warnings,
     )
 
 
-def _seconds(session: Session, tenant_id: str, model: str, tokens: int) -> int | None:
-    """By what the tenant's latest jobs on the model took for each trained token, audits and all."""
-    same = (Job.tenant_id == tenant_id) & (Job.model == model) & (Job.status == JobStatus.succeeded)
+def _seconds(session: Session, project_id: str, model: str, tokens: int) -> int | None:
+    """By what the project's latest jobs on the model took for each trained token, audits and all."""
+    same = (Job.project_id == project_id) & (Job.model == model) & (Job.status == JobStatus.succeeded)
     latest = session.scalars(select(Job).where(same).order_by(Job.finished_at.desc()).limit(_RECENT)).all()
     known = [
         (job.finished_at - job.started_at, job.trained_tokens) for job in latest if job.finished_at and job.started_at

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.models import Job, JobEvent
+from app.db.tables import Job, JobEvent
 
 
 def append(
-    session: Session, job_id: str, level: str, type: str, message: str, data: dict[str, Any] | None = None
+    session: Session, job_id: str, level: str, type: str, message: str, data: Mapping[str, object] | None = None
 ) -> JobEvent:
-    """Add an event after those that the job has; the job's row is locked, so that no two take the same number."""
+    """Append an event to a job; its row is locked, so that no two events take the same number."""
     session.execute(select(Job.id).where(Job.id == job_id).with_for_update())
     following = select(func.coalesce(func.max(JobEvent.seq), 0) + 1).where(JobEvent.job_id == job_id)
-    event = JobEvent(job_id=job_id, seq=following.scalar_subquery(), level=level, type=type, message=message, data=data)
+    event = JobEvent(
+        job_id=job_id,
+        seq=following.scalar_subquery(),
+        level=level,
+        type=type,
+        message=message,
+        data=None if data is None else dict(data),
+    )
     session.add(event)
     session.flush()
     return event

@@ -1,13 +1,14 @@
-"""Who works on a job, and the only ways in which its status changes.
+"""Leases: which worker works on a job, and what it may write while it does.
 
 A claim raises the job's `lease_token`; every write of a worker names its token and is refused when it is not the
 newest. A worker that was thought dead and comes back can therefore do no harm: it is told False and stops.
 Times are the database's. Nothing here commits; the caller's transaction holds the change and its event together.
+Statuses are changed by `transitions.change_status`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict, Unpack
 
@@ -16,17 +17,14 @@ from sqlalchemy import update as sql_update
 from sqlalchemy.orm import Session
 
 from app.db import now, timestamp
-from app.jobs import events, moves, turns
+from app.db.tables import AuditResult, HeldAdapter, Job, JobMetric, JobStatus
+from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState
+from app.jobs import attempts, events, scheduling, transitions
 from app.jobs.results import Publication as Publication
 from app.jobs.results import Rejection as Rejection
-from app.jobs.wishes import cancel as cancel
-from app.jobs.wishes import pause as pause
-from app.jobs.wishes import resume as resume
-from app.models import AuditResult, Job, JobMetric, JobStatus
-from app.waivers.models import HeldAdapter
-from app.webhooks.outbox import announce, announce_audit
+from app.webhooks.outbox import announce_audit
 
-_OVERDUE = moves.error("deadline_exceeded", "The job took longer than the provider allows.")
+OVERDUE = transitions.error_object("deadline_exceeded", "The job took longer than the provider allows.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a heartbeat learns."""
+    """What a heartbeat finds out: whether the worker has to stop, and why."""
 
     cancel_requested: bool = False
     pause_requested: bool = False
@@ -48,40 +46,40 @@ class Pulse:
 
 
 class Columns(TypedDict, total=False):
-    """What a worker may write while it works."""
+    """The columns that a worker may write while it works."""
 
     phase: str
-    progress: dict[str, Any]
-    resolved: dict[str, Any]
-    warnings: list[Any]
-    checkpoint: dict[str, Any]
+    progress: Progress
+    resolved: ResolvedJson
+    warnings: list[str]
+    checkpoint: ResumeState
     trained_tokens: int
 
 
-def claim(session: Session, owner: str, lease_s: float, max_run_s: float | None = None) -> Claim | None:
-    """Take the job whose turn it is, won by exactly one worker; None when there is none that may start.
+def claim(
+    session: Session, owner: str, lease_s: float, max_run_s: float | None = None, lacks: Collection[str] = ()
+) -> Claim | None:
+    """Take the job whose turn it is; exactly one worker gets it. Returns None when no job may start.
 
-    A job that has no deadline yet gets one, `max_run_s` from now.
+    A job that has no deadline yet gets one, `max_run_s` from now. The worker has no base model of the sources `lacks`.
     """
-    for tenant_id in turns.tenants(session):
-        row = session.execute(
-            sql_update(Job)
-            .where(Job.id == turns.first_of(tenant_id).scalar_subquery())
-            .values(
-                status=JobStatus.running,
-                started_at=func.coalesce(Job.started_at, timestamp()),
-                attempt=Job.attempt + 1,
-                lease_token=Job.lease_token + 1,
-                lease_owner=owner,
-                lease_expires_at=now() + lease_s,
-                seen_at=now(),
-                deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
-            )
-            .returning(Job.id, Job.lease_token, Job.attempt, Job.max_attempts)
-            .execution_options(synchronize_session=False)
-        ).one_or_none()
+    for project_id in scheduling.projects(session):
+        row = transitions.change_status(
+            session,
+            Job.id == scheduling.first_of(project_id, owner, lacks).scalar_subquery(),
+            JobStatus.queued,
+            JobStatus.running,
+            returning=(Job.lease_token, Job.attempt, Job.attempt_base, Job.max_attempts),
+            started_at=func.coalesce(Job.started_at, timestamp()),
+            attempt=Job.attempt + 1,
+            lease_token=Job.lease_token + 1,
+            lease_owner=owner,
+            lease_expires_at=now() + lease_s,
+            seen_at=now(),
+            deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
+        )
         if row:
-            again = f" again (attempt {row.attempt} of {row.max_attempts})" if row.attempt > 1 else ""
+            again = attempts.told(row.attempt, row.attempt_base, row.max_attempts)
             events.append(session, row.id, "info", "message", f"Fine-tuning job started{again}")
             return Claim(row.id, row.lease_token, row.attempt)
     return None
@@ -93,7 +91,7 @@ def heartbeat(session: Session, claim: Claim, lease_s: float) -> Pulse | None:
     row = session.execute(
         sql_update(Job)
         .where(_is_held(claim))
-        .values(lease_expires_at=now() + lease_s, **moves.used())
+        .values(lease_expires_at=now() + lease_s, **transitions.time_used())
         .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue)
         .execution_options(synchronize_session=False)
     ).one_or_none()
@@ -102,16 +100,21 @@ def heartbeat(session: Session, claim: Claim, lease_s: float) -> Pulse | None:
 
 def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
     """Write how the work stands; False when the lease is lost."""
-    return _write(session, claim, **columns)
+    kept = columns.get("checkpoint")
+    if kept and (job := _held(session, claim)):
+        attempts.note_kept(job, kept)
+        session.flush()
+    written = sql_update(Job).where(_is_held(claim)).values(**columns).returning(Job.id)
+    return session.scalar(written.execution_options(synchronize_session="fetch")) is not None
 
 
 def holds(session: Session, claim: Claim) -> bool:
-    """Whether the lease is ours until this transaction ends: what else it writes for the job is then guarded too."""
+    """Return whether the claim holds the job, and lock its row: until the transaction ends, no other worker gets it."""
     return _held(session, claim) is not None
 
 
-def record_metrics(session: Session, claim: Claim, rows: Mapping[int, dict[str, Any]]) -> bool:
-    """Keep each step's numbers; a step that is trained again after a restart replaces its row."""
+def record_metrics(session: Session, claim: Claim, rows: Mapping[int, Mapping[str, float | None]]) -> bool:
+    """Store each step's metrics; a step that is trained again after a restart replaces its row."""
     if not holds(session, claim):
         return False
     of_job = JobMetric.job_id == claim.job_id
@@ -124,7 +127,7 @@ def record_metrics(session: Session, claim: Claim, rows: Mapping[int, dict[str, 
 
 
 def publish(session: Session, claim: Claim, result: Publication) -> bool:
-    """running -> succeeded: the one statement that makes an adapter exist for its customer."""
+    """Change running to succeeded, and publish the adapter to its owner in the same statement."""
     columns = asdict(result)
     audit_results = columns.pop("audit_results")
     if not _end(session, claim, JobStatus.succeeded, error=None, **columns):
@@ -136,10 +139,10 @@ def publish(session: Session, claim: Claim, result: Publication) -> bool:
 
 
 def reject(session: Session, claim: Claim, result: Rejection) -> bool:
-    """running -> failed because the audit did not pass; what was measured is kept, the adapter at most for a waiver."""
+    """Change running to failed: the audit did not pass; keep the results, and the adapter if a waiver may follow."""
     columns = asdict(result)
-    audit_results, error = columns.pop("audit_results"), moves.error("safety_gate_failed", columns.pop("message"))
-    held = columns.pop("held")
+    audit_results, held = columns.pop("audit_results"), columns.pop("held")
+    error = transitions.error_object("safety_gate_failed", columns.pop("message"))
     if not _end(session, claim, JobStatus.failed, error=error, **columns):
         return False
     _keep(session, claim, audit_results)
@@ -149,8 +152,8 @@ def reject(session: Session, claim: Claim, result: Rejection) -> bool:
     return True
 
 
-def fail(session: Session, claim: Claim, error: dict[str, Any]) -> bool:
-    """running -> failed, with OpenAI's error object: code, message, param."""
+def fail(session: Session, claim: Claim, error: JobError) -> bool:
+    """Change running to failed with OpenAI's error object: code, message, param."""
     if not _end(session, claim, JobStatus.failed, error=error):
         return False
     events.append(session, claim.job_id, "error", "message", error["message"], error)
@@ -158,17 +161,23 @@ def fail(session: Session, claim: Claim, error: dict[str, Any]) -> bool:
 
 
 def fail_overdue(session: Session, claim: Claim) -> bool:
-    """running -> failed because its time is over."""
-    return fail(session, claim, _OVERDUE)
+    """Change running to failed because the deadline has passed."""
+    return fail(session, claim, OVERDUE)
 
 
-def cancelled(session: Session, claim: Claim) -> bool:
-    """running -> cancelled, once the work has stopped."""
+def confirm_cancel(session: Session, claim: Claim) -> bool:
+    """Change running to cancelled, once the work has stopped."""
     job = _held(session, claim)
     if job is not None:
-        moves.cancel(session, job)
-        session.flush()
+        transitions.to_cancelled(session, job)
     return job is not None
+
+
+def cancel_if_asked(session: Session, claim: Claim) -> bool:
+    """Change running to cancelled if the owner wants it, whatever the attempt came to: that is what they were told."""
+    job = _held(session, claim)
+    is_asked = job is not None and job.cancel_requested_at is not None
+    return is_asked and confirm_cancel(session, claim)
 
 
 def requeue(
@@ -176,75 +185,55 @@ def requeue(
     claim: Claim,
     delay_s: float,
     reason: str,
-    error: dict[str, Any] | None = None,
+    error: JobError | None = None,
     *,
     blames_job: bool = False,
+    avoid_s: float = 0.0,
 ) -> bool:
-    """running -> queued for another attempt, or failed with `error` (worker_lost) when this was the last one.
+    """Give the job back after a failed attempt: see `transitions.hand_back`. False when the lease is lost.
 
-    `blames_job`: nothing around the job explains the failure. The same one at the same place again is the last one.
+    `blames_job`: nothing around the job explains the failure. If the same failure occurs at the same place twice in a
+    row, no further attempt is made. `avoid_s`: for so long it is left to other workers.
     """
     job = _held(session, claim)
     if job is None:
         return False
-    failure = {"reason": reason, "phase": job.phase, "step": (job.progress or {}).get("step")}
-    if blames_job and failure == job.last_failure:
-        job.max_attempts = job.attempt
-    job.last_failure = failure if blames_job else None
-    moves.hand_back(session, job, reason, delay_s, error)
+    is_last = blames_job and attempts.is_repeated(job, reason)
+    if not blames_job:
+        job.last_failure = None
+    transitions.hand_back(session, job, reason, delay_s, error, is_last=is_last, avoid_s=avoid_s)
     return True
 
 
-def release(session: Session, claim: Claim, reason: str) -> bool:
-    """running -> queued, or paused if the customer asked for it, because work was to stop; no attempt is counted."""
+def release(session: Session, claim: Claim, reason: str, *, waits: bool = False) -> bool:
+    """Give the job back without counting the attempt: because the worker stops, or because of what is around the job.
+
+    In the second case it `waits`, longer each time. False when the lease is lost.
+    """
     job = _held(session, claim)
     if job is None:
         return False
-    job.attempt -= 1
-    moves.hand_back(session, job, reason)
+    attempts.take_back(job)
+    transitions.hand_back(session, job, reason, attempts.next_wait_s(job) if waits else 0.0)
     return True
-
-
-def reap(session: Session) -> list[str]:
-    """Hand back every job whose worker let the lease run out, and end those that are overdue.
-
-    Two reapers never take the same job.
-    """
-    is_lost = (Job.status == JobStatus.running) & (Job.lease_expires_at < now())
-    is_overdue = Job.status.in_([JobStatus.queued, JobStatus.running]) & (Job.deadline_at < now())
-    overdue = set()
-    for job in moves.locked(session, is_overdue, skip_locked=True).all():
-        overdue.add(job.id)
-        moves.fail(session, job, _OVERDUE)
-    session.flush()
-    lost = moves.locked(session, is_lost, skip_locked=True).all()
-    for job in lost:
-        moves.hand_back(session, job, "lease_expired")
-    return sorted(overdue | {job.id for job in lost})
 
 
 def _is_held(claim: Claim) -> ColumnElement[bool]:
-    """The guard of every write that a worker makes."""
+    """Return the condition of every write that a worker makes."""
     return (Job.id == claim.job_id) & (Job.lease_token == claim.token) & (Job.status == JobStatus.running)
 
 
-def _write(session: Session, claim: Claim, **columns: Any) -> bool:
-    written = sql_update(Job).where(_is_held(claim)).values(**columns).returning(Job.id)
-    return session.scalar(written.execution_options(synchronize_session="fetch")) is not None
-
-
 def _end(session: Session, claim: Claim, status: JobStatus, **columns: Any) -> bool:
-    """running -> over, and the customer is told of it."""
-    if not _write(session, claim, **columns, **moves.ended(status)):
-        return False
-    announce(session, claim.job_id, status)
-    return True
+    """End the job; False when the lease is lost, or the owner has cancelled it."""
+    is_ours = _is_held(claim) & Job.cancel_requested_at.is_(None)
+    changed = transitions.change_status(session, is_ours, JobStatus.running, status, **columns)
+    return changed is not None
 
 
 def _held(session: Session, claim: Claim) -> Job | None:
-    return moves.locked(session, _is_held(claim)).one_or_none()
+    return transitions.locked(session, _is_held(claim)).one_or_none()
 
 
-def _keep(session: Session, claim: Claim, audit_results: list[dict[str, Any]]) -> None:
+def _keep(session: Session, claim: Claim, audit_results: Iterable[AuditRow]) -> None:
     session.add_all(AuditResult(job_id=claim.job_id, **row) for row in audit_results)
     announce_audit(session, claim.job_id)

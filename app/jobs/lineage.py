@@ -1,65 +1,78 @@
-"""Jobs on top of each other: the adapter of one is where the next starts, and the base model stays what all are held
-against, so that small steps do not add up to what no single job could do.
+"""Lineage of jobs: where a job that starts from another one's adapter begins, and what it is compared with.
+
+All jobs of a lineage are held against the base model, so that small steps do not add up to what no single job could do.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.catalog import service as catalog
+from app.db.tables import TERMINAL, BaseModelEntry, Job
+from app.db.tables.job_spec import StartFrom
 from app.errors import InvalidRequest, InvalidState
-from app.jobs import release
+from app.jobs.checkpoint_models import OwnModel, own_model
 from app.jobs.request import JobCreate
 from app.keys.service import Principal
-from app.models import TERMINAL, BaseModelEntry, Job
 from spard.config import Lora
-from spard.recipe import parse
+from spard.config.run_spec import parse
 
 LONGEST = 3  # jobs on top of each other, the first one counted
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The job whose adapter another one goes on from, and the ids of all before it, the first one first."""
+    """The model that a job goes on from, of whichever epoch, and the ids of all jobs before, the first one first."""
 
-    job: Job
+    model: OwnModel
     lineage: tuple[str, ...]
 
     @property
+    def job(self) -> Job:
+        """The job that made the model."""
+        return self.model.job
+
+    @property
     def lora(self) -> Lora:
+        """The form of its adapter, which the new job has to keep."""
         found: Lora = parse(Lora, self.job.recipe["lora"], "lora")
         return found
 
-    def spec(self) -> dict[str, Any]:
-        """What the new job's row keeps of it."""
-        adapter = self.job.adapter or {}
-        named = {"id": self.job.id, "model": self.job.fine_tuned_model, "lineage": list(self.lineage)}
-        return named | {name: adapter[name] for name in ("storage_key", "sha256")}
+    def reference(self) -> StartFrom:
+        """Return what the new job's row keeps of it."""
+        adapter = self.model.adapter
+        if adapter is None:
+            raise InvalidState(f"Job {self.job.id} has no adapter to start from.", code="not_published")
+        return StartFrom(
+            id=self.job.id,
+            model=self.model.name,
+            lineage=self.lineage,
+            storage_key=adapter["storage_key"],
+            sha256=adapter["sha256"],
+        )
 
 
 def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
-    """What a request for one of the caller's own models starts from; None when it asks for another model."""
-    job = _held(session, caller.tenant_id, ask.model)
-    if job is None or session.get(BaseModelEntry, ask.model) is not None:
+    """Return what a request for one of the caller's own models starts from; None if it names another model."""
+    model = _held(session, caller.project_id, ask.model)
+    if model is None or session.get(BaseModelEntry, ask.model) is not None:
         return None
-    release.check(caller, job)
-    lineage = (*_before(job), job.id)
+    model.check(caller)
+    lineage = (*_before(model.job), model.job.id)
     if len(lineage) >= LONGEST:
         message = f"{ask.model} is the last of {LONGEST} jobs on top of each other; start from the base model."
         raise InvalidRequest(message, code="lineage_too_long", param="model")
-    return Start(job, lineage)
+    return Start(model, lineage)
 
 
 def check(found: Start, ask: JobCreate, model: BaseModelEntry) -> None:
-    """An adapter goes on in the shape and on the base model that it has."""
-    own = found.job.spec["model"]
+    """Check that the request keeps the base model and the shape of the adapter that it starts from."""
+    own = found.job.spec.model
     if found.job.recipe["lora"] is None:
         raise _mismatch(f"{ask.model} is no adapter: all of its weights were trained.", "model")
-    if (own["source"], own["revision"]) != (model.source, model.revision):
+    if (own.source, own.revision) != (model.source, model.revision):
         raise _mismatch(f"{ask.model} was trained on what {model.alias} stood for before.", "model")
     if ask.full_fine_tuning:
         raise _mismatch(f"{ask.model} is an adapter; leave full_fine_tuning out.", "full_fine_tuning")
@@ -69,24 +82,23 @@ def check(found: Start, ask: JobCreate, model: BaseModelEntry) -> None:
 
 def check_unneeded(session: Session, job: Job) -> None:
     """Refuse to take an adapter away from a job that is to start from it."""
-    needs = (Job.tenant_id == job.tenant_id) & Job.status.not_in(TERMINAL)
+    needs = (Job.project_id == job.project_id) & Job.status.not_in(TERMINAL)
     user = session.scalar(select(Job.id).where(needs, Job.spec["start_from"]["id"].as_string() == job.id).limit(1))
     if user is not None:
         raise InvalidState(f"Job {user} starts from the adapter of {job.id}; cancel it first.")
 
 
-def _held(session: Session, tenant_id: str, model: str) -> Job | None:
-    """The job whose model this is; it is neither deleted nor erased before the new job stands."""
-    job = catalog.tuned(session, tenant_id, model)
-    if job is None:
+def _held(session: Session, project_id: str, name: str) -> OwnModel | None:
+    """Return the model of this name, its job locked: it cannot be deleted or erased before the new job is stored."""
+    model = own_model(session, project_id, name)
+    if model is None:
         return None
-    session.execute(select(Job.id).where(Job.id == job.id).with_for_update(read=True))
-    return catalog.tuned(session, tenant_id, model)  # who deleted it may have held it before us
+    session.execute(select(Job.id).where(Job.id == model.job.id).with_for_update(read=True))
+    return own_model(session, project_id, name)  # who deleted it may have held it before us
 
 
-def _before(job: Job) -> list[str]:
-    before: list[str] = (job.spec.get("start_from") or {}).get("lineage", [])
-    return before
+def _before(job: Job) -> tuple[str, ...]:
+    return job.spec.start_from.lineage if job.spec.start_from else ()
 
 
 def _mismatch(message: str, param: str) -> InvalidRequest:

@@ -1,17 +1,19 @@
-"""Who may have an adapter: what passed no gate leaves the house under a waiver, or to the provider alone."""
+"""Who may download an adapter that did not pass the safety gate."""
 
 from __future__ import annotations
 
+from app.db.base import utc_now
+from app.db.tables import Job
+from app.db.tables.job_records import SafetySummary
 from app.errors import Forbidden
 from app.keys.service import Principal
-from app.models import Job, utc_now
 
 
 def check(caller: Principal, job: Job) -> None:
-    """What did not pass leaves under a waiver in force, or to the provider whose measurement it is."""
-    safety = job.safety or {}
-    if waiver := safety.get("waiver"):
+    """Raise Forbidden unless the adapter passed its gate, a waiver is in force, or the caller is the provider."""
+    summary = job.safety or SafetySummary()
+    if waiver := summary.get("waiver"):
         if waiver["expires_at"] <= utc_now().timestamp():
             raise Forbidden(f"The waiver that released the adapter of {job.id} has expired.", code="waiver_expired")
-    elif safety.get("gate", {}).get("decision") != "pass" and "admin" not in caller.scopes:
+    elif not ("gate" in summary and summary["gate"]["decision"] == "pass") and "admin" not in caller.scopes:
         raise Forbidden("This adapter was released to the provider only.", code="not_published")

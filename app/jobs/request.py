@@ -6,23 +6,17 @@ import hashlib
 import json
 import re
 import unicodedata
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, Union
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
+from pydantic_core import CoreSchema
 
-from app.files import strict_json
+from app.http.schemas import Body, Refusal
 from spard import config
+from spard.data import strict_json
 
 _SUFFIX_CHARS = 64
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,127}")
-
-
-class Refusal(ValueError):
-    """A value of the right type that is refused, with its code."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def _suffix(text: str) -> str:
@@ -42,31 +36,24 @@ def _modules(lora: config.Lora) -> config.Lora:
 
 
 def _type_of(value: Any) -> Any:
-    """Which defence is meant; SPARD unless named."""
+    """Which defense is meant; SPARD unless named."""
     kind = value.get("type", "spard") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
 
 
-Defense = Annotated[
-    Annotated[config.Spard, Tag("spard")]
-    | Annotated[config.NoDefense, Tag("none")]
-    | Annotated[config.Ptst, Tag("ptst")]
-    | Annotated[config.SafeInstr, Tag("safeinstr")]
-    | Annotated[config.Lisa, Tag("lisa")]
-    | Annotated[config.SafeGrad, Tag("safegrad")]
-    | Annotated[config.SafeLora, Tag("safelora")],
-    Discriminator(_type_of),
-]
+class _AnyDefense:
+    """Stands in `Annotated` for the union of all registered defenses, told apart by `type`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        kinds = tuple(Annotated[kind, Tag(name)] for name, kind in config.defenses().items())
+        return handler.generate_schema(Annotated[Union[kinds], Discriminator(_type_of)])  # noqa: UP007  # of a tuple
 
 
-class Body(BaseModel):
-    """A request body: unknown fields are refused, and so is text that a database cannot hold."""
-
-    model_config = ConfigDict(extra="forbid")
+Defense = Annotated[config.Defense, _AnyDefense()]
 
 
 class Safety(Body):
-    """The defence, what it trains on, and what is measured before release."""
+    """The defense, what it trains on, and what is measured before release."""
 
     defense: Defense = Field(default_factory=config.Spard)
     selection: config.Selection = Field(default_factory=config.Selection)
@@ -75,6 +62,8 @@ class Safety(Body):
 
 
 class Supervised(Body):
+    """OpenAI's `supervised`. A number that is `"auto"` or left out is the provider's choice."""
+
     hyperparameters: config.Hyperparameters | None = None
 
 
@@ -83,8 +72,8 @@ class Method(Body):
 
     type: Literal["supervised", "dpo", "reinforcement"]
     supervised: Supervised | None = None
-    dpo: dict[str, Any] | None = None
-    reinforcement: dict[str, Any] | None = None
+    dpo: dict[str, object] | None = None
+    reinforcement: dict[str, object] | None = None
 
 
 Metadata = Annotated[
@@ -104,7 +93,7 @@ class JobCreate(Body):
     hyperparameters: config.Hyperparameters | None = Field(
         default=None, json_schema_extra={"deprecated": True}, description="OpenAI's old place for them."
     )
-    integrations: list[dict[str, Any]] | None = None
+    integrations: list[dict[str, object]] | None = None
     metadata: Metadata | None = None
 
     safety: Safety | None = None
@@ -129,10 +118,11 @@ class JobCreate(Body):
         return self
 
     def asked_hyperparameters(self) -> config.Hyperparameters:
+        """Return the hyperparameters from whichever place names them; the defaults where none does."""
         asked = self.method.supervised.hyperparameters if self.method and self.method.supervised else None
         return asked or self.hyperparameters or config.Hyperparameters()
 
     def digest(self) -> str:
-        """The same for two requests that ask for the same."""
+        """Return the same digest for two requests that ask for the same."""
         text = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

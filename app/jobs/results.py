@@ -1,39 +1,39 @@
-"""How a job's work can end: with an adapter for its customer, or with the measurements that kept it back."""
+"""What a worker hands over at the end of a job: an adapter, or the results of the audit that it did not pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from app.models import Job
+from app.db.tables import Job
+from app.db.tables.job_records import Adapter, AuditRow, HeldArchive, SafetySummary
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What a job whose audit passed brings into the world."""
+    """The adapter and the results of a job whose audit passed."""
 
     fine_tuned_model: str
     trained_tokens: int
     result_files: list[str]
-    adapter: dict[str, Any]
-    safety: dict[str, Any]
+    adapter: Adapter
+    safety: SafetySummary
     report_key: str
-    audit_results: list[dict[str, Any]] = field(default_factory=list)  # columns of AuditResult but the job's id
+    audit_results: list[AuditRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """What is kept of a job whose adapter the gate did not let out."""
+    """What is kept of a job whose audit did not pass."""
 
     message: str
     trained_tokens: int
     result_files: list[str]
-    safety: dict[str, Any]
+    safety: SafetySummary
     report_key: str
-    audit_results: list[dict[str, Any]] = field(default_factory=list)
-    held: dict[str, Any] | None = None  # columns of HeldAdapter but the job's id; None: the adapter is gone
+    audit_results: list[AuditRow] = field(default_factory=list)
+    held: HeldArchive | None = None  # None: the adapter is gone
 
 
 def fine_tuned_model(job: Job) -> str:
-    """OpenAI's form: ft:{base}:{organisation}:{suffix}:{id}."""
-    return f"ft:{job.model}:{job.tenant_id}:{job.suffix or ''}:{job.id.removeprefix('ftjob-')[:12]}"
+    """OpenAI's form: ft:{base}:{organization}:{suffix}:{id}."""
+    return f"ft:{job.model}:{job.project_id}:{job.suffix or ''}:{job.id.removeprefix('ftjob-')[:12]}"

@@ -3,16 +3,95 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Annotated, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue, with_config
+from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import TypedDict
 
-from app.files.schemas import UnixTime
-from app.models import Job, JobStatus
+from app.db.tables import TERMINAL, Job, JobStatus
+from app.db.tables.job_records import (
+    AttackSuccessJson,
+    BaseAndAdapterJson,
+    DefenseJson,
+    GateJson,
+    HyperparametersJson,
+    JobError,
+    LoraJson,
+    Progress,
+    SafetySummary,
+    SelectionJson,
+    WaiverFacts,
+)
+from app.db.tables.job_spec import PolicyRef
+from app.http.schemas import Absent, UnixTime
 
-_NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
-_MEASURED = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate")
-_PROGRESS: dict[str, Any] = {"percent": 0, "step": None, "total_steps": None, "eta_seconds": None}
+_START: Progress = {"percent": 0, "step": None, "total_steps": None, "eta_seconds": None}
+
+StepMetrics = dict[str, int | float | None]  # step, and one training step's numbers by name
+
+
+@with_config(ConfigDict(extra="allow"))
+class ShownProgress(Progress):
+    """How far a job is; `queue_position` counts from 1 while it is queued."""
+
+    queue_position: int | None
+
+
+class ProgressAtEnd(TypedDict, total=False):
+    """What of `Progress` follows from a job's end."""
+
+    percent: int | float
+    eta_seconds: int | None
+
+
+@with_config(ConfigDict(extra="allow"))
+class JobSafety(TypedDict):
+    """The defense, where the job stands and, once it was audited, what was measured."""
+
+    phase: str
+    defense: DefenseJson
+    selection: SelectionJson
+    policy: PolicyRef
+    lineage: list[str]
+    progress: ShownProgress
+    asr: AttackSuccessJson | None
+    harmfulness_score: BaseAndAdapterJson | None
+    over_refusal: BaseAndAdapterJson | None
+    utility: BaseAndAdapterJson | None
+    trigger_rate: float | None
+    gate: GateJson | None
+    seconds: NotRequired[dict[str, float]]
+    waiver: NotRequired[WaiverFacts]
+
+
+class SupervisedOut(BaseModel):
+    """OpenAI's `supervised`, with the numbers used."""
+
+    hyperparameters: HyperparametersJson
+
+
+class MethodOut(BaseModel):
+    """OpenAI's `method`."""
+
+    type: Literal["supervised"] = "supervised"
+    supervised: SupervisedOut
+
+
+class WandbOut(BaseModel):
+    """Where OpenAI's `wandb` integration writes to."""
+
+    project: str
+    name: str | None = None
+    entity: str | None = None
+    tags: Annotated[list[str] | SkipJsonSchema[None], Absent] = None
+
+
+class IntegrationOut(BaseModel):
+    """OpenAI's integration; none is offered here, so that no job has one."""
+
+    type: Literal["wandb"] = "wandb"
+    wandb: WandbOut
 
 
 class JobOut(BaseModel):
@@ -33,17 +112,19 @@ class JobOut(BaseModel):
     result_files: list[str]
     trained_tokens: int | None
     seed: int
-    error: dict[str, Any] | None
-    hyperparameters: dict[str, Any]
-    method: dict[str, Any]
-    integrations: list[Any] | None = None
+    error: JobError | None
+    hyperparameters: HyperparametersJson
+    method: MethodOut
+    integrations: list[IntegrationOut] | None = None
     metadata: dict[str, str] | None
-    safety: dict[str, Any]
-    lora: dict[str, Any] | None
+    safety: JobSafety
+    lora: LoraJson | None
     warnings: list[str]
 
 
 class JobList(BaseModel):
+    """One page of your jobs, newest first; go on with `after` set to the last job's `id`."""
+
     object: Literal["list"] = "list"
     data: list[JobOut]
     has_more: bool
@@ -57,13 +138,15 @@ class EventOut(BaseModel):
     id: str
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
     created_at: UnixTime
-    level: str
+    level: Literal["info", "warn", "error"]
     message: str
-    type: str
-    data: dict[str, Any] | None
+    type: Literal["message", "metrics", "moderation_checks"]
+    data: Annotated[dict[str, JsonValue] | SkipJsonSchema[None], Absent] = None
 
 
 class EventList(BaseModel):
+    """One page of a job's events, the latest first; go on with `after` set to the last event's `id`."""
+
     model_config = ConfigDict(from_attributes=True)
 
     object: Literal["list"] = "list"
@@ -75,10 +158,12 @@ class MetricList(BaseModel):
     """Every step's numbers, the first step first."""
 
     object: Literal["list"] = "list"
-    data: list[dict[str, Any]]
+    data: list[StepMetrics]
 
 
 class ModelDeleted(BaseModel):
+    """Confirms that a fine-tuned model, or the weights of a checkpoint, were deleted."""
+
     id: str
     object: Literal["model"] = "model"
     deleted: Literal[True] = True
@@ -97,18 +182,18 @@ class JobDeleted(BaseModel):
 
 
 def shown(job: Job, queue_position: int | None) -> JobOut:
-    """The object of the API for a row."""
-    hyperparameters = _hyperparameters(job)
+    """Return the API's object for a job."""
+    hyperparameters, start = _hyperparameters(job), job.spec.start_from
     return JobOut(
         id=job.id,
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
         estimated_finish=_estimated_finish(job),
-        model=(job.spec.get("start_from") or {}).get("model", job.model),
+        model=start.model if start and start.model else job.model,
         fine_tuned_model=job.fine_tuned_model,
-        organization_id=job.tenant_id,
-        status=job.status,
+        organization_id=job.project_id,
+        status=job.told_status,
         training_file=job.training_file,
         validation_file=job.validation_file,
         result_files=job.result_files or [],
@@ -116,7 +201,7 @@ def shown(job: Job, queue_position: int | None) -> JobOut:
         seed=job.recipe["seed"],
         error=job.error,
         hyperparameters=hyperparameters,
-        method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        method=MethodOut(supervised=SupervisedOut(hyperparameters=hyperparameters)),
         metadata=job.job_metadata,
         safety=_safety(job, queue_position),
         lora=job.recipe["lora"],
@@ -124,24 +209,42 @@ def shown(job: Job, queue_position: int | None) -> JobOut:
     )
 
 
-def _hyperparameters(job: Job) -> dict[str, Any]:
-    return {name: (job.resolved or {}).get(name, job.recipe["hyperparameters"][name]) for name in _NUMBERS}
+def _hyperparameters(job: Job) -> HyperparametersJson:
+    numbers = job.resolved or job.recipe["hyperparameters"]
+    return {
+        "n_epochs": numbers["n_epochs"],
+        "batch_size": numbers["batch_size"],
+        "learning_rate_multiplier": numbers["learning_rate_multiplier"],
+    }
 
 
-def _safety(job: Job, queue_position: int | None) -> dict[str, Any]:
-    measured = job.safety or {}
+def _safety(job: Job, queue_position: int | None) -> JobSafety:
+    progress: Progress = job.progress or _START
+    measured: SafetySummary = job.safety or {}
     return {
         "phase": job.phase,
         "defense": job.recipe["defense"],
         "selection": job.recipe["selection"],
-        "policy": job.spec["policy"],
-        "lineage": (job.spec.get("start_from") or {}).get("lineage", []),
-        "progress": _PROGRESS | (job.progress or {}) | {"queue_position": queue_position},
-        **dict.fromkeys(_MEASURED),
+        "policy": job.spec.policy,
+        "lineage": list(job.spec.start_from.lineage) if job.spec.start_from else [],
+        "progress": {**progress, **_at_end(job), "queue_position": queue_position},
+        "asr": None,
+        "harmfulness_score": None,
+        "over_refusal": None,
+        "utility": None,
+        "trigger_rate": None,
+        "gate": None,
         **measured,
     }
 
 
+def _at_end(job: Job) -> ProgressAtEnd:
+    """Return what is so once a job has ended: nothing is left to wait for, and of one that succeeded nothing to do."""
+    if job.told_status == JobStatus.succeeded:
+        return {"percent": 100, "eta_seconds": None}
+    return {"eta_seconds": None} if job.told_status in TERMINAL else {}
+
+
 def _estimated_finish(job: Job) -> int | None:
-    eta_s = (job.progress or {}).get("eta_seconds")
-    return int(time.time() + eta_s) if job.status == JobStatus.running and eta_s is not None else None
+    eta_s = job.progress["eta_seconds"] if job.progress else None
+    return int(time.time() + eta_s) if job.told_status == JobStatus.running and eta_s is not None else None

@@ -1,4 +1,4 @@
-"""Jobs for those who ask for them; who works on them is `lease`. Every query is within one tenant."""
+"""Jobs for those who ask for them; who works on them is `lease`. Every query is within one project."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
-from structlog.contextvars import get_contextvars
 
-from app import traces
 from app.audit_log import service as audit_log
+from app.db.base import new_id, utc_now
+from app.db.tables import ApiKey, DeletedModel, IdempotencyKey, Job, JobEvent, JobMetric, JobStatus
+from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
-from app.jobs import events, lease, release, turns
-from app.jobs.freeze import freeze
-from app.jobs.models import DeletedModel
+from app.http.pagination import Page, invalid_cursor, page
+from app.jobs import control, events, release, scheduling, transitions
 from app.jobs.request import JobCreate
-from app.jobs.schemas import JobList, JobOut, shown
+from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
+from app.jobs.snapshot import freeze
 from app.keys.service import Principal
-from app.models import ApiKey, IdempotencyKey, Job, JobEvent, JobMetric, JobStatus, new_id, utc_now
-from app.pages import Page, invalid_cursor, page
-from app.queue import wake
+from app.ops.broker import wake
 from app.quotas import service as quotas
 from app.settings import Settings
+from spard.config.deprecated import to_stored
+from spard.config.run_spec import to_mapping
 
 log = logging.getLogger(__name__)
 
@@ -48,82 +48,82 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
     if earlier is not None:
         return _shown(session, earlier)
     frozen = freeze(session, caller, ask, settings)
-    quotas.check_job(session, caller.tenant_id)
+    quotas.check_job(session, caller.project_id)
     job = Job(
         id=job_id,
-        tenant_id=caller.tenant_id,
+        project_id=caller.project_id,
         key_id=caller.key_id,
-        model=frozen.spec["model"]["alias"],
+        model=frozen.spec.model.alias,
         training_file=ask.training_file,
         validation_file=ask.validation_file,
         suffix=ask.suffix,
         job_metadata=ask.metadata,
         priority=ask.priority,
-        recipe=frozen.recipe,
-        spec=frozen.spec | _origin(),
+        recipe=to_stored(to_mapping(frozen.recipe)),
+        spec=frozen.spec,
         request_hash=digest,
         warnings=frozen.warnings,
     )
     session.add(job)
     session.flush()
     _tell(session, job)
-    wake(session, job.id)
+    if frozen.fault:
+        transitions.to_failed(session, job, _file_error(frozen.fault))
+        session.refresh(job)
+    else:
+        wake(session, job.id)
     audit_log.record(session, "job.created", job.id, request_sha256=digest)
     log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
 
 
-def _origin() -> dict[str, Any]:
-    """The request that a job comes from, for the logs and the traces of those who work on it."""
-    return {"request_id": get_contextvars().get("request_id"), "traceparent": traces.traceparent()}
-
-
 def list_jobs(
-    session: Session, tenant_id: str, filters: dict[str, str] | None, after: str | None, limit: int
+    session: Session, project_id: str, filters: dict[str, str] | None, after: str | None, limit: int
 ) -> JobList:
-    """The tenant's jobs, newest first; no filters at all stand for jobs without metadata."""
-    query = _of(tenant_id)
+    """List the project's jobs, newest first; `filters` that are None match jobs without metadata."""
+    query = _of(project_id)
     if filters is None:
         query = query.where(Job.job_metadata.is_(None))
     for key, value in (filters or {}).items():
-        query = query.where(Job.job_metadata[key].as_string() == value)
+        query = query.where(_has(session, key, value))
     found = page(session, query, Job, after, limit, ascending=False)
     return JobList(data=[_shown(session, job) for job in found.data], has_more=found.has_more)
 
 
-def get(session: Session, tenant_id: str, job_id: str) -> Job:
-    """The tenant's job; somebody else's reads as unknown."""
-    job = session.scalar(_of(tenant_id).where(Job.id == job_id))
+def get(session: Session, project_id: str, job_id: str) -> Job:
+    """Return the project's job; a job of another project is reported as unknown."""
+    job = session.scalar(_of(project_id).where(Job.id == job_id))
     if job is None:
         raise NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")
     return job
 
 
-def retrieve(session: Session, tenant_id: str, job_id: str) -> JobOut:
-    return _shown(session, get(session, tenant_id, job_id))
+def retrieve(session: Session, project_id: str, job_id: str) -> JobOut:
+    """Return the API's object for the project's job; `NotFound` for another project's."""
+    return _shown(session, get(session, project_id, job_id))
 
 
-def cancel(session: Session, tenant_id: str, job_id: str) -> JobOut:
-    """Cancel a queued job at once; a running one as soon as its worker has stopped."""
-    shown = _asked(session, get(session, tenant_id, job_id), lease.cancel)
+def cancel(session: Session, project_id: str, job_id: str) -> JobOut:
+    """Cancel a job. To its owner it is cancelled at once, though the worker of a running one stops a little later."""
+    shown = _asked(session, get(session, project_id, job_id), control.request_cancel)
     audit_log.record(session, "job.cancelled", job_id)
     return shown
 
 
-def pause(session: Session, tenant_id: str, job_id: str) -> JobOut:
-    """Pause a queued job at once; a running one as soon as its worker has made a checkpoint."""
-    return _asked(session, get(session, tenant_id, job_id), lease.pause)
+def pause(session: Session, project_id: str, job_id: str) -> JobOut:
+    """Pause a queued job at once; a running one as soon as its worker has saved its resume state."""
+    return _asked(session, get(session, project_id, job_id), control.request_pause)
 
 
-def resume(session: Session, tenant_id: str, job_id: str) -> JobOut:
+def resume(session: Session, project_id: str, job_id: str) -> JobOut:
     """Let a paused job go on from where it stopped."""
     wake(session, job_id)
-    return _asked(session, get(session, tenant_id, job_id), lease.resume)
+    return _asked(session, get(session, project_id, job_id), control.resume)
 
 
-def list_events(session: Session, tenant_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
-    """What happened, the latest first."""
-    job = get(session, tenant_id, job_id)
+def list_events(session: Session, project_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
+    """Return the events of a job, the latest first."""
+    job = get(session, project_id, job_id)
     query = select(JobEvent).where(JobEvent.job_id == job.id)
     if after is not None:
         cursor = session.scalar(query.where(JobEvent.id == after))
@@ -134,16 +134,16 @@ def list_events(session: Session, tenant_id: str, job_id: str, after: str | None
     return Page(rows[:limit], len(rows) > limit)
 
 
-def metrics(session: Session, tenant_id: str, job_id: str) -> list[dict[str, object]]:
+def metrics(session: Session, project_id: str, job_id: str) -> list[StepMetrics]:
     """Every step's numbers."""
-    job = get(session, tenant_id, job_id)
+    job = get(session, project_id, job_id)
     rows = session.scalars(select(JobMetric).where(JobMetric.job_id == job.id).order_by(JobMetric.step))
     return [{"step": row.step, **row.data} for row in rows]
 
 
-def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, dict[str, str]]:
-    """The job and its published archive; nothing that passed no gate leaves, but to the provider if it waived it."""
-    job = get(session, caller.tenant_id, job_id)
+def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adapter]:
+    """Return the job and its published archive; an adapter that passed no gate goes only to the provider, if waived."""
+    job = get(session, caller.project_id, job_id)
     if job.status != JobStatus.succeeded or job.adapter is None:
         raise _not_published(job)
     if session.get(DeletedModel, job.id):
@@ -153,37 +153,52 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, dict
     return job, job.adapter
 
 
-def report_key(session: Session, tenant_id: str, job_id: str) -> str:
-    """Where the audit report is; a rejected job has one too."""
-    job = get(session, tenant_id, job_id)
+def reported(session: Session, project_id: str, job_id: str) -> tuple[Job, str]:
+    """Return the job and where its audit report is; a rejected job has one too."""
+    job = get(session, project_id, job_id)
     if job.report_key is None:
-        message = f"Job {job.id} is {job.status} and has no safety report yet."
+        message = f"Job {job.id} is {job.told_status} and has no safety report yet."
         raise InvalidState(message, code="report_not_ready")
-    return job.report_key
+    return job, job.report_key
 
 
 def _not_published(job: Job) -> AppError:
-    if (job.error or {}).get("code") == "safety_gate_failed":
+    if job.error and job.error["code"] == "safety_gate_failed":
         message = f"The adapter of {job.id} failed the safety gate and is not released; see /safety for the report."
         return InvalidState(message, code="safety_gate_failed")
-    return InvalidState(f"Job {job.id} is {job.status}; an adapter exists once it has succeeded.", code="not_published")
+    return InvalidState(
+        f"Job {job.id} is {job.told_status}; an adapter exists once it has succeeded.", code="not_published"
+    )
 
 
 def _asked(session: Session, job: Job, ask: Callable[[Session, str], JobStatus | None]) -> JobOut:
     """Pass on what the customer wants of a job that has not ended."""
     if ask(session, job.id) is None:
         session.refresh(job)
-        raise InvalidState(f"Job {job.id} has already ended: it is {job.status}.")
+        raise InvalidState(f"Job {job.id} has already ended: it is {job.told_status}.")
     session.refresh(job)
     return _shown(session, job)
 
 
-def _of(tenant_id: str) -> Select[Job]:
-    return select(Job).where(Job.tenant_id == tenant_id)
+def _of(project_id: str) -> Select[Job]:
+    return select(Job).where(Job.project_id == project_id)
+
+
+def _has(session: Session, key: str, value: str) -> ColumnElement[bool]:
+    """Match jobs whose metadata has the pair; a path into JSON would be one for keys of plain letters only."""
+    each = func.json_each_text if session.get_bind().dialect.name == "postgresql" else func.json_each
+    pairs = each(Job.job_metadata).table_valued("key", "value")
+    return select(pairs.c.key).where(pairs.c.key == key, pairs.c.value == value).exists()
 
 
 def _shown(session: Session, job: Job) -> JobOut:
-    return shown(job, turns.position(session, job) if job.status == JobStatus.queued else None)
+    return shown(job, scheduling.position(session, job) if job.status == JobStatus.queued else None)
+
+
+def _file_error(fault: InvalidRequest) -> JobError:
+    """Return the error of a job that fails for its file, in OpenAI's words."""
+    message = f"The job failed due to an invalid training file. {fault.message}"
+    return {"code": fault.code or "invalid_training_file", "message": message, "param": fault.param}
 
 
 def _tell(session: Session, job: Job) -> None:
@@ -201,7 +216,7 @@ def _tell(session: Session, job: Job) -> None:
 
 
 def _earlier(session: Session, caller: Principal, submission: Submission, digest: str, job_id: str) -> Job | None:
-    """The job of an earlier sending. The key's row is locked, so that two sendings at once see each other."""
+    """Return the job that an earlier sending made; locks the key's row, so that of two at once one waits."""
     lock = select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update(key_share=True)
     session.execute(lock)
     if submission.idempotency_key is not None:
@@ -209,16 +224,16 @@ def _earlier(session: Session, caller: Principal, submission: Submission, digest
     if submission.retry_count > 0:
         same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
         recent = Job.created_at > utc_now() - _RETRY_WINDOW
-        return session.scalar(_of(caller.tenant_id).where(same, recent).order_by(Job.created_at.desc()).limit(1))
+        return session.scalar(_of(caller.project_id).where(same, recent).order_by(Job.created_at.desc()).limit(1))
     return None
 
 
 def _reserve(session: Session, caller: Principal, key: str, digest: str, job_id: str) -> Job | None:
     """Take the idempotency key for this job, or find whose it is."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    row = {"tenant_id": caller.tenant_id, "key": key, "request_hash": digest, "job_id": job_id}
+    row = {"project_id": caller.project_id, "key": key, "request_hash": digest, "job_id": job_id}
     session.execute(dialect.insert(IdempotencyKey).values(**row).on_conflict_do_nothing())
-    taken = session.get_one(IdempotencyKey, (caller.tenant_id, key))
+    taken = session.get_one(IdempotencyKey, (caller.project_id, key))
     if taken.job_id == job_id:
         return None
     if taken.request_hash != digest:

@@ -13,21 +13,23 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.db.base import utc_now
+from app.db.tables import ApiKey, Project
 from app.errors import Forbidden, InvalidState, NotFound
 from app.keys import service
 from app.keys.schemas import KeyCreate
 from app.keys.service import Principal
-from app.models import ApiKey, Tenant, utc_now
 
 
 def list_keys(session: Session, project_id: str | None) -> Sequence[ApiKey]:
+    """Return keys, the oldest first and revoked ones among them; of all projects where `project_id` is None."""
     query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
-    return session.scalars(query if project_id is None else query.where(ApiKey.tenant_id == project_id)).all()
+    return session.scalars(query if project_id is None else query.where(ApiKey.project_id == project_id)).all()
 
 
 def create(session: Session, caller: Principal, ask: KeyCreate) -> tuple[ApiKey, str]:
-    """A key of a project that exists."""
-    if session.get(Tenant, ask.project_id) is None:
+    """Create a key for a project that exists. Returns it with its secret, which is not stored."""
+    if session.get(Project, ask.project_id) is None:
         raise NotFound(f"No such project: {ask.project_id}", code="project_not_found", param="project_id")
     _check_owner(session, caller, ask.scopes, ask.owner)
     key, secret = service.create(session, ask.project_id, ask.name, sorted(set(ask.scopes)), ask.owner)
@@ -37,12 +39,12 @@ def create(session: Session, caller: Principal, ask: KeyCreate) -> tuple[ApiKey,
 
 
 def rotate(session: Session, caller: Principal, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
-    """A new key like an old one, which soon ends; the new one lives as long as the old one was made to."""
+    """Replace a key by a new one with the same scopes and lifetime; the old one expires after `overlap`."""
     old = _get(session, key_id)
     if not service.is_good(old):
         raise InvalidState(f"{old.id} is revoked or has expired; make a new key.")
     _check_owner(session, caller, old.scopes, old.owner)
-    key, secret = service.create(session, old.tenant_id, old.name, old.scopes, old.owner)
+    key, secret = service.create(session, old.project_id, old.name, old.scopes, old.owner)
     key.expires_at = utc_now() + (old.expires_at - old.created_at) if old.expires_at else None
     end = utc_now() + overlap
     old.expires_at = min(end, old.expires_at) if old.expires_at else end
@@ -52,7 +54,7 @@ def rotate(session: Session, caller: Principal, key_id: str, overlap: timedelta)
 
 
 def revoke(session: Session, key_id: str) -> ApiKey:
-    """From now on it is not recognised; revoking it again changes nothing."""
+    """Revoke a key; revoking it again changes nothing."""
     key = _get(session, key_id)
     if key.revoked_at is None:
         key.revoked_at = utc_now()

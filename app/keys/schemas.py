@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.files.schemas import UnixTime
-from app.jobs.request import Body
+from app.http.schemas import Body, UnixTime
 
 Scope = Literal["customer", "read", "admin"]
 _YEARS_S = 10 * 366 * 86_400
@@ -38,7 +37,7 @@ class KeyOut(BaseModel):
 
     id: str
     object: Literal["api_key"] = "api_key"
-    project_id: Annotated[str, Field(validation_alias="tenant_id")]
+    project_id: str
     name: str
     owner: str | None
     prefix: str
@@ -58,6 +57,8 @@ class KeySecret(BaseModel):
 
 
 class KeyList(BaseModel):
+    """All keys, the oldest first, without their secrets; revoked and expired ones are among them."""
+
     object: Literal["list"] = "list"
     data: list[KeyOut]
     has_more: Literal[False] = False

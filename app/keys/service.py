@@ -1,4 +1,4 @@
-"""API keys: made, shown once, recognised. Only a key's SHA-256 is kept; 256 random bits need no slow hash."""
+"""API keys: made, shown once, recognized. Only a key's SHA-256 is kept; 256 random bits need no slow hash."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.errors import InvalidRequest
-from app.models import ApiKey, Tenant, utc_now
+from app.db.base import utc_now
+from app.db.tables import ApiKey, Project
+from app.errors import InvalidRequest, InvalidState
 
-FIRST_TENANT = "org-default"
+FIRST_PROJECT = "org-default"
 _FIRST_KEY = "first"
 _FIRST_SCOPES = ["admin", "customer"]
 _START = "sk-spard-"
@@ -31,23 +32,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls, and what they may."""
+    """The key and the project of a request, and the key's scopes."""
 
-    tenant_id: str
+    project_id: str
     key_id: str
     scopes: frozenset[str]
 
 
 def create(
-    session: Session, tenant_id: str, name: str, scopes: list[str], owner: str | None = None
+    session: Session, project_id: str, name: str, scopes: list[str], owner: str | None = None
 ) -> tuple[ApiKey, str]:
-    """A new key and its secret, which cannot be shown again."""
+    """Create a key. Returns it with its secret, which is not stored."""
     secret = f"{_START}{token_hex(_PREFIX_CHARS // 2)}{token_urlsafe(32)}"
-    return _add(session, tenant_id, name, scopes, secret, owner), secret
+    return _add(session, project_id, name, scopes, secret, owner), secret
 
 
 def authenticate(session: Session, secret: str) -> Principal | None:
-    """Whose key this is; an unknown prefix takes as long as a wrong key."""
+    """Return the principal of a valid key, else None; an unknown prefix takes as long as a wrong key."""
     found: ApiKey | None = None
     digest = _digest(secret)
     keys = session.scalars(select(ApiKey).where(ApiKey.prefix == _prefix(secret))).all()
@@ -58,22 +59,22 @@ def authenticate(session: Session, secret: str) -> Principal | None:
         hmac.compare_digest(_NO_DIGEST, digest)
     if found is None or not is_good(found):
         return None
-    return Principal(found.tenant_id, found.id, frozenset(found.scopes))
+    return Principal(found.project_id, found.id, frozenset(found.scopes))
 
 
 def is_good(key: ApiKey) -> bool:
-    """It was not revoked, and its time is not over."""
+    """Whether a key is neither revoked nor expired."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > utc_now())
 
 
 def is_use_noted(session: Session, principal: Principal) -> bool:
-    """Whether the key's last use was written down a short while ago."""
+    """Whether the key's last use was stored a short while ago."""
     last = session.get_one(ApiKey, principal.key_id).last_used_at  # read when the key was checked
     return last is not None and utc_now() - last < _NOTED_EVERY
 
 
 def note_use(session: Session, principal: Principal) -> None:
-    """Write it down, unless somebody is busy with the key: then the next use will do."""
+    """Store the key's last use, unless its row is locked: then the next use will do."""
     free = select(ApiKey.id).where(ApiKey.id == principal.key_id).with_for_update(skip_locked=True)
     session.execute(update(ApiKey).where(ApiKey.id.in_(free)).values(last_used_at=utc_now()))
 
@@ -81,28 +82,37 @@ def note_use(session: Session, principal: Principal) -> None:
 def ensure_first(session: Session, given: str | None) -> str | None:
     """Make sure that an operator can get in; the secret of a key made here is returned, to be shown once.
 
-    A `given` key becomes the first tenant's key and replaces the one given before. Without one, a key is made unless
-    the tenant has any.
+    A `given` key becomes the first project's key and replaces the one given before. Without one, a key is made unless
+    the project has any.
     """
-    _lock_first_tenant(session)
+    _lock_first_project(session)
     if given is not None:
         _set_given(session, given)
         return None
-    is_good = (ApiKey.tenant_id == FIRST_TENANT) & ApiKey.revoked_at.is_(None)
+    is_good = (ApiKey.project_id == FIRST_PROJECT) & ApiKey.revoked_at.is_(None)
     if session.scalar(select(ApiKey.id).where(is_good).limit(1)):
         return None
-    return create(session, FIRST_TENANT, _FIRST_KEY, _FIRST_SCOPES)[1]
+    return create(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES)[1]
 
 
-def _lock_first_tenant(session: Session) -> None:
-    """Processes that start together wait for each other here."""
+def make_first(session: Session, *, force: bool) -> str:
+    """Make a key without an owner, which gives out all others; refused while an admin key is good, unless forced."""
+    _lock_first_project(session)
+    if not force and any("admin" in key.scopes and is_good(key) for key in session.scalars(select(ApiKey))):
+        message = "An admin key exists already; make others with `spard keys create`."
+        raise InvalidState(f"{message} If nobody has it any more, --force makes another one.")
+    return create(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES)[1]
+
+
+def _lock_first_project(session: Session) -> None:
+    """Make processes that start together wait for each other."""
     try:
         with session.begin_nested():
-            if session.get(Tenant, FIRST_TENANT) is None:
-                session.add(Tenant(id=FIRST_TENANT, name="default"))
+            if session.get(Project, FIRST_PROJECT) is None:
+                session.add(Project(id=FIRST_PROJECT, name="default"))
     except IntegrityError:
         pass  # another process has just made it
-    session.execute(select(Tenant.id).where(Tenant.id == FIRST_TENANT).with_for_update())
+    session.execute(select(Project.id).where(Project.id == FIRST_PROJECT).with_for_update())
 
 
 def _set_given(session: Session, given: str) -> None:
@@ -114,29 +124,29 @@ def _set_given(session: Session, given: str) -> None:
         )
     digest = _digest(given)
     known = False
-    for key in session.scalars(select(ApiKey).where(ApiKey.tenant_id == FIRST_TENANT, ApiKey.name == _FIRST_KEY)):
+    for key in session.scalars(select(ApiKey).where(ApiKey.project_id == FIRST_PROJECT, ApiKey.name == _FIRST_KEY)):
         is_given = key.digest == digest
         if is_given != (key.revoked_at is None):
             audit_log.record(session, "key.restored" if is_given else "key.revoked", key.id)
         key.revoked_at = None if is_given else key.revoked_at or utc_now()
         known = known or is_given
     if not known:
-        _add(session, FIRST_TENANT, _FIRST_KEY, _FIRST_SCOPES, given)
+        _add(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES, given)
 
 
 def _add(
-    session: Session, tenant_id: str, name: str, scopes: list[str], secret: str, owner: str | None = None
+    session: Session, project_id: str, name: str, scopes: list[str], secret: str, owner: str | None = None
 ) -> ApiKey:
-    key = ApiKey(tenant_id=tenant_id, name=name, owner=owner, scopes=list(scopes))
+    key = ApiKey(project_id=project_id, name=name, owner=owner, scopes=list(scopes))
     key.prefix, key.digest = _prefix(secret), _digest(secret)
     session.add(key)
     session.flush()
-    audit_log.record(session, "key.created", key.id, tenant=tenant_id, name=name, scopes=list(scopes), owner=owner)
+    audit_log.record(session, "key.created", key.id, project=project_id, name=name, scopes=list(scopes), owner=owner)
     return key
 
 
 def _prefix(secret: str) -> str:
-    """What may be shown of a key: at most a third of it."""
+    """Return the part of a key that may be shown: at most a third of it."""
     shown = secret.removeprefix(_START)
     return shown[: min(_PREFIX_CHARS, len(shown) // 3)]
 

@@ -1,41 +1,46 @@
-"""A policy: which defences, models and numbers customers may ask for, and what the gate demands."""
+"""A policy: which defenses, models and numbers customers may ask for, and what the gate demands."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import literal_schema
 
-from app.files.schemas import UnixTime
-from app.jobs.request import Body, Refusal
+from app.http.schemas import Body, Refusal, UnixTime
 from spard import config
 
-DefenseName = Literal["spard", "none", "ptst", "safeinstr", "lisa", "safegrad", "safelora"]
 
-# For customers: neither no defence, nor one that the holder of the adapter drops, nor one that names a path.
-DEFAULT_DEFENSES: tuple[DefenseName, ...] = ("spard", "safegrad", "lisa", "safeinstr")
+class _RegisteredName:
+    """Stands in `Annotated` for the name of any registered defense."""
 
-_DEFENSES = (config.Spard, config.SafeInstr, config.Lisa, config.SafeGrad, config.SafeLora, config.Ptst)
-# Where a number stands in a request -> where it stands in the frozen recipe.
-_PLACES: dict[str, tuple[str, ...]] = {
-    "hyperparameters": ("hyperparameters",),
-    "lora": ("lora",),
-    "safety.selection": ("selection",),
-    "safety.audit": ("audit",),
-    "safety.defense": ("defense",),
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return literal_schema(list(config.defenses()))
+
+
+DefenseName = Annotated[str, _RegisteredName()]
+
+# Where a number stands in a request -> where it stands in the recipe.
+_PLACES = {
+    "hyperparameters": "hyperparameters",
+    "lora": "lora",
+    "safety.selection": "selection",
+    "safety.audit": "audit",
+    "safety.defense": "defense",
 }
 _HOLDERS: dict[str, tuple[type, ...]] = {
     "hyperparameters": (config.Hyperparameters,),
     "lora": (config.Lora,),
     "safety.selection": (config.Selection,),
     "safety.audit": (config.Audit,),
-    "safety.defense": _DEFENSES,
+    "safety.defense": tuple(config.defenses().values()),
 }
 
 
 def _path(name: str) -> str:
-    """The name of a setting as a request spells it."""
+    """Return the name of a setting as a request spells it."""
     holder, _, field = name.rpartition(".")
     known = {each.name for kind in _HOLDERS.get(holder, ()) for each in fields(kind)} - {"type"}
     if field not in known:
@@ -56,6 +61,7 @@ class Range(Body):
         return self
 
     def admits(self, value: float) -> bool:
+        """Return whether a value lies within, ends included."""
         return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
 
     def __str__(self) -> str:
@@ -66,7 +72,9 @@ class Range(Body):
 class Policy(Body):
     """What a version says. `"auto"` is always allowed: what it stands for is the provider's choice."""
 
-    defenses: Annotated[list[DefenseName], Field(min_length=1)] = Field(default_factory=lambda: list(DEFAULT_DEFENSES))
+    defenses: Annotated[list[DefenseName], Field(min_length=1)] = Field(
+        default_factory=lambda: list(config.customer_defenses())
+    )
     models: list[str] | None = Field(default=None, description="Aliases; null: all that are offered.")
     ranges: dict[Annotated[str, AfterValidator(_path)], Range] = Field(
         default_factory=dict, description="Setting of a request, such as hyperparameters.n_epochs -> its bounds here."
@@ -90,14 +98,13 @@ class PolicyOut(BaseModel):
 
 
 class PolicyList(BaseModel):
+    """All versions of the policy, newest first; the first one is in force."""
+
     object: Literal["list"] = "list"
     data: list[PolicyOut]
 
 
-def value_at(recipe: dict[str, Any], name: str) -> Any:
-    """What a frozen recipe has for a setting that a request spells so; None where it has none."""
+def value_at(recipe: config.Recipe, name: str) -> object:
+    """Return what a recipe has for a setting that a request spells so; None where it has none."""
     holder, _, field = name.rpartition(".")
-    value: Any = recipe
-    for part in _PLACES[holder]:
-        value = (value or {}).get(part)
-    return (value or {}).get(field)
+    return getattr(getattr(recipe, _PLACES[holder]), field, None)

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.files.schemas import UnixTime
-from app.jobs.request import Body
+from app.http.schemas import Body, UnixTime
 
 _MOST = 2**53
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -28,6 +27,8 @@ class QuotaSet(Body):
 
 
 class ProjectCreate(Body):
+    """A project to create. `name` is printable ASCII."""
+
     name: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,64}$")]
 
 
@@ -42,13 +43,18 @@ class ProjectOut(BaseModel):
 
 
 class ProjectList(BaseModel):
+    """All projects with their limits, oldest first."""
+
     object: Literal["list"] = "list"
     data: list[ProjectOut]
     has_more: Literal[False] = False
 
 
 class Usage(BaseModel):
-    """What a project used with the jobs of a time, and the bytes and rows of the files that it stores now."""
+    """What a project used with the jobs of a time, and the bytes and rows of the files that it stores now.
+
+    `pending_bytes` are those of uploads that are not complete and of what is being written or waits to be deleted.
+    """
 
     object: Literal["usage"] = "usage"
     project_id: str
@@ -57,9 +63,12 @@ class Usage(BaseModel):
     trained_tokens: int
     file_bytes: int = 0
     file_rows: int = 0
+    pending_bytes: int = 0
 
 
 class UsageList(BaseModel):
+    """What each project used, by project id."""
+
     object: Literal["list"] = "list"
     data: list[Usage]
     has_more: Literal[False] = False

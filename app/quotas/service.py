@@ -2,121 +2,180 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.db.base import utc_now
+from app.db.tables import TERMINAL, File, Job, JobCheckpoint, Project, Quota, Tombstone, Upload
+from app.db.tables.files import FINE_TUNE
 from app.errors import NotFound, QuotaExceeded
-from app.files.service import FINE_TUNE
-from app.jobs.models import Tombstone
-from app.models import TERMINAL, File, Job, Tenant, utc_now
-from app.quotas.models import Quota
+from app.quotas import stored
 from app.quotas.schemas import ProjectOut, QuotaSet, Usage
 
 _DAY, _MONTH = timedelta(days=1), timedelta(days=30)
 
 
-def check_job(session: Session, tenant_id: str) -> None:
-    """Refuse one more job where a limit is reached."""
-    quota = _locked(session, tenant_id)
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a write counts for until it has ended, and how many bytes it may have; None: any number."""
+
+    bytes: int
+    limit: int | None
+
+
+def check_job(session: Session, project_id: str) -> None:
+    """Raise QuotaExceeded if the project may not create another job."""
+    quota = _locked(session, project_id)
     if quota is None:
         return
     if quota.max_unfinished_jobs is not None:
-        open_jobs = select(func.count()).where(Job.tenant_id == tenant_id, Job.status.not_in(TERMINAL))
+        is_open = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)
+        open_jobs = select(func.count()).where(Job.project_id == project_id, is_open)
         _hold(session.scalar(open_jobs) or 0, quota.max_unfinished_jobs, "jobs that have not ended")
     if quota.max_jobs_per_day is not None:
-        _hold(_sum(session, tenant_id, _DAY, "count"), quota.max_jobs_per_day, "jobs in 24 hours")
+        _hold(_sum(session, project_id, _DAY, "count"), quota.max_jobs_per_day, "jobs in 24 hours")
     if quota.max_gpu_seconds is not None:
-        used = _sum(session, tenant_id, _MONTH, "gpu_seconds")
+        used = _sum(session, project_id, _MONTH, "gpu_seconds")
         _hold(used, quota.max_gpu_seconds, "GPU seconds of jobs made in the last 30 days")
 
 
 def check_file(session: Session, file: File) -> None:
-    """Refuse a file that would take its project over a limit; to be called before it is added."""
-    quota = _locked(session, file.tenant_id)
+    """Raise QuotaExceeded if a file would take its project over a limit; call it before the file is added."""
+    quota = _locked(session, file.project_id)
     if quota is None:
         return
-    of_tenant = (File.tenant_id == file.tenant_id) & (File.purpose == FINE_TUNE)
-    held = select(func.sum(File.bytes), func.sum(File.rows)).where(of_tenant)
-    size, rows = (int(each or 0) for each in session.execute(held).one())
+    size, rows = _held(session, file.project_id)
     if quota.max_file_bytes is not None and size + file.bytes > quota.max_file_bytes:
         raise _exceeded(f"{quota.max_file_bytes} bytes of files", f"it holds {size}, and this file has {file.bytes}")
     if quota.max_file_rows is not None and rows + (file.rows or 0) > quota.max_file_rows:
         raise _exceeded(f"{quota.max_file_rows} rows of files", f"it holds {rows}, and this file has {file.rows or 0}")
 
 
-def request_rate(session: Session, tenant_id: str, default: int | None) -> int | None:
-    """Requests a minute that a project may make, None without a limit."""
-    own = session.scalar(select(Quota.requests_per_minute).where(Quota.tenant_id == tenant_id))
+def room_for_file(session: Session, project_id: str, expected: int) -> Room:
+    """Return the room for a file that is about to be written; QuotaExceeded if there is none."""
+    return _room(session, project_id, expected, counted=0)
+
+
+def room_for_part(session: Session, upload: Upload, expected: int) -> Room:
+    """Likewise for a part, of which what its upload has announced is counted already."""
+    sent = stored.sent_parts(session, Upload.id == upload.id)[upload.id]
+    return _room(session, upload.project_id, expected, counted=max(upload.bytes - sent, 0))
+
+
+def check_upload(session: Session, project_id: str, announced: int) -> None:
+    """Raise QuotaExceeded if an upload of so many bytes would take its project over a limit."""
+    quota = _locked(session, project_id)
+    if quota is None or quota.max_file_bytes is None:
+        return
+    size, _ = _held(session, project_id)
+    if size + announced > quota.max_file_bytes:
+        raise _exceeded(f"{quota.max_file_bytes} bytes of files", f"it holds {size}, and this upload has {announced}")
+
+
+def request_rate(session: Session, project_id: str, default: int | None) -> int | None:
+    """Return how many requests a minute a project may make; None means no limit."""
+    own = session.scalar(select(Quota.requests_per_minute).where(Quota.project_id == project_id))
     return default if own is None else own
 
 
 def set_quota(session: Session, project_id: str, ask: QuotaSet) -> ProjectOut:
     """Give a project new limits; they replace all that it had."""
-    tenant = _tenant(session, project_id)
-    session.merge(Quota(tenant_id=tenant.id, **ask.model_dump()))
+    project = _project(session, project_id)
+    session.merge(Quota(project_id=project.id, **ask.model_dump()))
     session.flush()
-    audit_log.record(session, "quota.set", tenant.id, **ask.model_dump(mode="json"))
-    return _shown(session, tenant)
+    audit_log.record(session, "quota.set", project.id, **ask.model_dump(mode="json"))
+    return _shown(session, project)
 
 
 def create_project(session: Session, name: str) -> ProjectOut:
-    tenant = Tenant(name=name)
-    session.add(tenant)
+    """Create a project without limits of its own."""
+    project = Project(name=name)
+    session.add(project)
     session.flush()
-    audit_log.record(session, "project.created", tenant.id, name=name)
-    return _shown(session, tenant)
+    audit_log.record(session, "project.created", project.id, name=name)
+    return _shown(session, project)
 
 
 def projects(session: Session) -> list[ProjectOut]:
-    """All projects, the oldest first."""
+    """Return all projects, the oldest first."""
     return [
-        _shown(session, tenant) for tenant in session.scalars(select(Tenant).order_by(Tenant.created_at, Tenant.id))
+        _shown(session, project)
+        for project in session.scalars(select(Project).order_by(Project.created_at, Project.id))
     ]
 
 
 def project(session: Session, project_id: str) -> ProjectOut:
-    return _shown(session, _tenant(session, project_id))
+    """Return a project with its limits; `NotFound` if there is none of this id."""
+    return _shown(session, _project(session, project_id))
 
 
 def usage(session: Session, since: datetime, until: datetime) -> list[Usage]:
-    """What each project has used with the jobs made from `since` until before `until`, and what it stores now."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return what each project used with jobs created in [since, until), and what it stores now."""
+    found: dict[str, Usage] = {}
     for table in (Job, Tombstone):
         query = (
-            select(table.tenant_id, func.count(), func.sum(table.gpu_seconds), func.sum(table.trained_tokens))
+            select(table.project_id, func.count(), func.sum(table.gpu_seconds), func.sum(table.trained_tokens))
             .where(table.created_at >= since, table.created_at < until)
-            .group_by(table.tenant_id)
+            .group_by(table.project_id)
         )
-        for tenant_id, jobs, seconds, tokens in session.execute(query):
-            row = found.setdefault(tenant_id, {"jobs": 0, "gpu_seconds": 0.0, "trained_tokens": 0})
-            row["jobs"] += jobs
-            row["gpu_seconds"] = round(row["gpu_seconds"] + (seconds or 0.0), 3)
-            row["trained_tokens"] += int(tokens or 0)
-    stored = select(File.tenant_id, func.sum(File.bytes), func.sum(File.rows)).group_by(File.tenant_id)
-    for tenant_id, size, rows in session.execute(stored):
-        row = found.setdefault(tenant_id, {"jobs": 0, "gpu_seconds": 0.0, "trained_tokens": 0})
-        row |= {"file_bytes": int(size), "file_rows": int(rows or 0)}
-    return [Usage(project_id=tenant_id, **found[tenant_id]) for tenant_id in sorted(found)]
+        for project_id, jobs, seconds, tokens in session.execute(query):
+            row = found.setdefault(project_id, _nothing(project_id))
+            row.jobs += jobs
+            row.gpu_seconds = round(row.gpu_seconds + (seconds or 0.0), 3)
+            row.trained_tokens += int(tokens or 0)
+    files = select(File.project_id, func.sum(File.bytes), func.sum(File.rows)).group_by(File.project_id)
+    for project_id, size, rows in session.execute(files):
+        row = found.setdefault(project_id, _nothing(project_id))
+        row.file_bytes, row.file_rows = int(size), int(rows or 0)
+    for project_id, size in stored.pending(session).items():
+        found.setdefault(project_id, _nothing(project_id)).pending_bytes = size
+    kept = select(Job.project_id, func.sum(JobCheckpoint.bytes)).join(JobCheckpoint, JobCheckpoint.job_id == Job.id)
+    for project_id, archives in session.execute(kept.group_by(Job.project_id)):
+        found.setdefault(project_id, _nothing(project_id)).file_bytes += int(archives or 0)
+    return [found[project_id] for project_id in sorted(found)]
 
 
-def _locked(session: Session, tenant_id: str) -> Quota | None:
-    """The project's limits; others that would count wait until this transaction ends."""
-    quota = session.get(Quota, tenant_id)
+def _nothing(project_id: str) -> Usage:
+    return Usage(project_id=project_id, jobs=0, gpu_seconds=0.0, trained_tokens=0)
+
+
+def _locked(session: Session, project_id: str) -> Quota | None:
+    """Return the project's limits, and make others that count wait until this transaction ends."""
+    quota = session.get(Quota, project_id)
     if quota is not None:
-        session.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update(key_share=True))
+        session.execute(select(Project.id).where(Project.id == project_id).with_for_update(key_share=True))
     return quota
 
 
-def _sum(session: Session, tenant_id: str, within: timedelta, what: str) -> float:
-    """Over a project's jobs of late, those that were erased included."""
+def _held(session: Session, project_id: str) -> tuple[int, int]:
+    """Return the bytes and the rows of a project's training files; its pending bytes count too."""
+    of_project = (File.project_id == project_id) & (File.purpose == FINE_TUNE)
+    held = select(func.sum(File.bytes), func.sum(File.rows)).where(of_project)
+    size, rows = (int(each or 0) for each in session.execute(held).one())
+    return size + stored.pending(session, project_id)[project_id], rows
+
+
+def _room(session: Session, project_id: str, expected: int, counted: int) -> Room:
+    quota = _locked(session, project_id)
+    if quota is None or quota.max_file_bytes is None:
+        return Room(expected, None)
+    size, _ = _held(session, project_id)
+    left = counted + max(quota.max_file_bytes - size, 0)
+    if left == 0:
+        raise _exceeded(f"{quota.max_file_bytes} bytes of files", f"it holds {size}")
+    return Room(min(expected, left), left)
+
+
+def _sum(session: Session, project_id: str, within: timedelta, what: str) -> float:
+    """Sum over a project's recent jobs, erased ones included."""
     total = 0.0
     for table in (Job, Tombstone):
         column = func.count() if what == "count" else func.sum(table.gpu_seconds)
-        of_late = (table.tenant_id == tenant_id) & (table.created_at > utc_now() - within)
+        of_late = (table.project_id == project_id) & (table.created_at > utc_now() - within)
         total += session.scalar(select(column).select_from(table).where(of_late)) or 0
     return total
 
@@ -130,14 +189,14 @@ def _exceeded(limit: str, state: str) -> QuotaExceeded:
     return QuotaExceeded(f"Your project may have {limit}: {state}. Ask the provider for more.")
 
 
-def _tenant(session: Session, project_id: str) -> Tenant:
-    tenant = session.get(Tenant, project_id)
-    if tenant is None:
+def _project(session: Session, project_id: str) -> Project:
+    project = session.get(Project, project_id)
+    if project is None:
         raise NotFound(f"No such project: {project_id}", code="project_not_found", param="project_id")
-    return tenant
+    return project
 
 
-def _shown(session: Session, tenant: Tenant) -> ProjectOut:
-    quota = session.get(Quota, tenant.id)
+def _shown(session: Session, project: Project) -> ProjectOut:
+    quota = session.get(Quota, project.id)
     limits = QuotaSet.model_validate(quota) if quota else QuotaSet()
-    return ProjectOut(id=tenant.id, name=tenant.name, created_at=tenant.created_at, quota=limits)
+    return ProjectOut(id=project.id, name=project.name, created_at=project.created_at, quota=limits)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from app.storage.base import ObjectMissing, Storage, StorageError, StorageFull, Stored
+from app.storage.base import Listed, ObjectMissing, Storage, StorageError, StorageFull, Stored
 from app.storage.local import LocalStorage
-from app.storage.s3 import S3Storage, s3_client
+from app.storage.s3 import S3Storage
+from app.storage.s3_client import PATIENT, QUICK, Patience, s3_client
 
 __all__ = [
+    "PATIENT",
+    "QUICK",
+    "Listed",
     "LocalStorage",
     "ObjectMissing",
+    "Patience",
     "S3Storage",
     "Storage",
     "StorageError",
@@ -21,13 +26,27 @@ __all__ = [
 ]
 
 
-def open_storage(url: str, endpoint_url: str | None = None) -> Storage:
-    """The storage at `file:///folder` or `s3://bucket/prefix`; `endpoint_url` names an S3 that is not Amazon's."""
+def open_storage(
+    url: str,
+    endpoint_url: str | None = None,
+    public_endpoint_url: str | None = None,
+    patience: Patience = PATIENT,
+) -> Storage:
+    """Open the storage at `file:///folder` or `s3://bucket/prefix`; `endpoint_url` names another S3 than Amazon's.
+
+    Links name `public_endpoint_url`, where customers reach the same S3; without one, `endpoint_url`.
+    """
     parts = urlsplit(url)
     match parts.scheme:
         case "file" if parts.path.startswith("/") and not parts.netloc:
             return LocalStorage(Path(unquote(parts.path)))
         case "s3" if parts.netloc:
-            return S3Storage(s3_client(endpoint_url), parts.netloc, parts.path.strip("/"))
+            return S3Storage(
+                s3_client(endpoint_url, patience),
+                parts.netloc,
+                parts.path.strip("/"),
+                patience.attempts,
+                links=s3_client(public_endpoint_url) if public_endpoint_url else None,
+            )
         case _:
             raise ValueError(f"A storage is file:///folder or s3://bucket/prefix, not {url!r}.")

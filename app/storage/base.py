@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -50,28 +51,69 @@ class Stored:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object as a listing tells of it; the time is the storage's."""
+
+    key: str
+    bytes: int
+    modified_at: datetime
+
+
 class Storage(Protocol):
-    """Objects under keys such as `tenants/org-1/files/file-1`. Ranges are half open: `start` in, `end` out."""
+    """Objects under keys such as `projects/org-1/files/file-1`; what does not work raises `StorageError`."""
 
-    def write(self, key: str, chunks: Iterable[bytes]) -> Stored: ...
+    def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+        """Store an object, whole or not at all; what `chunks` raises passes as it is."""
+        ...
 
-    def open(self, key: str) -> AbstractContextManager[BinaryIO]: ...
+    def open(self, key: str) -> AbstractContextManager[BinaryIO]:
+        """Open an object to be read; `ObjectMissing` if there is none."""
+        ...
 
-    def chunks(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]: ...
+    def chunks(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes from `start` up to, not including, `end`; to the last one if `end` is None."""
+        ...
 
-    def size(self, key: str) -> int: ...
+    def size(self, key: str) -> int:
+        """Return the length in bytes; `ObjectMissing` if there is no such object."""
+        ...
 
-    def exists(self, key: str) -> bool: ...
+    def exists(self, key: str) -> bool:
+        """Return whether there is an object of this key."""
+        ...
 
-    def delete(self, key: str) -> None: ...
+    def delete(self, key: str) -> None:
+        """Delete an object; one that is not there is no error."""
+        ...
 
-    def delete_prefix(self, prefix: str) -> None: ...
+    def delete_prefix(self, prefix: str) -> None:
+        """Delete all objects below a prefix, which is whole segments of a key."""
+        ...
 
-    def presigned_url(self, key: str, filename: str, ttl_s: int) -> str | None: ...
+    def move(self, key: str, to: str) -> None:
+        """Give an object another key; `ObjectMissing` if there is none."""
+        ...
 
-    def upload_file(self, key: str, path: Path) -> Stored: ...
+    def list(self, prefix: str = "") -> Iterator[Listed]:
+        """Yield the objects below a prefix, but none with a name that our keys cannot have."""
+        ...
 
-    def download_file(self, key: str, path: Path) -> Stored: ...
+    def clear_unfinished(self, before: datetime, is_ours: Callable[[str], bool]) -> int:
+        """Remove unfinished writes of our keys that began before a time; return how many there were."""
+        ...
+
+    def presigned_url(self, key: str, filename: str, ttl_s: int) -> str | None:
+        """Return a link that is good for `ttl_s` seconds and saves as `filename`; None where there are no links."""
+        ...
+
+    def upload_file(self, key: str, path: Path) -> Stored:
+        """Store the bytes of a local file as an object."""
+        ...
+
+    def download_file(self, key: str, path: Path) -> Stored:
+        """Write an object to a local file, which appears whole or not at all."""
+        ...
 
 
 class Digest:
@@ -82,24 +124,31 @@ class Digest:
         self._sha256 = hashlib.sha256()
 
     def through(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the chunks unchanged; they count as they are taken."""
         for chunk in chunks:
             self._bytes += len(chunk)
             self._sha256.update(chunk)
             yield chunk
 
     def stored(self) -> Stored:
+        """Return what has passed so far."""
         return Stored(self._bytes, self._sha256.hexdigest())
 
 
+def is_key(name: str) -> bool:
+    """Return whether the service could have made a key: plain segments, no leading dot."""
+    return len(name) <= _MAX_KEY and _KEY.fullmatch(name) is not None
+
+
 def checked(key: str) -> str:
-    """The key, if it is one that the service makes: plain segments, no leading dot, nothing absolute."""
-    if len(key) > _MAX_KEY or not _KEY.fullmatch(key):
+    """Return the key if the service could have made it; else raise ValueError."""
+    if not is_key(key):
         raise ValueError(f"not a storage key: {key!r}")
     return key
 
 
 def read_file(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, a chunk at a time."""
+    """Yield the bytes of a file, a chunk at a time."""
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk

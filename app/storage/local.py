@@ -5,20 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
+from stat import S_ISREG
 from typing import BinaryIO
 
 from app.storage.base import (
     CHUNK_BYTES,
     Digest,
+    Listed,
     ObjectMissing,
     StorageError,
     StorageFull,
     Stored,
     checked,
+    is_key,
     read_file,
     save_file,
 )
@@ -34,6 +38,7 @@ class LocalStorage:
         self._aside.mkdir(mode=0o700, exist_ok=True)
 
     def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+        """Write aside, flush to disk, then rename: a reader sees the whole object or none."""
         path, digest = self._path(key), Digest()
         aside = self._aside / token_hex(16)
         try:
@@ -54,12 +59,14 @@ class LocalStorage:
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
+        """Open the file, which stays readable if the object is deleted meanwhile."""
         with _as_storage_error(key):
             fd = _no_link(str(self._path(key)), os.O_RDONLY)
         with os.fdopen(fd, "rb") as file:
             yield file
 
     def chunks(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes of a range, at most `CHUNK_BYTES` at a time."""
         with self.open(key) as file:
             file.seek(start)
             left = None if end is None else end - start
@@ -68,29 +75,64 @@ class LocalStorage:
                 yield chunk
 
     def size(self, key: str) -> int:
+        """Return the file's length in bytes."""
         with _as_storage_error(key):
             return self._path(key).lstat().st_size
 
     def exists(self, key: str) -> bool:
+        """Return whether there is a plain file; a link or a folder is no object."""
         path = self._path(key)
         return path.is_file() and not path.is_symlink()
 
     def delete(self, key: str) -> None:
+        """Remove the file, if there is one."""
         with _as_storage_error(key):
             self._path(key).unlink(missing_ok=True)
 
     def delete_prefix(self, prefix: str) -> None:
+        """Remove the folder of that name with all in it, if there is one."""
         with _as_storage_error(prefix):
             if (folder := self._path(prefix)).is_dir():
                 shutil.rmtree(folder)
 
+    def move(self, key: str, to: str) -> None:
+        """Rename the file durably, over one that has the name already."""
+        with _as_storage_error(key):
+            path = self._path(to)
+            self._make_folder(path.parent)
+            os.replace(self._path(key), path)
+            _sync_folder(path.parent)
+
+    def list(self, prefix: str = "") -> Iterator[Listed]:
+        """Walk the folder of that name, in no particular order."""
+        with _as_storage_error(prefix):
+            for folder, _, names in os.walk(self._path(prefix) if prefix else self._root):
+                for name in names:
+                    path = Path(folder, name)
+                    key = path.relative_to(self._root).as_posix()
+                    if is_key(key) and (found := _listed(key, path)):
+                        yield found
+
+    def clear_unfinished(self, before: datetime, is_ours: Callable[[str], bool]) -> int:
+        """Only this service writes to the folder, so all are ours."""
+        cleared = 0
+        with _as_storage_error("unfinished writes"):
+            for path in self._aside.iterdir():
+                if (found := _listed(path.name, path)) and found.modified_at < before:
+                    path.unlink(missing_ok=True)
+                    cleared += 1
+        return cleared
+
     def presigned_url(self, key: str, filename: str, ttl_s: int) -> str | None:
+        """Return None: a folder has no links."""
         return None
 
     def upload_file(self, key: str, path: Path) -> Stored:
+        """Copy a file into the storage."""
         return self.write(key, read_file(path))
 
     def download_file(self, key: str, path: Path) -> Stored:
+        """Copy an object to a file."""
         return save_file(self.chunks(key), path)
 
     def _path(self, key: str) -> Path:
@@ -105,6 +147,17 @@ class LocalStorage:
             self._make_folder(folder.parent)
             folder.mkdir(mode=0o700, exist_ok=True)
             _sync_folder(folder.parent)
+
+
+def _listed(key: str, path: Path) -> Listed | None:
+    """Describe a plain file; None for all else, and for one that has just gone."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    if not S_ISREG(status.st_mode):
+        return None
+    return Listed(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
 
 
 def _no_link(path: str, flags: int) -> int:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote
 
-import boto3
-from botocore.config import Config
+from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import BotoCoreError, ClientError
 
 from app.storage.base import (
     CHUNK_BYTES,
     Digest,
+    Listed,
     ObjectMissing,
     StorageError,
     StorageFull,
     Stored,
     checked,
+    is_key,
     read_file,
     save_file,
 )
@@ -28,40 +30,28 @@ from app.storage.base import (
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, CopySourceTypeDef
 
 PART_BYTES = 16 << 20  # 10,000 parts of it make 160 GB
-_READ_ATTEMPTS = 4
+_WHOLE = TransferConfig(multipart_threshold=5 << 30, multipart_chunksize=1 << 30)  # S3 copies 5 GiB in one request
 _MISSING = {"NoSuchKey", "NotFound", "404"}
 _FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "507"}
-
-
-def s3_client(endpoint_url: str | None) -> S3Client:
-    """A client with bounded waits and retries; credentials come from the environment, as boto3 finds them."""
-    session = boto3.session.Session()
-    config = Config(
-        signature_version="s3v4",
-        s3={"addressing_style": "path" if endpoint_url else "auto"},
-        request_checksum_calculation="when_required",  # servers other than Amazon's do not know the newer trailers
-        response_checksum_validation="when_required",
-        retries={"mode": "standard", "total_max_attempts": 4},
-        connect_timeout=5,
-        read_timeout=30,
-        max_pool_connections=32,
-    )
-    region = session.region_name or "us-east-1"
-    return session.client("s3", endpoint_url=endpoint_url, region_name=region, config=config)
 
 
 class S3Storage:
     """A key is an object's name after the prefix. An object appears when its last part is in, never before."""
 
-    def __init__(self, client: S3Client, bucket: str, prefix: str = "") -> None:
+    def __init__(
+        self, client: S3Client, bucket: str, prefix: str = "", read_attempts: int = 4, links: S3Client | None = None
+    ) -> None:
         self._client = client
+        self._links = links or client  # signs links, and asks nothing of its endpoint
+        self._read_attempts = read_attempts
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
 
     def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+        """Send small objects in one request, others in parts; an upload that breaks off is aborted."""
         name, digest = self._name(key), Digest()
         parts = _parts(digest.through(chunks))
         first = next(parts)
@@ -74,6 +64,7 @@ class S3Storage:
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
+        """Open the object as a stream that only goes forward."""
         self.size(key)  # a missing object is known now, not at the first read
         with io.BufferedReader(_Reader(self.chunks(key)), CHUNK_BYTES) as file:
             yield file
@@ -90,14 +81,16 @@ class S3Storage:
                     yield chunk
             except BotoCoreError as error:
                 failures += 1
-                if failures == _READ_ATTEMPTS:
+                if failures == self._read_attempts:
                     raise StorageError(f"The storage broke off {failures} times while sending {key}.") from error
 
     def size(self, key: str) -> int:
+        """Ask the bucket for the length in bytes."""
         with _as_storage_error(key):
             return self._client.head_object(Bucket=self._bucket, Key=self._name(key))["ContentLength"]
 
     def exists(self, key: str) -> bool:
+        """Return whether the bucket has it; a bucket that does not answer raises."""
         try:
             self.size(key)
         except ObjectMissing:
@@ -105,6 +98,7 @@ class S3Storage:
         return True
 
     def delete(self, key: str) -> None:
+        """Remove the object; one that is not there is no error."""
         with _as_storage_error(key):
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
@@ -116,8 +110,40 @@ class S3Storage:
                 for item in page.get("Contents", []):
                     self._client.delete_object(Bucket=self._bucket, Key=item["Key"])
 
+    def move(self, key: str, to: str) -> None:
+        """Copy within the bucket, then delete: for a while there are two."""
+        with _as_storage_error(key):
+            source: CopySourceTypeDef = {"Bucket": self._bucket, "Key": self._name(key)}
+            self._client.copy(source, self._bucket, self._name(to), Config=_WHOLE)
+            self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+
+    def list(self, prefix: str = "") -> Iterator[Listed]:
+        """List in the bucket's order, a page of it at a time."""
+        with _as_storage_error(prefix):
+            below = f"{self._name(prefix)}/" if prefix else self._prefix
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below):
+                for item in page.get("Contents", []):
+                    key = item["Key"].removeprefix(self._prefix)
+                    if is_key(key):
+                        yield Listed(key, item["Size"], item["LastModified"])
+
+    def clear_unfinished(self, before: datetime, is_ours: Callable[[str], bool]) -> int:
+        """Abort uploads in parts; a bucket keeps them, and asks money for them, until somebody does."""
+        cleared = 0
+        with _as_storage_error("unfinished writes"):
+            pages = self._client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for found in page.get("Uploads", []):
+                    if found["Initiated"] < before and is_ours(found["Key"].removeprefix(self._prefix)):
+                        self._client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=found["Key"], UploadId=found["UploadId"]
+                        )
+                        cleared += 1
+        return cleared
+
     def presigned_url(self, key: str, filename: str, ttl_s: int) -> str | None:
-        return self._client.generate_presigned_url(
+        """Sign a link to the address that customers reach; the bucket is not asked."""
+        return self._links.generate_presigned_url(
             "get_object",
             Params={
                 "Bucket": self._bucket,
@@ -128,9 +154,11 @@ class S3Storage:
         )
 
     def upload_file(self, key: str, path: Path) -> Stored:
+        """Send a file as `write` does."""
         return self.write(key, read_file(path))
 
     def download_file(self, key: str, path: Path) -> Stored:
+        """Fetch an object to a file that appears whole or not at all."""
         return save_file(self.chunks(key), path)
 
     def _name(self, key: str) -> str:
@@ -189,7 +217,7 @@ class _Reader(io.RawIOBase):
 
 
 def _parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in parts of PART_BYTES, the last one shorter and, when nothing is left, empty."""
+    """Yield the same bytes in parts of PART_BYTES; the last part is shorter, and empty if nothing is left."""
     part = bytearray()
     for chunk in chunks:
         part += chunk

@@ -3,71 +3,95 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 
+from sqlalchemy.orm import Session
+
+from app import objects
+from app.db import Begin
+from app.db.base import new_id, utc_now
+from app.db.tables import File, Upload, UploadPart
 from app.errors import InvalidRequest, TooLarge
-from app.files.rows import TrainingRows
 from app.files.schemas import FileOut
-from app.files.upload import Begin, Received, check_in, new_file, nothing_left
+from app.files.upload import Received, check_in, key_of, new_file
 from app.files.validation import Limits
-from app.models import File, new_id, utc_now
-from app.multipart import Form
+from app.http.multipart import Form
+from app.objects import Planned
+from app.quotas import service as quotas
 from app.storage import Storage
 from app.uploads import service
-from app.uploads.models import Upload, UploadPart
 from app.uploads.schemas import UploadComplete, UploadOut
+from spard.data.row_rules import TrainingRows
 
 PART_BYTES = 64 << 20
 
 
-def receive_part(storage: Storage, begin: Begin, tenant_id: str, upload_id: str, form: Form) -> UploadPart:
+def receive_part(storage: Storage, begin: Begin, project_id: str, upload_id: str, form: Form) -> UploadPart:
     """Stream one part to storage."""
-    with begin() as session:
-        upload = service.pending(session, tenant_id, upload_id)
-    part = UploadPart(id=new_id("part_"), upload_id=upload.id)
-    part.storage_key = f"{folder(upload)}/{part.id}"
-    part.bytes = storage.write(part.storage_key, _at_most(PART_BYTES, form.file())).bytes
-    with nothing_left(storage, part.storage_key), begin() as session:
+    part = UploadPart(id=new_id("part_"), upload_id=upload_id)
+    expected = form.most_bytes(PART_BYTES)
+
+    def plan(session: Session) -> Sequence[Planned]:
+        upload = service.pending(session, project_id, upload_id)
+        room = quotas.room_for_part(session, upload, expected)
+        part.storage_key = f"{service.folder(upload)}/{part.id}"
+        return [Planned(part.storage_key, project_id, upload_id, room.bytes, room.limit)]
+
+    with objects.writing(storage, begin, plan) as writing:
+        part.bytes = writing.write(part.storage_key, _at_most(PART_BYTES, form.file())).bytes
         if form.fields:
             name = min(form.fields)[:64]
             raise InvalidRequest(f"The field {name!r} is unknown.", code="extra_forbidden", param=name)
-        return service.add_part(session, tenant_id, part)
+        with begin() as session:
+            writing.named(session, part.storage_key)
+            return service.add_part(session, project_id, part)
 
 
 def complete(
-    storage: Storage, begin: Begin, tenant_id: str, upload_id: str, ask: UploadComplete, limits: Limits
+    storage: Storage, begin: Begin, project_id: str, upload_id: str, ask: UploadComplete, limits: Limits
 ) -> UploadOut:
-    """Make one file of the parts; it passes the checks of every other file."""
+    """Put the file together from its parts and validate it as any other file."""
     with begin() as session:
-        earlier = service.completed(session, tenant_id, upload_id, ask)
-        if earlier is not None:
-            return _shown(*earlier)
-        upload = service.pending(session, tenant_id, upload_id)
-        parts = service.chosen_parts(session, upload, ask.part_ids)
-    file = _assembled(storage, upload, parts, ask.md5, limits)
-    with nothing_left(storage, file.storage_key), begin() as session:
-        upload = service.complete(session, tenant_id, upload_id, ask.part_ids, file)
-    storage.delete_prefix(folder(upload))
-    return _shown(upload, file)
+        done = service.completed(session, project_id, upload_id, ask)
+        if done is None:
+            upload = service.pending(session, project_id, upload_id)
+            parts = service.chosen_parts(session, upload, ask.part_ids)
+    if done is None:
+        done = _complete(storage, begin, upload, parts, ask, limits)
+    objects.perform(storage, begin, upload_id)
+    return _shown(*done)
+
+
+def cancel(storage: Storage, begin: Begin, project_id: str, upload_id: str) -> Upload:
+    """Give an upload up; while its bytes could not be deleted, asking again goes on."""
+    with begin() as session:
+        upload = service.get(session, project_id, upload_id)
+        if upload.status != "cancelled" or not objects.has_deletions(session, project_id, upload_id):
+            upload = service.cancel(session, project_id, upload_id)
+    objects.perform(storage, begin, upload_id)
+    return upload
 
 
 def sweep(storage: Storage, begin: Begin) -> None:
-    """Remove the bytes of uploads that nobody has completed in time."""
+    """Remove the bytes of uploads that were not completed in time."""
     with begin() as session:
         expired = service.expire(session)
     for upload in expired:
-        storage.delete_prefix(folder(upload))
+        objects.perform(storage, begin, upload.id)
 
 
-def folder(upload: Upload) -> str:
-    """Where the parts lie."""
-    return f"tenants/{upload.tenant_id}/uploads/{upload.id}"
-
-
-def _assembled(storage: Storage, upload: Upload, parts: Iterable[UploadPart], md5: str | None, limits: Limits) -> File:
+def _complete(
+    storage: Storage,
+    begin: Begin,
+    upload: Upload,
+    parts: Sequence[UploadPart],
+    ask: UploadComplete,
+    limits: Limits,
+) -> tuple[Upload, File]:
+    """Write the file and name it; its bytes are counted by the upload until then."""
     file_id, digest = new_id("file-"), hashlib.md5(usedforsecurity=False)
-    key = f"tenants/{upload.tenant_id}/files/{file_id}"
+    key = key_of(upload.project_id, file_id)
 
     def chunks() -> Iterator[bytes]:
         for part in parts:
@@ -75,14 +99,22 @@ def _assembled(storage: Storage, upload: Upload, parts: Iterable[UploadPart], md
                 digest.update(chunk)
                 yield chunk
 
-    stored, report = check_in(storage, key, chunks(), TrainingRows(), limits)
-    with nothing_left(storage, key):
-        if md5 is not None and digest.hexdigest() != md5.lower():
-            message = f"The MD5 of the file is {digest.hexdigest()}, not {md5.lower()}."
+    planned = [Planned(key, upload.project_id, file_id)]
+    with objects.writing(storage, begin, lambda session: planned) as writing:
+        stored, report = check_in(writing, key, chunks(), TrainingRows(), limits)
+        if ask.md5 is not None and digest.hexdigest() != ask.md5.lower():
+            message = f"The MD5 of the file is {digest.hexdigest()}, not {ask.md5.lower()}."
             raise InvalidRequest(message, code="md5_mismatch", param="md5")
+        received = Received(key, upload.filename, stored, report)
+        file = new_file(file_id, upload.project_id, received, _expiry(upload))
+        with begin() as session:
+            writing.named(session, key)
+            return service.complete(session, upload.project_id, upload.id, ask.part_ids, file), file
+
+
+def _expiry(upload: Upload) -> datetime | None:
     seconds = upload.file_expires_after_s
-    expires_at = utc_now() + timedelta(seconds=seconds) if seconds else None
-    return new_file(file_id, upload.tenant_id, Received(key, upload.filename, stored, report), expires_at)
+    return utc_now() + timedelta(seconds=seconds) if seconds else None
 
 
 def _shown(upload: Upload, file: File) -> UploadOut:

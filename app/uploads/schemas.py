@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.files import strict_json
-from app.files.schemas import FileOut, UnixTime
-from app.jobs.request import Body
+from app.files.schemas import FileOut
+from app.http.schemas import Body, UnixTime
+from spard.data import strict_json
 
 
 class ExpiresAfter(Body):

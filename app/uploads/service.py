@@ -1,4 +1,4 @@
-"""Uploads as rows: begun, added to, ended; every query is within one tenant."""
+"""Uploads as rows: begun, added to, ended; every query is within one project."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from datetime import timedelta
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from app import objects
 from app.db import timestamp
+from app.db.base import utc_now
+from app.db.tables import File, Upload, UploadPart
 from app.errors import InvalidRequest, InvalidState, NotFound, TooLarge
 from app.files import service as files
 from app.files.upload import check_purpose, clean_name
-from app.models import File, utc_now
 from app.quotas import service as quotas
-from app.uploads.models import Upload, UploadPart
 from app.uploads.schemas import UploadComplete, UploadCreate
 
 _LIVES = timedelta(hours=1)
@@ -22,36 +23,37 @@ _SWEPT_AT_ONCE = 100
 _SENDINGS = 3  # a client may send a part again, twice
 
 
-def create(session: Session, tenant_id: str, ask: UploadCreate, max_bytes: int) -> Upload:
-    """Begin an upload, which has an hour to be completed in."""
+def create(session: Session, project_id: str, ask: UploadCreate, max_bytes: int) -> Upload:
+    """Create an upload, which expires in an hour."""
     check_purpose(ask.purpose)
     if ask.bytes > max_bytes:
         raise TooLarge(f"An upload has at most {max_bytes} bytes.", param="bytes")
     upload = Upload(
-        tenant_id=tenant_id,
+        project_id=project_id,
         filename=clean_name(ask.filename, "filename"),
         purpose=ask.purpose,
         bytes=ask.bytes,
         expires_at=utc_now() + _LIVES,
         file_expires_after_s=ask.expires_after.seconds if ask.expires_after else None,
     )
+    quotas.check_upload(session, project_id, ask.bytes)
     session.add(upload)
     session.flush()
     return upload
 
 
-def get(session: Session, tenant_id: str, upload_id: str) -> Upload:
-    """The tenant's upload, locked; somebody else's reads as unknown."""
-    query = select(Upload).where(Upload.tenant_id == tenant_id, Upload.id == upload_id).with_for_update()
+def get(session: Session, project_id: str, upload_id: str) -> Upload:
+    """Return the project's upload, locked; another project's is not found."""
+    query = select(Upload).where(Upload.project_id == project_id, Upload.id == upload_id).with_for_update()
     upload = session.scalar(query)
     if upload is None:
         raise NotFound(f"No such Upload object: {upload_id}", code="upload_not_found", param="upload_id")
     return upload
 
 
-def pending(session: Session, tenant_id: str, upload_id: str) -> Upload:
-    """The same, if it still takes parts."""
-    upload = get(session, tenant_id, upload_id)
+def pending(session: Session, project_id: str, upload_id: str) -> Upload:
+    """Return the project's upload, locked; raise InvalidState if it takes no more parts."""
+    upload = get(session, project_id, upload_id)
     if upload.status == "pending" and upload.expires_at <= utc_now():
         raise InvalidState(f"{upload.id} has expired; begin a new upload.", code="upload_expired")
     if upload.status != "pending":
@@ -59,9 +61,9 @@ def pending(session: Session, tenant_id: str, upload_id: str) -> Upload:
     return upload
 
 
-def add_part(session: Session, tenant_id: str, part: UploadPart) -> UploadPart:
-    """Note a part that is in storage."""
-    upload = pending(session, tenant_id, part.upload_id)
+def add_part(session: Session, project_id: str, part: UploadPart) -> UploadPart:
+    """Add a part that is in storage."""
+    upload = pending(session, project_id, part.upload_id)
     earlier = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload_id == upload.id)) or 0
     if earlier + part.bytes > _SENDINGS * upload.bytes:
         message = f"The parts have far more than the {upload.bytes} bytes that were announced."
@@ -72,7 +74,7 @@ def add_part(session: Session, tenant_id: str, part: UploadPart) -> UploadPart:
 
 
 def chosen_parts(session: Session, upload: Upload, part_ids: Sequence[str]) -> list[UploadPart]:
-    """The parts in the order asked for, which together must have the bytes that were announced."""
+    """Return the parts in the requested order; raise unless they have exactly the announced number of bytes."""
     known = {part.id: part for part in session.scalars(select(UploadPart).where(UploadPart.upload_id == upload.id))}
     unknown = next((part_id for part_id in part_ids if part_id not in known), None)
     if unknown is not None:
@@ -87,33 +89,50 @@ def chosen_parts(session: Session, upload: Upload, part_ids: Sequence[str]) -> l
     return parts
 
 
-def completed(session: Session, tenant_id: str, upload_id: str, ask: UploadComplete) -> tuple[Upload, File] | None:
-    """What an earlier sending of the same request has made."""
-    upload = get(session, tenant_id, upload_id)
+def completed(session: Session, project_id: str, upload_id: str, ask: UploadComplete) -> tuple[Upload, File] | None:
+    """Return the upload and its file if the same request has completed it before."""
+    upload = get(session, project_id, upload_id)
     file = session.get(File, upload.file_id) if upload.file_id else None
     return (upload, file) if file is not None and upload.part_ids == ask.part_ids else None
 
 
-def complete(session: Session, tenant_id: str, upload_id: str, part_ids: Sequence[str], file: File) -> Upload:
-    """pending -> completed, with the file that came of it; won by one of two that try at once."""
-    upload = pending(session, tenant_id, upload_id)
-    quotas.check_file(session, file)
+def complete(session: Session, project_id: str, upload_id: str, part_ids: Sequence[str], file: File) -> Upload:
+    """Change pending to completed and add the file; of two requests at once, one wins."""
+    upload = pending(session, project_id, upload_id)
     upload.status, upload.part_ids, upload.file_id = "completed", list(part_ids), file.id
+    session.flush()
+    quotas.check_file(session, file)
     files.add(session, file)
+    condemn(session, upload)
     return upload
 
 
-def cancel(session: Session, tenant_id: str, upload_id: str) -> Upload:
-    """pending -> cancelled; the caller removes the bytes after the commit."""
-    upload = pending(session, tenant_id, upload_id)
+def cancel(session: Session, project_id: str, upload_id: str) -> Upload:
+    """Change pending to cancelled; the bytes go after the commit."""
+    upload = pending(session, project_id, upload_id)
     upload.status = "cancelled"
     session.flush()
+    condemn(session, upload)
     return upload
 
 
 def expire(session: Session) -> Sequence[Upload]:
-    """pending -> expired for those whose hour is over; the caller removes their bytes after the commit."""
+    """Change overdue uploads from pending to expired; their bytes go after the commit."""
     overdue = (Upload.status == "pending") & (Upload.expires_at <= timestamp())
     oldest = select(Upload.id).where(overdue).order_by(Upload.expires_at).limit(_SWEPT_AT_ONCE)
     ended = update(Upload).where(Upload.id.in_(oldest)).values(status="expired").returning(Upload)
-    return session.scalars(ended).all()
+    expired = session.scalars(ended).all()
+    for upload in expired:
+        condemn(session, upload)
+    return expired
+
+
+def condemn(session: Session, upload: Upload) -> None:
+    """Give up the bytes of an upload that has ended."""
+    size = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload_id == upload.id)) or 0
+    objects.condemn_prefix(session, folder(upload), project_id=upload.project_id, subject=upload.id, bytes=int(size))
+
+
+def folder(upload: Upload) -> str:
+    """Return the storage prefix of an upload's parts."""
+    return f"tenants/{upload.project_id}/uploads/{upload.id}"

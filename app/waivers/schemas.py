@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from app.files.schemas import UnixTime
-from app.jobs.request import Body
-from app.models import utc_now
+from app.db.base import utc_now
+from app.http.schemas import Body, UnixTime
 
 LONGEST = timedelta(days=366)
 
@@ -36,17 +35,20 @@ class WaiverOut(BaseModel):
     approved_by: str | None
     approved_at: UnixTime | None
     record: str | None
-    signature: dict[str, Any] | None
+    signature: dict[str, str] | None
 
     @computed_field  # type: ignore[prop-decorator]  # pydantic's own form
     @property
     def status(self) -> Literal["proposed", "approved", "expired"]:
+        """Whether it releases the adapter now: only an approved one does, until it expires."""
         if self.expires_at.timestamp() <= utc_now().timestamp():
             return "expired"
         return "approved" if self.approved_by else "proposed"
 
 
 class WaiverList(BaseModel):
+    """All waivers of a job, newest first."""
+
     object: Literal["list"] = "list"
     data: list[WaiverOut]
 
@@ -58,4 +60,4 @@ class SignedWaiver(BaseModel):
 
     object: Literal["safety.signed_waiver"] = "safety.signed_waiver"
     record: str
-    signature: dict[str, Any]
+    signature: dict[str, str]

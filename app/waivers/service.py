@@ -5,28 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.db.base import utc_now
+from app.db.tables import ApiKey, HeldAdapter, Job, JobStatus, Waiver
+from app.db.tables.job_records import KeyName, WaiverFacts
 from app.errors import Forbidden, InvalidRequest, InvalidState, NotFound
-from app.jobs import events, moves
+from app.jobs import events, transitions
 from app.jobs.results import fine_tuned_model
 from app.keys.service import Principal
-from app.models import ApiKey, Job, JobStatus, utc_now
 from app.settings import Settings
 from app.signing import signing_key
-from app.waivers.models import HeldAdapter, Waiver
 from app.waivers.schemas import LONGEST, WaiverCreate
-from spard.manifest import signed
+from spard.release.manifest import signed
 
 _FAILED, _WAIVED = "safety_gate_failed", "waived"
 
 
 def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate) -> Waiver:
-    """The first half: a reason and an end."""
+    """Propose a waiver with a reason and an expiry; a second person has to approve it."""
     _waivable(session, job_id)
     now, expires_at = utc_now(), datetime.fromtimestamp(ask.expires_at, UTC)
     if not now < expires_at <= now + LONGEST:
@@ -40,7 +40,7 @@ def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate)
 
 
 def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, settings: Settings) -> Waiver:
-    """The second half, by another person's key: the adapter is released until the waiver expires."""
+    """Approve a waiver with another person's key: the adapter is released until the waiver expires."""
     job, held = _waivable(session, job_id)
     waiver = session.scalar(select(Waiver).where(Waiver.id == waiver_id, Waiver.job_id == job_id))
     if waiver is None:
@@ -52,13 +52,20 @@ def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, se
     waiver.signature = dict(signed(waiver.record.encode(), signing_key(settings)))
     session.flush()  # the database lets an ended job change only once this stands
     _release(session, job, held, facts)
-    names = {"proposed_by": facts["proposed_by"], "approved_by": facts["approved_by"]}
-    audit_log.record(session, "waiver.approved", waiver.id, job=job_id, reason=waiver.reason, **names)
+    audit_log.record(
+        session,
+        "waiver.approved",
+        waiver.id,
+        job=job_id,
+        reason=waiver.reason,
+        proposed_by=facts["proposed_by"],
+        approved_by=facts["approved_by"],
+    )
     return waiver
 
 
 def waivers(session: Session, job_id: str) -> Sequence[Waiver]:
-    """All that were proposed for a job, the latest first."""
+    """Return the waivers that were proposed for a job, the latest first."""
     if session.get(Job, job_id) is None:
         raise _unknown(job_id)
     return session.scalars(
@@ -67,7 +74,7 @@ def waivers(session: Session, job_id: str) -> Sequence[Waiver]:
 
 
 def released_by(session: Session, job: Job) -> Waiver:
-    """The waiver that a job was released by last, for its owner."""
+    """Return the waiver that released the job last."""
     by_job = (Waiver.job_id == job.id) & Waiver.approved_at.is_not(None)
     waiver = session.scalar(select(Waiver).where(by_job).order_by(Waiver.approved_at.desc()).limit(1))
     if waiver is None:
@@ -77,12 +84,12 @@ def released_by(session: Session, job: Job) -> Waiver:
 
 
 def _waivable(session: Session, job_id: str) -> tuple[Job, HeldAdapter]:
-    """A job, locked, whose adapter failed and was kept."""
-    job = moves.locked(session, Job.id == job_id).one_or_none()
+    """Return a job, locked, and its adapter that failed the gate and was kept."""
+    job = transitions.locked(session, Job.id == job_id).one_or_none()
     if job is None:
         raise _unknown(job_id)
-    decision = ((job.safety or {}).get("gate") or {}).get("decision")
-    if (job.error or {}).get("code") != _FAILED and decision != _WAIVED:
+    failed = job.error is not None and job.error["code"] == _FAILED
+    if not failed and (job.safety is None or "waiver" not in job.safety):
         raise InvalidState(f"Job {job.id} is {job.status} and did not fail the safety gate; there is nothing to waive.")
     held = session.get(HeldAdapter, job_id)
     if held is None:
@@ -103,7 +110,7 @@ def _check(session: Session, waiver: Waiver, caller: Principal) -> None:
 
 
 def _check_persons(proposer: ApiKey, approver: ApiKey) -> None:
-    """Two keys that two people hold."""
+    """Raise Forbidden unless two different people hold the two keys."""
     if proposer.id == approver.id:
         raise Forbidden("A waiver is approved by another key than the one that proposed it.", code="same_person")
     if proposer.owner is None or approver.owner is None:
@@ -113,8 +120,8 @@ def _check_persons(proposer: ApiKey, approver: ApiKey) -> None:
         raise Forbidden(f"{proposer.owner} proposed it; another person approves it.", code="same_person")
 
 
-def _facts(session: Session, waiver: Waiver, job: Job, held: HeldAdapter) -> dict[str, Any]:
-    """What is signed."""
+def _facts(session: Session, waiver: Waiver, job: Job, held: HeldAdapter) -> WaiverFacts:
+    """Return the record that is signed."""
     return {
         "waiver_id": waiver.id,
         "job_id": job.id,
@@ -130,17 +137,25 @@ def _facts(session: Session, waiver: Waiver, job: Job, held: HeldAdapter) -> dic
     }
 
 
-def _name(session: Session, key_id: str) -> dict[str, str | None]:
+def _name(session: Session, key_id: str) -> KeyName:
     key = session.get_one(ApiKey, key_id)
     return {"key_id": key_id, "name": key.name, "owner": key.owner}
 
 
-def _release(session: Session, job: Job, held: HeldAdapter, facts: dict[str, Any]) -> None:
-    """failed -> succeeded: the one way back for a job that has ended."""
-    safety = job.safety or {}
-    job.safety = safety | {"gate": safety["gate"] | {"decision": _WAIVED}, "waiver": facts}
-    job.adapter = {"storage_key": held.storage_key, "sha256": held.sha256, "bytes": held.bytes}
-    job.status, job.error, job.fine_tuned_model = JobStatus.succeeded, None, fine_tuned_model(job)
+def _release(session: Session, job: Job, held: HeldAdapter, facts: WaiverFacts) -> None:
+    """Release the adapter of a locked job that the gate held back."""
+    if job.safety is None:
+        raise InvalidState(f"Job {job.id} was not measured.")
+    transitions.change_status(
+        session,
+        Job.id == job.id,
+        job.status,
+        JobStatus.succeeded,
+        safety={**job.safety, "gate": {**job.safety["gate"], "decision": _WAIVED}, "waiver": facts},
+        adapter={"storage_key": held.storage_key, "sha256": held.sha256, "bytes": held.bytes},
+        error=None,
+        fine_tuned_model=fine_tuned_model(job),
+    )
     message = f"The adapter is released by a waiver until {datetime.fromtimestamp(facts['expires_at'], UTC):%Y-%m-%d}"
     events.append(session, job.id, "warn", "message", message, {"reason": facts["reason"]})
     session.flush()

@@ -45,7 +45,7 @@ class Target:
 
 
 def resolve(url: str, *, allow_local: bool) -> Target:
-    """Look the address up, once. `allow_local`: plain HTTP to this machine too, for development."""
+    """Resolve a URL once and check its address; `allow_local` permits plain HTTP to this machine, for development."""
     if len(url) > _MAX_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise Refused(f"The URL must have at most {_MAX_URL} plain ASCII characters; write names in their ASCII form.")
     try:
@@ -69,7 +69,7 @@ def resolve(url: str, *, allow_local: bool) -> Target:
 
 
 def _addresses(host: str, port: int) -> list[IPv4Address | IPv6Address]:
-    """What a host stands for. Numbers in other forms than dotted decimals are refused: readers differ on them."""
+    """Return a host's addresses; numeric hosts that are not dotted decimals are refused, readers differ on them."""
     try:
         return [ip_address(host)]
     except ValueError:
@@ -81,7 +81,7 @@ def _addresses(host: str, port: int) -> list[IPv4Address | IPv6Address]:
 
 
 def _looked_up(host: str, port: int) -> list[Any]:
-    """The name service's answer, if it comes in time; a lookup cannot be stopped, so one that hangs is left alone."""
+    """Look up a name within a time limit; a lookup cannot be stopped, so one that hangs is abandoned."""
     answer: Future[list[Any]] = Future()
 
     def look_up() -> None:

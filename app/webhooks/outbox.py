@@ -5,27 +5,27 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.models import TERMINAL, Job, JobStatus, new_id
-from app.webhooks.models import WebhookDelivery, WebhookEndpoint
+from app.db.base import new_id
+from app.db.tables import TERMINAL, Job, JobStatus, WebhookDelivery, WebhookEndpoint
 
 TYPES = {status: f"fine_tuning.job.{status.value}" for status in TERMINAL}
 AUDITED = "safety.audit.completed"
 
 
 def announce(session: Session, job_id: str, status: JobStatus) -> None:
-    """The job is over."""
+    """Queue the event that a job has ended."""
     _tell(session, job_id, TYPES[status])
 
 
 def announce_audit(session: Session, job_id: str) -> None:
-    """The job's adapter was measured, and its report can be read."""
+    """Queue the event that a job's audit has ended and its report can be read."""
     _tell(session, job_id, AUDITED)
 
 
 def _tell(session: Session, job_id: str, type: str) -> None:
-    """Queue the event for every endpoint of the job's tenant that wants it."""
-    tenant_id = select(Job.tenant_id).where(Job.id == job_id).scalar_subquery()
-    is_open = (WebhookEndpoint.tenant_id == tenant_id) & (WebhookEndpoint.status == "enabled")
+    """Queue the event for every endpoint of the job's project that wants it."""
+    project_id = select(Job.project_id).where(Job.id == job_id).scalar_subquery()
+    is_open = (WebhookEndpoint.project_id == project_id) & (WebhookEndpoint.status == "enabled")
     wanted = select(WebhookEndpoint).where(is_open).with_for_update(read=True, key_share=True)  # not to be deleted now
     event_id = new_id("evt_")
     for endpoint in session.scalars(wanted):

@@ -18,7 +18,7 @@ _TOTAL_S = 10.0  # a receiver that answers a byte at a time is cut off too
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a receiver said."""
+    """The status and the `retry-after` header of a receiver's answer."""
 
     status: int
     retry_after: str | None = None
@@ -29,7 +29,7 @@ class Unanswered(Exception):
 
 
 class _Connection(http.client.HTTPConnection):
-    """Goes to the target's checked address, whatever its name stands for by now."""
+    """A connection to the address that was checked, whatever its name resolves to by now."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.host, target.port)
@@ -47,7 +47,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def post(target: Target, body: bytes, headers: Mapping[str, str]) -> Answer:
-    """Send; only the status and one header of the answer are read."""
+    """Send a body; of the answer, only the status and one header are read."""
     connection = _Connection(target)
     deadline = Timer(_TOTAL_S, connection.cut)
     try:

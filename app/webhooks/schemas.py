@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from app.files.schemas import UnixTime
-from app.jobs.request import Body
+from app.http.schemas import Body, UnixTime
 
 EventType = Literal[
     "fine_tuning.job.succeeded", "fine_tuning.job.failed", "fine_tuning.job.cancelled", "safety.audit.completed"
@@ -48,15 +47,35 @@ class EndpointSecret(EndpointOut):
 
 
 class EndpointList(BaseModel):
+    """All webhook endpoints of your project, newest first, without their secrets."""
+
     object: Literal["list"] = "list"
     data: list[EndpointOut]
     has_more: Literal[False] = False
 
 
 class EndpointDeleted(BaseModel):
+    """Confirms that an endpoint was deleted."""
+
     id: str
     object: Literal["webhook_endpoint"] = "webhook_endpoint"
     deleted: Literal[True] = True
+
+
+class EventSubject(BaseModel):
+    """The job that an event is about, by its `id`."""
+
+    id: str
+
+
+class EventBody(BaseModel):
+    """What is sent to an endpoint, as OpenAI sends it; `data.id` is the job's."""
+
+    id: str
+    object: Literal["event"] = "event"
+    type: EventType
+    created_at: int
+    data: EventSubject
 
 
 class DeliveryOut(BaseModel):

@@ -9,18 +9,19 @@ import time
 from base64 import b64decode, b64encode
 from secrets import token_bytes
 
-from app.models import utc_now
-from app.webhooks.models import WebhookDelivery, WebhookEndpoint
+from app.db.base import utc_now
+from app.db.tables import WebhookDelivery, WebhookEndpoint
 
 _PREFIX = "whsec_"
 
 
 def new_secret() -> str:
+    """Return 256 random bits in the form that Standard Webhooks libraries take."""
     return _PREFIX + b64encode(token_bytes(32)).decode()
 
 
 def body(delivery: WebhookDelivery) -> bytes:
-    """OpenAI's event, the same bytes at every attempt."""
+    """Return OpenAI's event; every attempt sends the same bytes."""
     event = {
         "id": delivery.event_id,
         "object": "event",
@@ -32,7 +33,7 @@ def body(delivery: WebhookDelivery) -> bytes:
 
 
 def headers(endpoint: WebhookEndpoint, delivery: WebhookDelivery) -> dict[str, str]:
-    """The headers that a receiver checks the body with."""
+    """Return the headers that a receiver verifies the body with."""
     stamp = str(int(time.time()))
     content = f"{delivery.event_id}.{stamp}.".encode() + body(delivery)
     return {
@@ -43,7 +44,7 @@ def headers(endpoint: WebhookEndpoint, delivery: WebhookDelivery) -> dict[str, s
 
 
 def _secrets(endpoint: WebhookEndpoint) -> list[str]:
-    """The newest first; after a rotation the one before stays valid for a while."""
+    """Return the valid secrets, the newest first; after a rotation the old one stays valid for a while."""
     is_old_valid = endpoint.old_secret_until is not None and endpoint.old_secret_until > utc_now()
     return [endpoint.secret, *([endpoint.old_secret] if endpoint.old_secret and is_old_valid else [])]
 

@@ -14,6 +14,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """A job that is paused would be unknown to older code: it goes back to the queue."""
+    """Requeue paused jobs: older code does not know their status."""
     op.execute("UPDATE jobs SET status = 'queued' WHERE status = 'paused'")
     op.drop_column("jobs", "pause_requested_at")

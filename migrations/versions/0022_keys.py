@@ -15,7 +15,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """A key that has expired would be good again to older code: it is revoked."""
+    """Revoke expired keys: older code would accept them again."""
     op.execute("UPDATE api_keys SET revoked_at = expires_at WHERE revoked_at IS NULL AND expires_at IS NOT NULL")
     op.drop_column("api_keys", "last_used_at")
     op.drop_column("api_keys", "expires_at")

@@ -1,1 +1,1 @@
-"""The defence inside other people's training loops."""
+"""The defense inside other people's training loops."""

@@ -14,18 +14,19 @@ from typing import Any
 from peft import PeftModel
 from transformers import TrainerCallback
 
-from spard.checkpoint import load, newest_first, save
 from spard.config import Spard
-from spard.data import Encoded, Example, collate, encode_all, set_plain_template
+from spard.data.batches import collate
+from spard.data.chat import Encoded, encode_all, set_plain_template
+from spard.data.rows import Example
 from spard.errors import InvalidData, InvalidRecipe
-from spard.grads import Loss, safe_losses
-from spard.lora import dropping_modules
-from spard.losses import evaluate
-from spard.methods import Stateful, constraint_of, safety_of
+from spard.losses.cross_entropy import evaluate
+from spard.losses.gradients import Loss, safe_losses
+from spard.losses.vectors import Vector
 from spard.methods.base import Metrics
-from spard.schedules import safe_rows
-from spard.tau import base_tau
-from spard.vectors import Vector
+from spard.methods.spag import base_tau, constraint_of, safety_half
+from spard.models.lora import dropping_modules
+from spard.training.resume_state import load, newest_first, save
+from spard.training.schedules import safe_rows
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +50,14 @@ class SpardCallback(TrainerCallback):
         self.metrics: list[Metrics] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tokenise the safe rows, and measure tau or read it from the checkpoint that the trainer resumes from."""
+        """Tokenize the safe rows, and measure tau or read it from the checkpoint that the trainer resumes from."""
         if args.world_size > 1:
             raise InvalidRecipe("SpardCallback works in one process; safe losses are not averaged over ranks")
         model, tokenizer = kwargs["model"], copy.deepcopy(kwargs["processing_class"])
         set_plain_template(tokenizer)
         self.model = model.get_base_model() if isinstance(model, PeftModel) else model
         self.theta = [part for part in model.parameters() if part.requires_grad]
-        self.safety = safety_of(self.defense, state.max_steps)
+        self.safety = safety_half(self.defense, state.max_steps)
         self.dropping, self.pad_id = dropping_modules(model), tokenizer.pad_token_id
         self.safe: list[Encoded] = encode_all(tokenizer, self.examples, _ANY_LENGTH)
         if state.global_step:
@@ -66,7 +67,7 @@ class SpardCallback(TrainerCallback):
             log.info("safe losses are held at %s", self.tau)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The safety half; `.grad` of the utility loss is used up by now."""
+        """Take the safety step; `.grad` of the utility loss has been used by now."""
         constraint = constraint_of(self.defense, self.tau)
         self._set_dropout(False)
         self.metrics.append(self.safety(self.theta, self._losses, kwargs["optimizer"], constraint))
@@ -75,8 +76,7 @@ class SpardCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put tau, the place in the safe rows and moments beside the trainer's checkpoint."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        tensors = self.safety.state() if isinstance(self.safety, Stateful) else {}
-        save(folder / _FOLDER, state.global_step, tensors, {"tau": self.tau, "drawn": self.drawn})
+        save(folder / _FOLDER, state.global_step, self.safety.state(), {"tau": self.tau, "drawn": self.drawn})
 
     def _restore(self, folder: Path) -> None:
         found = next(newest_first(folder), None)
@@ -84,8 +84,7 @@ class SpardCallback(TrainerCallback):
             raise InvalidRecipe(f"{folder} is not there; without it a resumed run does not know its tau")
         tensors, state = load(found)
         self.tau, self.drawn = state["tau"], state["drawn"]
-        if isinstance(self.safety, Stateful):
-            self.safety.restore(self.theta, tensors)
+        self.safety.restore(self.theta, tensors)
 
     def _losses(self) -> dict[str, Loss]:
         rows = safe_rows(self.seed, self.drawn, len(self.safe), self.defense.safe_batch_size)

@@ -9,7 +9,7 @@ optimizer serves both states, its moments are never reset.
 
 Differences from the authors' code: states change between optimizer steps, never inside an accumulated batch; no
 training batch is thrown away for a safe one, so an epoch is an epoch; the term's gradient rho (theta - theta_other) is
-added once to the accumulated gradient; K1 and K2 are a few steps, see `spard.config.Lisa`.
+added once to the accumulated gradient; K1 and K2 are a few steps, see its settings.
 """
 
 from __future__ import annotations
@@ -20,31 +20,39 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spard.config import Lisa
-from spard.grads import Losses, ValueAndGrad, clip_
-from spard.methods.base import Metrics, descend_, report, require_finite
-from spard.vectors import Vector, add_, norm
+from spard.config import Lisa as LisaSettings
+from spard.losses.gradients import Losses, ValueAndGrad, clip_
+from spard.losses.vectors import Vector, add_, norm
+from spard.methods.base import Method, Metrics, Plan, descend_, report, require_finite
 
 PROXIMAL_FROM = 0.1  # share of the run before the proximal term begins
 
 _ALIGNED, _TUNED, _CLOCK = "aligned", "tuned", "clock"
 
 
-class LisaStep:
-    """One step on a training batch, after a phase of alignment where one is due."""
+class Lisa(Method[LisaSettings]):
+    """One step on a training batch, after a turn of alignment where one is due."""
 
-    def __init__(self, cfg: Lisa, total_steps: int, max_norm: float) -> None:
-        self.cfg, self.total_steps, self.max_norm = cfg, total_steps, max_norm
+    clips_gradients = True
+
+    def start(self, plan: Plan) -> None:
+        """Begin with alignment."""
+        self.plan = plan
         self.clock = 0
         self.ended: dict[str, list[Tensor]] = {}  # where each state last ended
 
-    def __call__(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
+    def safe_batch_size(self, batch_size: int) -> int:
+        """As asked, or the batch size of the run."""
+        return batch_size if self.settings.safe_batch_size == "auto" else self.settings.safe_batch_size
+
+    def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
+        """Align for some steps when its turn has come, then take the utility step, both with the proximal term."""
         # Alignment:  K1 steps on safe batches, drawn to where tuning ended
         aligned: Metrics = {}
-        if self.clock % self.cfg.task_steps == 0:
+        if self.clock % self.settings.task_steps == 0:
             if self.clock:
                 self.ended[_TUNED] = _copy(theta)
-            for _ in range(self.cfg.align_steps):
+            for _ in range(self.settings.align_steps):
                 aligned = self._align_(theta, safe, optimizer)
             self.ended[_ALIGNED] = _copy(theta)
 
@@ -80,9 +88,9 @@ class LisaStep:
         if other in self.ended:
             away = [part.detach() - end for part, end in zip(theta, self.ended[other], strict=True)]
             drift = float(norm(away))
-            if self.clock >= PROXIMAL_FROM * self.total_steps:
-                add_(grad, away, self.cfg.rho)
-        require_finite("combined", clip_(grad, self.max_norm))
+            if self.clock >= PROXIMAL_FROM * self.plan.total_steps:
+                add_(grad, away, self.settings.rho)
+        require_finite("combined", clip_(grad, self.plan.max_grad_norm))
         descend_(optimizer, theta, grad)
         return drift
 

@@ -12,39 +12,65 @@ surgery is skipped for |g_a|^2 <= 1e-9.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch.optim import Optimizer
 
-from spard.grads import Losses, ValueAndGrad, clip_
-from spard.methods.base import Metrics, descend_, report, require_finite
-from spard.vectors import Vector, add_, dot
+from spard.config import SafeGrad as SafeGradSettings
+from spard.data.batches import Batch
+from spard.losses.gradients import Loss, Losses, ValueAndGrad, clip_, safe_divergence
+from spard.losses.kl import reference_of
+from spard.losses.vectors import Vector, add_, dot
+from spard.methods.base import Method, Metrics, Plan, descend_, report, require_finite
+from spard.models.base import Base
 
 FLAT = 1e-9  # |g_a|^2 up to here has no direction
 
 
-def safegrad_step(
-    theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer, rho: float, max_norm: float
-) -> Metrics:
-    """One descent along the repaired task gradient and the alignment gradient; `task` comes unclipped."""
-    # Gradients of both losses at the same theta
-    utility = task()
-    alignment = safe()["kl"]
-    require_finite("task", utility.loss, utility.norm)
-    require_finite("safe", alignment.value)
-    g_u, g_a = utility.grad, alignment.grad()
+class SafeGrad(Method[SafeGradSettings]):
+    """One descent along the repaired task gradient and the alignment gradient."""
 
-    # Surgery:  g_u <- g_u - (<g_u, g_a> / |g_a|^2) g_a   if they conflict
-    product = remove_conflict_(g_u, g_a)
+    clips_gradients = True
 
-    # theta <- AdamW(theta, g_u + rho g_a)
-    add_(g_u, g_a, rho)
-    length = clip_(g_u, max_norm)
-    require_finite("combined", length)
-    descend_(optimizer, theta, g_u)
-    return report(utility) | {
-        "loss/safe_kl": alignment.value,
-        "safegrad/conflict": float(product < 0),
-        "safegrad/norm": length,
-    }
+    def safe_batch_size(self, batch_size: int) -> int:
+        """As asked, or the batch size of the run."""
+        return batch_size if self.settings.safe_batch_size == "auto" else self.settings.safe_batch_size
+
+    def prepare(self, base: Base, *, has_lora: bool) -> None:
+        """Keep the model before training, the reference of the KL."""
+        self.reference = reference_of(base.model, has_lora=has_lora)
+
+    def start(self, plan: Plan) -> None:
+        """Take the norm that the sum of both gradients is clipped to."""
+        self.max_norm = plan.max_grad_norm
+
+    def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
+        """Step: theta <- AdamW(theta, g_u + rho g_a), g_u without what works against g_a."""
+        # Gradients of both losses at the same theta
+        utility = task()
+        alignment = safe()["kl"]
+        require_finite("task", utility.loss, utility.norm)
+        require_finite("safe", alignment.value)
+        g_u, g_a = utility.grad, alignment.grad()
+
+        # Surgery:  g_u <- g_u - (<g_u, g_a> / |g_a|^2) g_a   if they conflict
+        product = remove_conflict_(g_u, g_a)
+
+        # theta <- AdamW(theta, g_u + rho g_a)
+        add_(g_u, g_a, self.settings.rho)
+        length = clip_(g_u, self.max_norm)
+        require_finite("combined", length)
+        descend_(optimizer, theta, g_u)
+        return report(utility) | {
+            "loss/safe_kl": alignment.value,
+            "safegrad/conflict": float(product < 0),
+            "safegrad/norm": length,
+        }
+
+    def safe_losses(self, model: Any, theta: Vector, batch: Batch | None) -> Mapping[str, Loss]:
+        """Return the KL to the model before training, under "kl"."""
+        return safe_divergence(model, theta, batch, self.reference)
 
 
 def remove_conflict_(g: Vector, other: Vector) -> float:

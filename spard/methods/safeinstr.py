@@ -7,11 +7,15 @@ here; the authors train on the prompts too. More than about a tenth of safe rows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
-Row = TypeVar("Row")
+from spard.config import SafeInstr as SafeInstrSettings
+from spard.data.chat import Encoded
+from spard.methods.base import Method
 
 
-def mixed(task: Sequence[Row], safe: Sequence[Row]) -> list[Row]:
-    """All rows, the safe ones last; the order of an epoch shuffles them."""
-    return [*task, *safe]
+class SafeInstr(Method[SafeInstrSettings]):
+    """Plain fine-tuning on both kinds of rows."""
+
+    def training_rows(self, task: Sequence[Encoded], safe: Sequence[Encoded]) -> Sequence[Encoded]:
+        """All rows, the safe ones last; the order of an epoch shuffles them."""
+        return [*task, *safe]

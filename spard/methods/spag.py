@@ -1,81 +1,49 @@
-r"""SPAG, the optimiser of SPARD (Chen et al., ICML 2026, Algorithm 1).
+r"""SPAG, the optimizer of SPARD (Chen et al., ICML 2026, Algorithm 1).
 
     theta+ = AdamW(theta, grad L_task);   theta = theta+ - alpha g,   g = grad L_safe(theta+),   if L_safe(theta+) > tau
 
 Two safe losses l may be bounded, each by its own tau: the token mean and the mean over each answer's first tokens.
 The one that is violated more is projected on. All variants run the safety forward without dropout and go backward
-only when the constraint is violated; they differ in the safety half of the step. Two of them stand here:
-
-trust_region   alpha = min((l - tau) / |g|^2, R / |g|) with R = eta_safe lr sqrt(N k) for N parameters and a look at
-               the safe loss every k steps. The paper caps alpha by the learning rate, which is a length in units of
-               plain gradient descent and, under AdamW, far too short to matter; R is about as far as AdamW goes in k
-               steps. Applied to theta, past the optimizer.
-closed_form    the paper: alpha = min((l - tau) / |g|^2, eta_safe), eta_safe = lr.
-
-With a margin m both aim at tau - m: an exact projection leaves the model on the boundary. The other variants are
-`reference`, `preconditioned` and `gated`, a file each.
+only when the constraint is violated; they differ in how they correct theta, a file each in `spard.methods.variants`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+import importlib
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spard.config import Auto
-from spard.grads import Loss, Losses, ValueAndGrad
-from spard.methods.base import Metrics, Stateful, require_finite, utility_step_
-from spard.projections import halfspace_step
-from spard.vectors import Vector, add_, dot, size
+from spard.config import Spard
+from spard.losses.cross_entropy import Evaluation
+from spard.losses.gradients import Losses, ValueAndGrad
+from spard.losses.vectors import Vector
+from spard.methods.base import Method, Metrics, Plan, utility_step_
+from spard.methods.constraint import Constraint, Correction, StatefulCorrection, most_violated, moved, values
 
-METRIC = {"mean": "loss/safe", "prefix": "loss/safe_prefix"}
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """Keep each loss named in `tau` at or below its tau; ignore violations up to delta, aim at tau - margin.
-
-    `every` is the number of utility steps between two looks.
-    """
-
-    tau: Mapping[str, float]
-    delta: float = 0.0
-    eta_safe: float | Auto = "auto"
-    margin: float = 0.0
-    every: int = 1
+_CLOCK = "clock"
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """The safe loss that exceeds its tau most, by how much, and how far to bring it down: to tau - margin."""
+class Spag(Method[Spard]):
+    """The utility step, then the safety half."""
 
-    loss: Loss
-    excess: float
-    margin: float = 0.0
+    def safe_batch_size(self, batch_size: int) -> int:
+        """As asked, whatever the batch size of the run."""
+        return self.settings.safe_batch_size
 
-    @property
-    def descent(self) -> float:
-        return self.excess + self.margin
+    def measure_tau(self, measure: Callable[[], Evaluation]) -> dict[str, float]:
+        """Return tau as asked, or the base model's own losses on the plain safe rows."""
+        return base_tau(self.settings, measure)
 
+    def start(self, plan: Plan) -> None:
+        """Fix the bounds, and begin to count steps."""
+        self.constraint = constraint_of(self.settings, plan.tau)
+        self.safety = safety_half(self.settings, plan.total_steps)
 
-class SafetyStep(Protocol):
-    """The safety half of a step: `theta`, just moved by `optimizer`, is corrected in place if it must be."""
-
-    def __call__(self, theta: Vector, safe: Losses, optimizer: Optimizer, constraint: Constraint) -> Metrics: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SpagStep:
-    """One iteration: the utility step, then the safety half of a variant."""
-
-    safety: SafetyStep
-    constraint: Constraint
-
-    def __call__(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
+    def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
+        """One iteration of Algorithm 1."""
         # Utility:  theta <- AdamW(theta, grad L_task)
         metrics = utility_step_(theta, task, optimizer)
 
@@ -83,75 +51,63 @@ class SpagStep:
         return metrics | self.safety(theta, safe, optimizer, self.constraint)
 
     def state(self) -> dict[str, Tensor]:
-        return self.safety.state() if isinstance(self.safety, Stateful) else {}
+        """Return the state of the safety step."""
+        return self.safety.state()
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        if isinstance(self.safety, Stateful):
-            self.safety.restore(theta, state)
+        """Go on with that of the safety half."""
+        self.safety.restore(theta, state)
 
 
-def trust_region_(theta: Vector, safe: Losses, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-    """alpha = min((l - tau) / |g|^2, R / |g|): no longer than the utility optimizer's own way since the last look."""
-    losses = safe()
-    violation = most_violated(losses, constraint)
-    reach = learning_rate(optimizer) * math.sqrt(size(theta) * constraint.every)
-    radius = or_auto(constraint.eta_safe, 1.0) * reach
-    return values(losses) | (_project_(theta, violation, radius=radius) if violation else moved())
+class SafetyHalf:
+    """The safety half of a step: look at the safe losses, and correct theta for the one that is violated most.
+
+    It looks at every `every`-th step and after the last of `total_steps` (0: nobody knows which is the last), so that
+    what was broken since is mended; a step without a look reports nothing.
+    """
+
+    def __init__(self, correct_: Correction, every: int = 1, total_steps: int = 0) -> None:
+        self.correct_, self.every, self.total_steps = correct_, every, total_steps
+        self.clock = 0
+
+    def __call__(self, theta: Vector, safe: Losses, optimizer: Optimizer, constraint: Constraint) -> Metrics:
+        """Mend `theta` in place and return the `spag/` metrics; raise NonFiniteLoss if a safe loss is not finite."""
+        self.clock += 1
+        if self.clock % self.every and self.clock != self.total_steps:
+            return {}
+        losses = safe()
+        violation = most_violated(losses, constraint)
+        return values(losses) | (self.correct_(theta, violation, optimizer, constraint) if violation else moved())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the counter of steps, where it matters, and what the correction remembers."""
+        clock = {_CLOCK: torch.tensor(self.clock)} if self.every > 1 else {}
+        return clock | (self.correct_.state() if isinstance(self.correct_, StatefulCorrection) else {})
+
+    def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`."""
+        if _CLOCK in state:
+            self.clock = int(state[_CLOCK])
+        if isinstance(self.correct_, StatefulCorrection):
+            self.correct_.restore(theta, {name: part for name, part in state.items() if name != _CLOCK})
 
 
-def closed_form_(theta: Vector, safe: Losses, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-    """alpha = min((l - tau) / |g|^2, eta_safe): Algorithm 1 as printed, in units of plain gradient descent."""
-    losses = safe()
-    violation = most_violated(losses, constraint)
-    eta_safe = or_auto(constraint.eta_safe, learning_rate(optimizer))
-    return values(losses) | (_project_(theta, violation, eta_safe=eta_safe) if violation else moved())
+def safety_half(defense: Spard, total_steps: int = 0) -> SafetyHalf:
+    """Return the safety step with the variant's correction, new for each run."""
+    variant = importlib.import_module(f"spard.methods.variants.{defense.variant}")
+    return SafetyHalf(variant.correction(), defense.every, total_steps)
 
 
-def most_violated(losses: Mapping[str, Loss], constraint: Constraint) -> Violation | None:
-    """The constrained loss with the largest l - tau, if that exceeds delta."""
-    require_finite("safe", *(loss.value for loss in losses.values()))
-    excess = {name: losses[name].value - tau for name, tau in constraint.tau.items()}
-    worst = max(excess, key=excess.__getitem__)
-    if excess[worst] <= constraint.delta:
-        return None
-    return Violation(losses[worst], excess[worst], constraint.margin)
+def constraint_of(defense: Spard, tau: Mapping[str, float]) -> Constraint:
+    """Return the constraint that a recipe sets: tau, and how strictly it is held."""
+    return Constraint(tau, defense.delta, defense.eta_safe, defense.margin, defense.every)
 
 
-def learning_rate(optimizer: Optimizer) -> float:
-    """lr_t, the rate of the utility step just taken."""
-    return float(optimizer.param_groups[0]["lr"])
-
-
-def or_auto(eta_safe: float | Auto, auto: float) -> float:
-    """eta_safe, or what stands for it in a variant."""
-    return auto if eta_safe == "auto" else eta_safe
-
-
-def values(losses: Mapping[str, Loss]) -> Metrics:
-    """The safe losses as metrics."""
-    return {METRIC.get(name, f"loss/safe_{name}"): loss.value for name, loss in losses.items()}
-
-
-def moved(
-    *, triggered: bool = False, alpha: float = 0.0, capped: bool = False, skipped: bool = False, length: float = 0.0
-) -> Metrics:
-    """How the safety half of a step ended; `spag/step` is |alpha g|, `spag/skipped` counts gradients not finite."""
-    return {
-        "spag/alpha": alpha,
-        "spag/triggered": float(triggered),
-        "spag/capped": float(capped),
-        "spag/skipped": float(skipped),
-        "spag/step": length,
-    }
-
-
-def _project_(theta: Vector, violation: Violation, *, radius: float = math.inf, eta_safe: float = math.inf) -> Metrics:
-    """theta <- theta - alpha g; a gradient that is not finite leaves the utility step as it is, and is counted."""
-    grad = violation.loss.grad()
-    sq_norm = dot(grad, grad)
-    if not math.isfinite(sq_norm):
-        return moved(triggered=True, skipped=True)
-    max_step = min(eta_safe, radius / math.sqrt(sq_norm)) if sq_norm else 0.0
-    alpha = halfspace_step(violation.descent, sq_norm, max_step)
-    add_(theta, grad, -alpha)
-    return moved(triggered=True, alpha=alpha, capped=alpha >= max_step, length=alpha * math.sqrt(sq_norm))
+def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, float]:
+    """Return tau for each constrained loss: as asked, or the base model's own on the plain safe rows."""
+    names = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
+    if defense.tau != "auto":
+        return dict.fromkeys(names, defense.tau)
+    found = measure()
+    own = {"mean": found.loss, "prefix": found.prefix_loss}
+    return {name: own[name] for name in names}

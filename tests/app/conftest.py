@@ -1,4 +1,4 @@
-"""A tenant with queued jobs, as the service's tests need them."""
+"""A project with queued jobs, as the service's tests need them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Engine
 
 from app.db import transaction
+from app.db.tables import Job
 from app.jobs.lease import Claim
 from app.keys import service as keys
-from app.models import Job
-from tests.app.parts import claim_next
+from tests.app.parts import SPEC, claim_next
 
 AddJob = Callable[..., str]
 
@@ -23,14 +23,14 @@ def add_job(engine: Engine) -> AddJob:
     """Queue a job, each later than the one before."""
     with transaction(engine) as session:
         keys.ensure_first(session, None)
-        key, _ = keys.create(session, keys.FIRST_TENANT, "test", ["customer"])
+        key, _ = keys.create(session, keys.FIRST_PROJECT, "test", ["customer"])
     made = 0
 
     def add(**columns: Any) -> str:
         nonlocal made
         made += 1
-        asked = {"model": "tiny", "training_file": "file-1", "recipe": {}, "spec": {}, "request_hash": "0"}
-        asked |= {"tenant_id": key.tenant_id, "key_id": key.id}
+        asked = {"model": "tiny", "training_file": "file-1", "recipe": {}, "spec": SPEC, "request_hash": "0"}
+        asked |= {"project_id": key.project_id, "key_id": key.id}
         created_at = datetime.now(UTC) + timedelta(seconds=made)
         with transaction(engine) as session:
             job = Job(created_at=created_at, **{**asked, **columns})

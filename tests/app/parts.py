@@ -7,11 +7,21 @@ from typing import Any
 from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
+from app.checkpoints.records import EpochResult
 from app.db import now, read, transaction
+from app.db.tables import Job, JobEvent
+from app.db.tables.checkpoints import EPOCH
+from app.db.tables.job_records import Adapter, JobError
+from app.db.tables.job_spec import JobSpec, ModelRef, ObjectRef, PolicyRef
 from app.jobs import lease
 from app.jobs.lease import Claim, Publication, Rejection
-from app.models import Job, JobEvent
 
+SPEC = JobSpec(
+    model=ModelRef(alias="tiny", source="/models/tiny"),
+    training_file=ObjectRef(id="file-1", sha256="0", storage_key="files/1"),
+    policy=PolicyRef(),
+    judge="refusal",
+)
 PUBLICATION = Publication(
     fine_tuned_model="ft:tiny:org::1",
     trained_tokens=7,
@@ -24,7 +34,17 @@ PUBLICATION = Publication(
     ],
 )
 REJECTION = Rejection("ASR 0.4 is above 0.1.", 7, ["file-csv"], {"gate": {"decision": "fail"}}, "a1/safety.json")
-ERROR = {"code": "non_finite_loss", "message": "The loss is not finite at step 3.", "param": None}
+ERROR: JobError = {"code": "non_finite_loss", "message": "The loss is not finite at step 3.", "param": None}
+
+
+def epoch_end(loss: float, decision: str | None = "pass", archive: Adapter | None = None) -> EpochResult:
+    """The end of an epoch; without a decision it was not audited."""
+    nothing: dict[str, Any] = {"base": None, "adapter": None}
+    safety: Any = None
+    if decision:
+        names = ("asr", "harmfulness_score", "over_refusal", "utility")
+        safety = {"gate": {"decision": decision, "reasons": []}} | dict.fromkeys(names, nothing)
+    return EpochResult(EPOCH, {"train_loss": loss}, safety, archive)
 
 
 def claim_next(engine: Engine) -> Claim:

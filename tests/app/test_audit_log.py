@@ -10,10 +10,10 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import DatabaseError
 
 from app.audit_log import service as audit_log
-from app.audit_log.models import AuditEntry
 from app.audit_log.service import Broken, Chain
-from app.cli import main
 from app.db import read, transaction
+from app.db.tables import AuditEntry
+from spard.commands import main
 
 DROP = {
     "sqlite": ["DROP TRIGGER audit_log_update", "DROP TRIGGER audit_log_delete"],

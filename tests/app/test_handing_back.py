@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, update
+from sqlalchemy.orm import Session
 
-from app.db import read, transaction
-from app.jobs import lease
+from app.db import now, read, transaction
+from app.db.tables import Job, JobEvent, JobStatus
+from app.jobs import control, lease
 from app.jobs.lease import Claim
-from app.models import JobEvent, JobStatus
+from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, PUBLICATION, claim_in, claim_next, expire, job_of, messages
+from tests.narrowing import required
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
@@ -21,13 +25,13 @@ def test_a_reaper_does_not_wait_for_a_worker_that_sleeps_in_its_transaction(engi
     expire(engine, claim.job_id)
     with transaction(engine) as worker, transaction(engine) as reaper:
         lease.publish(worker, claim, PUBLICATION)
-        assert lease.reap(reaper) == []
+        assert reap(reaper) == []
 
 
 def test_a_queued_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        assert lease.cancel(session, job_id) == JobStatus.cancelled
+        assert control.request_cancel(session, job_id) == JobStatus.cancelled
     assert job_of(engine, job_id).finished_at
     with transaction(engine) as session:
         assert lease.claim(session, "worker", 60) is None
@@ -35,15 +39,43 @@ def test_a_queued_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> N
 
 def test_a_running_job_is_cancelled_when_its_work_has_stopped(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        lease.cancel(session, claim.job_id)
-        assert lease.cancelled(session, claim)
+        control.request_cancel(session, claim.job_id)
+        assert lease.confirm_cancel(session, claim)
+    assert job_of(engine, claim.job_id).status == JobStatus.cancelled
+
+
+ENDS = {
+    "published": lambda session, claim: lease.publish(session, claim, PUBLICATION),
+    "failed": lambda session, claim: lease.fail(session, claim, ERROR),
+    "overdue": lease.fail_overdue,
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_job_that_was_cancelled_ends_as_nothing_else(
+    end: Callable[[Session, Claim], bool], engine: Engine, claim: Claim
+) -> None:
+    with transaction(engine) as session:
+        assert not lease.cancel_if_asked(session, claim)
+        control.request_cancel(session, claim.job_id)
+        assert not end(session, claim)
+        assert lease.cancel_if_asked(session, claim)
+    job = job_of(engine, claim.job_id)
+    assert (job.status, job.error, job.adapter) == (JobStatus.cancelled, None, None)
+
+
+def test_a_cancelled_job_that_is_overdue_is_cancelled(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        control.request_cancel(session, claim.job_id)
+        session.execute(update(Job).values(deadline_at=now() - 1))
+        assert reap(session) == [claim.job_id]
     assert job_of(engine, claim.job_id).status == JobStatus.cancelled
 
 
 def test_an_ended_or_unknown_job_cannot_be_cancelled(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         lease.fail(session, claim, ERROR)
-        assert lease.cancel(session, claim.job_id) is lease.cancel(session, "ftjob-none") is None
+        assert control.request_cancel(session, claim.job_id) is control.request_cancel(session, "ftjob-none") is None
 
 
 def test_a_requeued_job_gets_a_new_token_and_attempt(engine: Engine, claim: Claim) -> None:
@@ -65,7 +97,7 @@ def test_the_last_attempt_is_not_queued_again(engine: Engine, add_job: AddJob) -
         with transaction(engine) as session:
             lease.requeue(session, claim_in(session), 0, "the child died")
     job = job_of(engine, job_id)
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 3, "worker_lost")
+    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 3, "worker_lost")
 
 
 def test_a_failed_last_attempt_keeps_its_own_error(engine: Engine, add_job: AddJob) -> None:
@@ -85,7 +117,7 @@ def test_a_released_job_has_its_attempt_back(engine: Engine, add_job: AddJob) ->
 def test_the_reaper_queues_a_job_whose_lease_ran_out(engine: Engine, claim: Claim) -> None:
     expire(engine, claim.job_id)
     with transaction(engine) as session:
-        assert lease.reap(session) == [claim.job_id]
+        assert reap(session) == [claim.job_id]
     assert job_of(engine, claim.job_id).status == JobStatus.queued
     with read(engine) as session:
         assert session.scalars(select(JobEvent.data).order_by(JobEvent.seq.desc())).first() == {
@@ -96,23 +128,23 @@ def test_the_reaper_queues_a_job_whose_lease_ran_out(engine: Engine, claim: Clai
 
 def test_the_reaper_leaves_a_job_with_a_good_lease(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        assert lease.reap(session) == []
+        assert reap(session) == []
 
 
 def test_the_reaper_ends_a_job_that_has_no_attempt_left(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job(max_attempts=1)
     expire(engine, claim_next(engine).job_id)
     with transaction(engine) as session:
-        lease.reap(session)
-    assert (job_of(engine, job_id).error or {})["code"] == "worker_lost"
+        reap(session)
+    assert required(job_of(engine, job_id).error)["code"] == "worker_lost"
 
 
 def test_the_reaper_ends_a_job_that_the_customer_cancelled(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        lease.cancel(session, claim.job_id)
+        control.request_cancel(session, claim.job_id)
     expire(engine, claim.job_id)
     with transaction(engine) as session:
-        lease.reap(session)
+        reap(session)
     assert job_of(engine, claim.job_id).status == JobStatus.cancelled
 
 
@@ -120,10 +152,10 @@ def test_two_reapers_hand_a_job_back_once(engine: Engine, claim: Claim) -> None:
     expire(engine, claim.job_id)
     barrier = Barrier(4)
 
-    def reap(_: int) -> list[str]:
+    def reap_too(_: int) -> list[str]:
         barrier.wait()
         with transaction(engine) as session:
-            return lease.reap(session)
+            return reap(session)
 
     with ThreadPoolExecutor(4) as pool:
-        assert [job for jobs in pool.map(reap, range(4)) for job in jobs] == [claim.job_id]
+        assert [job for jobs in pool.map(reap_too, range(4)) for job in jobs] == [claim.job_id]

@@ -8,57 +8,58 @@ import pytest
 from sqlalchemy import Engine, select
 
 from app.db import read, transaction
+from app.db.base import utc_now
+from app.db.tables import ApiKey, Project
 from app.errors import InvalidRequest
 from app.keys import service as keys
-from app.models import ApiKey, Tenant, utc_now
 
 GIVEN = "an operator's own long key"
 
 
 @pytest.fixture
-def tenant(engine: Engine) -> str:
+def project(engine: Engine) -> str:
     with transaction(engine) as session:
-        session.add(Tenant(id="org-1", name="one"))
+        session.add(Project(id="org-1", name="one"))
     return "org-1"
 
 
-def test_a_key_is_recognised(engine: Engine, tenant: str) -> None:
+def test_a_key_is_recognized(engine: Engine, project: str) -> None:
     with transaction(engine) as session:
-        key, secret = keys.create(session, tenant, "mine", ["customer"])
-        assert keys.authenticate(session, secret) == keys.Principal(tenant, key.id, frozenset({"customer"}))
+        key, secret = keys.create(session, project, "mine", ["customer"])
+        assert keys.authenticate(session, secret) == keys.Principal(project, key.id, frozenset({"customer"}))
 
 
-def test_a_key_names_its_maker_and_is_long(engine: Engine, tenant: str) -> None:
+def test_a_key_names_its_maker_and_is_long(engine: Engine, project: str) -> None:
     with transaction(engine) as session:
-        key, secret = keys.create(session, tenant, "mine", ["customer"])
+        key, secret = keys.create(session, project, "mine", ["customer"])
     assert secret.startswith(f"sk-spard-{key.prefix}")
     assert len(secret) == len("sk-spard-") + 8 + 43
 
 
-def test_the_database_does_not_hold_the_secret(engine: Engine, tenant: str) -> None:
+def test_the_database_does_not_hold_the_secret(engine: Engine, project: str) -> None:
     with transaction(engine) as session:
-        _, secret = keys.create(session, tenant, "mine", ["customer"])
+        _, secret = keys.create(session, project, "mine", ["customer"])
     with read(engine) as session:
         stored = str(session.execute(select(*ApiKey.__table__.columns)).all())
     assert secret[len("sk-spard-") + 8 :] not in stored
 
 
 @pytest.mark.parametrize("wrong", ["", "sk-spard-", "sk-spard-00000000" + "x" * 43, "\xff" * 60])
-def test_another_secret_is_not_recognised(engine: Engine, tenant: str, wrong: str) -> None:
+def test_another_secret_is_not_recognized(engine: Engine, project: str, wrong: str) -> None:
     with transaction(engine) as session:
-        keys.create(session, tenant, "mine", ["customer"])
+        keys.create(session, project, "mine", ["customer"])
         assert keys.authenticate(session, wrong) is None
 
 
-def test_a_right_prefix_with_a_wrong_rest_is_not_recognised(engine: Engine, tenant: str) -> None:
+def test_a_right_prefix_with_a_wrong_rest_is_not_recognized(engine: Engine, project: str) -> None:
     with transaction(engine) as session:
-        _, secret = keys.create(session, tenant, "mine", ["customer"])
+        _, secret = keys.create(session, project, "mine", ["customer"])
         assert keys.authenticate(session, secret[:-1] + ("a" if secret[-1] != "a" else "b")) is None
 
 
-def test_a_revoked_key_is_not_recognised(engine: Engine, tenant: str) -> None:
+def test_a_revoked_key_is_not_recognized(engine: Engine, project: str) -> None:
     with transaction(engine) as session:
-        key, secret = keys.create(session, tenant, "mine", ["customer"])
+        key, secret = keys.create(session, project, "mine", ["customer"])
         key.revoked_at = utc_now()
         session.flush()
         assert keys.authenticate(session, secret) is None
@@ -70,7 +71,7 @@ def test_the_first_start_makes_a_key_that_may_do_all(engine: Engine) -> None:
         assert secret
         principal = keys.authenticate(session, secret)
         assert principal
-        assert (principal.tenant_id, principal.scopes) == (keys.FIRST_TENANT, {"admin", "customer"})
+        assert (principal.project_id, principal.scopes) == (keys.FIRST_PROJECT, frozenset({"admin", "customer"}))
 
 
 def test_a_later_start_makes_no_key(engine: Engine) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
 from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import DatabaseError
+from sqlalchemy.orm import Session
 
 from app.db import make_engine, read, transaction
-from app.jobs import events, lease
+from app.db.tables import AuditResult, Job, JobEvent, JobMetric, JobStatus
+from app.db.tables.job_records import Progress, ResumeState
+from app.jobs import control, events, lease
 from app.jobs.lease import Claim
-from app.models import AuditResult, Job, JobEvent, JobMetric, JobStatus
+from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_in, claim_next, expire, facts, job_of, messages
 
@@ -47,7 +51,8 @@ def test_each_job_is_claimed_once_by_many_workers(database_url: str, add_job: Ad
     barrier = Barrier(8)
 
     def work(worker: int) -> list[str]:
-        engine, mine = make_engine(database_url), []
+        engine = make_engine(database_url)
+        mine: list[str] = []
         barrier.wait()
         while True:
             with transaction(engine) as session:
@@ -78,15 +83,17 @@ def test_a_heartbeat_extends_the_lease(engine: Engine, claim: Claim) -> None:
 
 def test_a_heartbeat_tells_that_the_customer_cancels(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        status = lease.cancel(session, claim.job_id)
+        status = control.request_cancel(session, claim.job_id)
         assert (status, lease.heartbeat(session, claim, 60)) == (JobStatus.running, lease.Pulse(cancel_requested=True))
 
 
 def test_progress_is_written(engine: Engine, claim: Claim) -> None:
+    progress: Progress = {"percent": 5, "step": 10, "total_steps": 200, "eta_seconds": None}
+    checkpoint: ResumeState = {"step": 10, "files": []}
     with transaction(engine) as session:
-        assert lease.update(session, claim, phase="train", progress={"percent": 5}, checkpoint={"step": 10})
+        assert lease.update(session, claim, phase="train", progress=progress, checkpoint=checkpoint)
     job = job_of(engine, claim.job_id)
-    assert (job.phase, job.progress, job.checkpoint) == ("train", {"percent": 5}, {"step": 10})
+    assert (job.phase, job.progress, job.checkpoint) == ("train", progress, checkpoint)
 
 
 def test_a_step_trained_again_replaces_its_metrics(engine: Engine, claim: Claim) -> None:
@@ -111,7 +118,8 @@ def test_a_publication_appears_as_a_whole(engine: Engine, claim: Claim) -> None:
         PUBLICATION.report_key,
     )
     assert job.finished_at
-    assert job.lease_owner is job.lease_expires_at is None
+    assert job.lease_owner is None
+    assert job.lease_expires_at is None
 
 
 def test_a_publication_keeps_what_the_audit_measured(engine: Engine, claim: Claim) -> None:
@@ -146,7 +154,7 @@ def test_a_failure_says_why(engine: Engine, claim: Claim) -> None:
     assert (job_of(engine, claim.job_id).error, messages(engine, claim.job_id)[-1]) == (ERROR, ERROR["message"])
 
 
-WRITES = {
+WRITES: dict[str, Callable[[Session, Claim], object]] = {
     "fail_overdue": lease.fail_overdue,
     "heartbeat": lambda session, claim: lease.heartbeat(session, claim, 60),
     "update": lambda session, claim: lease.update(session, claim, phase="train"),
@@ -155,9 +163,10 @@ WRITES = {
     "publish": lambda session, claim: lease.publish(session, claim, PUBLICATION),
     "reject": lambda session, claim: lease.reject(session, claim, REJECTION),
     "fail": lambda session, claim: lease.fail(session, claim, ERROR),
-    "cancelled": lease.cancelled,
+    "cancelled": lease.confirm_cancel,
     "requeue": lambda session, claim: lease.requeue(session, claim, 0, "reason"),
     "release": lambda session, claim: lease.release(session, claim, "reason"),
+    "postpone": lambda session, claim: lease.release(session, claim, "reason", waits=True),
 }
 
 
@@ -165,7 +174,7 @@ WRITES = {
 def test_a_worker_that_was_replaced_is_refused(engine: Engine, claim: Claim, write: str) -> None:
     expire(engine, claim.job_id)
     with transaction(engine) as session:
-        lease.reap(session)
+        reap(session)
         assert not WRITES[write](session, claim)
     newer = claim_next(engine)
     before = facts(engine, claim.job_id)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 
 import pytest
 from sqlalchemy import Engine, select
 
 from app.db import transaction
+from app.db.tables import Job, JobStatus
 from app.errors import InvalidState
 from app.jobs import lineage
 from app.jobs.request import JobCreate
 from app.keys.service import Principal
-from app.models import Job, JobStatus
 from tests.app.conftest import AddJob
 
 MODEL = "ft:tiny:org:1"
@@ -34,14 +35,14 @@ def test_a_deletion_waits_for_the_job_that_starts_from_the_adapter(engine: Engin
     second = add_job()
     with ThreadPoolExecutor() as threads:
         with transaction(engine) as session:
-            tenant_id = session.get_one(Job, first).tenant_id
-            start = lineage.start(session, Principal(tenant_id, "key", frozenset({"customer"})), ask)
+            project_id = session.get_one(Job, first).project_id
+            start = lineage.start(session, Principal(project_id, "key", frozenset({"customer"})), ask)
             deletion = threads.submit(delete)
             begun.wait()
             with pytest.raises(TimeoutError):
                 deletion.result(timeout=0.5)
             assert start is not None
             job = session.get_one(Job, second)
-            job.spec = job.spec | {"start_from": start.spec()}
+            job.spec = replace(job.spec, start_from=start.reference())
         with pytest.raises(InvalidState, match=second):
             deletion.result()

@@ -15,9 +15,8 @@ from sqlalchemy import Engine, delete, inspect, text
 from sqlalchemy.exc import DatabaseError
 
 from app.db import downgrade_schema, make_engine, schema_state, transaction, upgrade_schema
-from app.jobs.models import Tombstone
-from app.models import Base, Job
-from app.policies.models import PolicyVersion
+from app.db.base import Base
+from app.db.tables import Job, PolicyVersion, Tombstone
 from tests.app.conftest import AddJob
 
 Schema = dict[str, list[Any]]
@@ -109,7 +108,7 @@ def test_no_job_goes_without_a_tombstone(engine: Engine, add_job: AddJob) -> Non
         session.execute(delete(Job).where(Job.id == job_id))
     with transaction(engine) as session:
         job = session.get_one(Job, job_id)
-        facts = {"tenant_id": job.tenant_id, "created_at": job.created_at, "status": "queued", "digests": {}}
+        facts = {"project_id": job.project_id, "created_at": job.created_at, "status": "queued", "digests": {}}
         session.add(Tombstone(job_id=job_id, **facts))
         session.flush()
         session.execute(delete(Job).where(Job.id == job_id))

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from app import preflight
 from app.db import downgrade_schema, make_engine, schema_state, upgrade_schema
-from app.preflight import Unfit
+from app.errors import Unfit
+from app.ops import preflight
 from app.settings import Settings
+from spard.config import JudgeSpec
 from tests.conftest import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "postgresql://spard:hunter2@127.0.0.1:9/spard"
 STARTS = {
     "uvicorn": ["-m", "uvicorn", "app.main:checked_app", "--factory", "--port", "0"],
-    "up": ["-m", "app.cli", "up", "--port", "0"],
+    "up": ["-m", "spard.commands", "up", "--port", "0"],
     "worker": ["-m", "worker"],
     "celery": ["-m", "celery", "-A", "worker.celery_app", "worker", "--pool=solo"],
 }
@@ -98,12 +99,54 @@ def test_a_gpu_that_is_asked_for_and_missing_is_told() -> None:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_every_process_ends_with_one_line(start: str, tmp_path: Path) -> None:
-    environment = {"SPARD_DATABASE_URL": NOWHERE, "SPARD_BROKER_URL": "redis://127.0.0.1:9/0", "COLUMNS": "500"}
-    ended = _start(start, tmp_path, environment)
-    assert ended.returncode == 1
-    assert "SPARD_DATABASE_URL" in ended.stderr.strip().splitlines()[-1]
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"SPARD_DATABASE_URL": NOWHERE}, ["SPARD_DATABASE_URL"]),
+        ({"SPARD_JUDGE": "refusa1"}, ["SPARD_JUDGE is 'refusa1'", "refusal", "llm", "classifier", "consensus"]),
+    ],
+)
+def test_every_process_ends_with_one_line(start: str, wrong: dict[str, str], told: list[str], tmp_path: Path) -> None:
+    ended = _start(start, tmp_path, wrong | {"SPARD_BROKER_URL": "redis://127.0.0.1:9/0", "COLUMNS": "500"})
+    last = ended.stderr.strip().splitlines()[-1]
+    assert (ended.returncode, [word for word in told if word not in last]) == (1, [])
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("judge", "setting"),
+    [
+        (JudgeSpec(name="llm"), "SPARD_JUDGE_API_KEY"),
+        (JudgeSpec(name="llm", base_url="judge.example/v1"), "SPARD_JUDGE_BASE_URL"),
+        (JudgeSpec(name="llm", base_url="https://me:hunter2@judge.example/v1"), "SPARD_JUDGE_BASE_URL"),
+        (JudgeSpec(name="classifier", family="wildguard"), "SPARD_JUDGE_MODEL"),
+        (JudgeSpec(name="consensus", members=(JudgeSpec(),)), "SPARD_JUDGE_MEMBERS"),
+        (
+            JudgeSpec(name="consensus", members=(JudgeSpec(), JudgeSpec(name="classifier"))),
+            "SPARD_JUDGE_MEMBERS[1].model",
+        ),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_refused(settings: Settings, judge: JudgeSpec, setting: str) -> None:
+    message = _refusal(settings, judge=judge)
+    assert setting in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        JudgeSpec(name="llm", base_url="http://127.0.0.1:8001/v1"),
+        JudgeSpec(name="llm", api_key_env="OTHER_KEY"),
+        JudgeSpec(name="classifier", family="llama_guard", model="/models/guard"),
+        JudgeSpec(name="consensus", members=(JudgeSpec(), JudgeSpec(name="classifier", model="/models/guard"))),
+    ],
+)
+def test_a_judge_that_can_be_asked_passes(
+    settings: Settings, judge: JudgeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER_KEY", "canary")
+    preflight.check(Settings(**settings.model_dump() | {"judge": judge}))
 
 
 def test_a_worker_leaves_a_newer_schema_alone(tmp_path: Path) -> None:
@@ -132,5 +175,5 @@ def _start(start: str, folder: Path, environment: dict[str, str]) -> subprocess.
     given = {"SPARD_DATA_DIR": str(folder), "PYTHONPATH": str(ROOT), **environment}
     command = [sys.executable, *STARTS[start]]
     return subprocess.run(
-        command, cwd=folder, env=os.environ | given, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, env=os.environ | given, capture_output=True, text=True, timeout=300, check=False
     )

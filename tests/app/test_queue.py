@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, update
 
 from app.db import read, transaction
-from app.models import Outbox
-from app.queue import WAKE, Dispatcher, wake
+from app.db.base import utc_now
+from app.db.tables import IdempotencyKey, Outbox, Project
+from app.ops.broker import WAKE, Dispatcher, wake
+from app.ops.pruning import KEYS_STAY, prune
 
 NOBODY = "redis://127.0.0.1:9/0"
 
@@ -48,6 +52,42 @@ def test_a_wake_up_of_a_transaction_that_failed_is_not_sent(engine: Engine, redi
 def test_without_a_broker_nothing_is_sent(engine: Engine) -> None:
     _wake(engine, "ftjob-1")
     assert Dispatcher(engine, None).send_pending() == 0
+    assert _left(engine) == []
+
+
+def test_what_was_sent_is_pruned_after_a_while(engine: Engine) -> None:
+    for job_id in ("old", "late", "unsent"):
+        _wake(engine, job_id)
+    with transaction(engine) as session:
+        for job_id, hours in (("old", 2), ("late", 0)):
+            at = utc_now() - timedelta(hours=hours)
+            session.execute(update(Outbox).where(Outbox.payload["job_id"].as_string() == job_id).values(sent_at=at))
+    prune(partial(transaction, engine))
+    assert _left(engine) == ["late", "unsent"]
+
+
+def test_idempotency_keys_are_kept_for_a_month(engine: Engine) -> None:
+    with transaction(engine) as session:
+        session.add(Project(id="org-1", name="one"))
+        session.flush()
+        for key, stayed in (("new", KEYS_STAY - timedelta(hours=1)), ("old", KEYS_STAY + timedelta(hours=1))):
+            facts = {"project_id": "org-1", "request_hash": "0", "job_id": "ftjob-1"}
+            session.add(IdempotencyKey(key=key, created_at=utc_now() - stayed, **facts))
+        session.add_all(_many(1001))
+    prune(partial(transaction, engine))
+    with read(engine) as session:
+        assert list(session.scalars(select(IdempotencyKey.key))) == ["new"]
+
+
+def _many(count: int) -> list[IdempotencyKey]:
+    """More than one transaction removes."""
+    facts = {"project_id": "org-1", "request_hash": "0", "job_id": "ftjob-1", "created_at": utc_now() - 2 * KEYS_STAY}
+    return [IdempotencyKey(key=f"key-{n}", **facts) for n in range(count)]
+
+
+def _left(engine: Engine) -> list[object]:
+    with read(engine) as session:
+        return [row.payload["job_id"] for row in session.scalars(select(Outbox).order_by(Outbox.id))]
 
 
 def test_a_wake_up_waits_for_a_broker_that_is_down(engine: Engine, redis_url: str) -> None:
@@ -81,9 +121,9 @@ def test_the_dispatcher_s_thread_sends_until_it_is_stopped(engine: Engine, redis
     thread.start()
     _wake(engine, "ftjob-1")
     with redis.Redis.from_url(redis_url) as client:
-        assert client.brpop(["spard:celery"], timeout=5)
+        assert client.brpop(["spard:celery"], timeout=60)
     stop.set()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 

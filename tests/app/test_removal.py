@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from threading import Event
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from app.catalog import removal, service
 from app.db import read, transaction
+from app.db.tables import Corpus, Job, JobStatus, ObjectIntent
+from app.db.tables.job_spec import CorpusRef, JobSpec, ModelRef
+from app.db.tables.objects import DELETE
 from app.errors import InvalidState
-from app.models import Corpus, Job, JobStatus
 from tests.app.conftest import AddJob
-
-MODEL = {"alias": "tiny", "source": "/models/tiny", "revision": None}
+from tests.app.parts import SPEC
 
 
 @pytest.fixture
@@ -29,21 +31,27 @@ def corpora(engine: Engine) -> dict[str, str]:
     return {kind: corpus.id for kind, corpus in kept.items()}
 
 
-def spec(corpora: dict[str, str]) -> dict[str, object]:
-    return {"model": MODEL, "pool": {"id": corpora["pool"]}, "suites": [{"id": corpora["harmful"]}]}
+def spec(corpora: dict[str, str]) -> JobSpec:
+    pool, suite = (
+        CorpusRef(id=corpora[kind], kind=kind, name="own", version=1, sha256="0", storage_key=f"corpora/{kind}", rows=1)
+        for kind in ("pool", "harmful")
+    )
+    return replace(SPEC, pool=pool, suites=(suite,))
 
 
 def test_a_version_is_refused_while_a_job_names_it(engine: Engine, corpora: dict[str, str], add_job: AddJob) -> None:
     job_id = add_job(spec=spec(corpora))
-    for delete, kind in ((removal.delete_pool, "pool"), (removal.delete_suite, "harmful")):
+    for forget, kind in ((removal.forget_pool, "pool"), (removal.forget_suite, "harmful")):
         with pytest.raises(InvalidState, match=job_id), transaction(engine) as session:
-            delete(session, corpora[kind])
+            forget(session, corpora[kind])
     with transaction(engine) as session:
         session.get_one(Job, job_id).status = JobStatus.cancelled
     with transaction(engine) as session:
-        assert removal.delete_pool(session, corpora["pool"]) == ["corpora/pool"]
-        assert removal.delete_suite(session, corpora["harmful"]) == ["corpora/harmful"]
+        removal.forget_pool(session, corpora["pool"])
+        removal.forget_suite(session, corpora["harmful"])
     with read(engine) as session:
+        due = select(ObjectIntent.storage_key).where(ObjectIntent.kind == DELETE)
+        assert sorted(session.scalars(due)) == ["corpora/harmful", "corpora/pool"]
         assert (service.pools(session), service.suites(session)) == ([], [])
 
 
@@ -53,7 +61,7 @@ def test_a_pool_is_embedded_for_a_model_once_however_many_jobs_used_it(
     ended = {"status": JobStatus.succeeded, "finished_at": datetime(2026, 1, 2, tzinfo=UTC)}
     for defense in ("spard", "lisa", "none"):
         add_job(spec=spec(corpora), recipe={"defense": {"type": defense}}, **ended)
-    other = spec(corpora) | {"model": MODEL | {"alias": "other"}}
+    other = replace(spec(corpora), model=ModelRef(alias="other", source="/models/tiny"))
     add_job(spec=other, recipe={"defense": {"type": "none"}}, **ended)
     with read(engine) as session:
         (pool,) = service.pools(session)
@@ -70,7 +78,7 @@ def test_a_deletion_waits_for_the_jobs_that_are_being_made(
     def delete() -> None:
         begun.set()
         with transaction(engine) as session:
-            removal.delete_pool(session, corpora["pool"])
+            removal.forget_pool(session, corpora["pool"])
 
     with ThreadPoolExecutor() as threads:
         with transaction(engine) as session:

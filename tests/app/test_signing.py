@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import SecretStr
 
-from app.cli import main
-from app.settings import Settings
-from app.signing import NoSigningKey, public_pem, signing_key
-from spard.manifest import key_id, sign, write_manifest
+from app.settings import Settings, get_settings
+from app.signing import NoSigningKey, revoke, rotate, signing_key
+from spard.commands import main
+from spard.digests import write_manifest
+from spard.release.keys import public_pem
+from spard.release.manifest import key_id, sign
 from tests.worker.parts import write_key
 
 
@@ -33,6 +38,22 @@ def run(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main([str(each) for each in arguments])
     return int(ended.value.code or 0)
+
+
+def test_a_process_with_the_key_hides_its_memory(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    write_key(path)
+    code = f"""
+import ctypes, pathlib
+from app.settings import Settings
+from app.signing import signing_key
+is_dumpable = 3
+before = ctypes.CDLL(None).prctl(is_dumpable)
+signing_key(Settings(signing_key=pathlib.Path({str(path)!r})))
+print(before, ctypes.CDLL(None).prctl(is_dumpable))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "0"]
 
 
 def test_the_embedded_mode_makes_one_key_that_only_its_user_can_read(tmp_path: Path) -> None:
@@ -111,3 +132,77 @@ def test_the_public_key_is_printed_and_the_private_one_is_not(
     told = capsys.readouterr()
     assert told.out == (tmp_path / "key.pub").read_text()
     assert "PRIVATE" not in told.out + told.err
+
+
+def keys(home: Path, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("SPARD_DATA_DIR", str(home))
+    get_settings.cache_clear()
+    return run("keys", *arguments)
+
+
+def signed_by(folder: Path, key: Ed25519PrivateKey) -> Path:
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"weights")
+    write_manifest(folder, {"job_id": "ftjob-1", "gate": {"decision": "pass"}})
+    sign(folder, key)
+    return folder
+
+
+def test_asking_for_the_key_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert keys(tmp_path / "none", "signing", monkeypatch=monkeypatch) != 0
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "none").exists()
+
+
+def test_after_a_rotation_the_old_archive_counts_until_its_key_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "data"
+    settings = Settings(data_dir=home)
+    old = signing_key(settings)
+    before = signed_by(tmp_path / "before", old)
+    assert keys(home, "rotate-signing", monkeypatch=monkeypatch) == 0
+    new = signing_key(settings)
+    after = signed_by(tmp_path / "after", new)
+    assert key_id(new.public_key()) != key_id(old.public_key())
+    published = tmp_path / "set.json"
+
+    def publish() -> None:
+        capsys.readouterr()
+        assert keys(home, "signing", "--set", monkeypatch=monkeypatch) == 0
+        published.write_text(capsys.readouterr().out)
+        monkeypatch.setenv("SPARD_DATA_DIR", str(tmp_path / "elsewhere"))  # a customer's machine
+
+    publish()
+    assert [run("verify", each, "--key-set", published) for each in (before, after)] == [0, 0]
+    assert keys(home, "revoke-signing", key_id(new.public_key()), "--reason", "x", monkeypatch=monkeypatch) != 0
+    assert keys(home, "revoke-signing", key_id(old.public_key()), "--reason", "stolen", monkeypatch=monkeypatch) == 0
+    publish()
+    assert [run("verify", each, "--key-set", published) for each in (before, after)] == [1, 0]
+    assert "revoked on 20" in (told := capsys.readouterr().err)
+    assert "stolen" in told
+    later = signed_by(tmp_path / "later", old)
+    assert run("verify", later, "--key-set", published) == 1
+    assert run("verify", signed_by(tmp_path / "foreign", Ed25519PrivateKey.generate()), "--key-set", published) == 1
+
+
+def test_nothing_is_signed_with_a_revoked_key(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    path = tmp_path / "signing_key.pem"
+    old = signing_key(settings)
+    pem = path.read_bytes()
+    rotate(settings)
+    revoke(settings, key_id(old.public_key()), "stolen")
+    path.write_bytes(pem)
+    with pytest.raises(NoSigningKey, match="stolen"):
+        signing_key(settings)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"keys": [{}], "current": ""}', '{"keys": [{"key_id": "a", "public_key": "b"}]}']
+)
+def test_what_is_no_key_set_is_named(tmp_path: Path, adapter: Path, text: str) -> None:
+    (tmp_path / "set.json").write_text(text)
+    assert run("verify", adapter, "--key-set", tmp_path / "set.json") == 2

@@ -10,8 +10,11 @@ import signal
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import boto3
 import pytest
 
 from app.storage import LocalStorage, ObjectMissing, Storage, StorageError, StorageFull, Stored, open_storage
@@ -92,7 +95,7 @@ def test_deleting_twice_is_harmless(storage: Storage) -> None:
     assert not storage.exists(KEY)
 
 
-def test_deleting_a_prefix_spares_its_neighbours(storage: Storage) -> None:
+def test_deleting_a_prefix_spares_its_neighbors(storage: Storage) -> None:
     for key in ("jobs/1/a", "jobs/1/b/c", "jobs/10/a"):
         storage.write(key, [b"x"])
     storage.delete_prefix("jobs/1")
@@ -101,6 +104,63 @@ def test_deleting_a_prefix_spares_its_neighbours(storage: Storage) -> None:
 
 def test_deleting_a_prefix_that_is_not_there_is_harmless(storage: Storage) -> None:
     storage.delete_prefix("jobs/1")
+
+
+def test_a_moved_object_is_at_its_new_key_alone(storage: Storage) -> None:
+    storage.write(KEY, [b"moved"])
+    storage.move(KEY, f"aside/2026-11-22/{KEY}")
+    assert b"".join(storage.chunks(f"aside/2026-11-22/{KEY}")) == b"moved"
+    assert not storage.exists(KEY)
+    with pytest.raises(ObjectMissing, match=KEY):
+        storage.move(KEY, "elsewhere")
+
+
+def test_a_listing_tells_key_size_and_time_of_what_is_below_a_prefix(storage: Storage) -> None:
+    assert [*storage.list(), *storage.list("jobs")] == []
+    for key in ("jobs/1/a", "jobs/1/b/c", "jobs/10/a"):
+        storage.write(key, [key.encode()])
+    found = {item.key: item for item in storage.list()}
+    assert {key: item.bytes for key, item in found.items()} == {"jobs/1/a": 8, "jobs/1/b/c": 10, "jobs/10/a": 9}
+    assert {item.key for item in storage.list("jobs/1")} == {"jobs/1/a", "jobs/1/b/c"}
+    age = datetime.now(UTC) - found["jobs/1/a"].modified_at
+    assert abs(age) < timedelta(hours=1)
+
+
+def test_a_listing_of_many_pages_is_whole(moto_place: Place) -> None:
+    storage = _at(moto_place)
+    for i in range(1_003):
+        storage.write(f"many/{i}", [])
+    assert len(list(storage.list("many"))) == 1_003
+
+
+def test_other_names_than_our_keys_are_not_listed(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "objects")
+    storage.write(KEY, [b"x"])
+    (tmp_path / "objects" / "a name with spaces").write_text("x")
+    (tmp_path / "objects" / "link").symlink_to(tmp_path)
+    assert [item.key for item in storage.list()] == [KEY]
+
+
+def test_old_leftovers_of_killed_writes_in_a_folder_are_cleared(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "objects")
+    (tmp_path / "objects" / ".aside" / "left").write_text("half an object")
+    now = datetime.now(UTC)
+    assert storage.clear_unfinished(now - timedelta(days=1), lambda key: True) == 0
+    assert storage.clear_unfinished(now + timedelta(days=1), lambda key: True) == 1
+    assert list((tmp_path / "objects" / ".aside").iterdir()) == []
+
+
+def test_old_uploads_in_parts_to_a_bucket_are_aborted_if_they_are_ours(rclone_place: Place) -> None:
+    bucket = urlsplit(rclone_place.url).netloc
+    client = boto3.client("s3", endpoint_url=rclone_place.endpoint_url, region_name="us-east-1")
+    for key in ("spard/ours", "spard/theirs", "elsewhere/ours"):
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    storage, now = _at(rclone_place), datetime.now(UTC)
+    assert storage.clear_unfinished(now - timedelta(days=1), lambda key: True) == 0
+    assert storage.clear_unfinished(now + timedelta(days=1), lambda key: key == "ours") == 1
+    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    client.close()
+    assert {item["Key"] for item in left} == {"spard/theirs", "elsewhere/ours"}
 
 
 def test_files_go_up_and_come_down_the_same(storage: Storage, tmp_path: Path) -> None:

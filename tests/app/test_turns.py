@@ -8,22 +8,25 @@ import pytest
 from sqlalchemy import Engine, update
 
 from app.db import read, transaction
-from app.jobs import lease, turns
+from app.db.tables import Job, JobStatus, Project
+from app.db.tables.job_records import JobError, Progress
+from app.jobs import control, lease, scheduling
 from app.jobs.lease import Claim
+from app.jobs.reaper import reap
 from app.keys import service as keys
-from app.models import Job, JobStatus, Tenant
 from tests.app.conftest import AddJob
+from tests.narrowing import required
 
-ERROR = {"code": "server_error", "message": "The job failed.", "param": None}
+ERROR: JobError = {"code": "server_error", "message": "The job failed.", "param": None}
 
 
 @pytest.fixture
 def small(engine: Engine) -> dict[str, str]:
-    """The columns of a job of another tenant."""
-    return _tenant(engine, "org-small")
+    """The columns of a job of another project."""
+    return _project(engine, "org-small")
 
 
-def test_a_tenant_with_one_job_is_not_behind_one_with_many(
+def test_a_project_with_one_job_is_not_behind_one_with_many(
     engine: Engine, add_job: AddJob, small: dict[str, str]
 ) -> None:
     many = [add_job() for _ in range(5)]
@@ -31,7 +34,7 @@ def test_a_tenant_with_one_job_is_not_behind_one_with_many(
     assert [_claim(engine).job_id for _ in range(4)] == [many[0], one, *many[1:3]]
 
 
-def test_the_tenant_with_the_fewest_running_jobs_is_served(
+def test_the_project_with_the_fewest_running_jobs_is_served(
     engine: Engine, add_job: AddJob, small: dict[str, str]
 ) -> None:
     others = [add_job(**small) for _ in range(3)]
@@ -43,12 +46,12 @@ def test_the_tenant_with_the_fewest_running_jobs_is_served(
     assert _claim(engine).job_id == others[2]
 
 
-def test_within_a_tenant_its_priority_decides(engine: Engine, add_job: AddJob) -> None:
+def test_within_a_project_its_priority_decides(engine: Engine, add_job: AddJob) -> None:
     usual, urgent, late = add_job(), add_job(priority=-5), add_job(priority=5)
     assert [_claim(engine).job_id for _ in range(3)] == [urgent, usual, late]
 
 
-def test_a_priority_is_no_advantage_over_other_tenants(engine: Engine, add_job: AddJob, small: dict[str, str]) -> None:
+def test_a_priority_is_no_advantage_over_other_projects(engine: Engine, add_job: AddJob, small: dict[str, str]) -> None:
     urgent = [add_job(priority=-100) for _ in range(3)]
     one = add_job(**small)
     assert [_claim(engine).job_id for _ in range(2)] == [urgent[0], one]
@@ -57,7 +60,7 @@ def test_a_priority_is_no_advantage_over_other_tenants(engine: Engine, add_job: 
 def test_the_position_counts_the_turns_of_others(engine: Engine, add_job: AddJob, small: dict[str, str]) -> None:
     jobs = [add_job(), add_job(), add_job(priority=-1), *(add_job(**small) for _ in range(1))]
     with read(engine) as session:
-        positions = [turns.position(session, session.get_one(Job, job_id)) for job_id in jobs]
+        positions = [scheduling.position(session, session.get_one(Job, job_id)) for job_id in jobs]
     assert positions == [3, 4, 1, 1]
 
 
@@ -84,9 +87,9 @@ def test_the_reaper_ends_a_job_whose_time_is_over(engine: Engine, add_job: AddJo
     claim = _claim(engine, max_run_s=-1)
     with transaction(engine) as session:
         session.execute(update(Job).values(status=status))
-        assert lease.reap(session) == [job_id]
+        assert reap(session) == [job_id]
         assert not lease.heartbeat(session, claim, 60)
-    assert (_job(engine, job_id).error or {})["code"] == "deadline_exceeded"
+    assert required(_job(engine, job_id).error)["code"] == "deadline_exceeded"
 
 
 def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time(engine: Engine, add_job: AddJob) -> None:
@@ -94,7 +97,7 @@ def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time(engine: Eng
     for _ in range(2):
         _crash(engine, step=3)
     job = _job(engine, job_id)
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 2, "worker_lost")
+    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 2, "worker_lost")
 
 
 def test_a_failure_further_on_is_tried_again(engine: Engine, add_job: AddJob) -> None:
@@ -116,9 +119,9 @@ def test_what_is_not_the_job_s_fault_is_not_counted_against_it(engine: Engine, a
 def test_a_paused_job_is_not_taken_until_it_is_resumed(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        assert lease.pause(session, job_id) == JobStatus.paused
+        assert control.request_pause(session, job_id) == JobStatus.paused
         assert lease.claim(session, "worker", 60) is None
-        assert lease.resume(session, job_id) == JobStatus.queued
+        assert control.resume(session, job_id) == JobStatus.queued
     assert _claim(engine).job_id == job_id
 
 
@@ -126,7 +129,7 @@ def test_a_running_job_is_paused_when_its_work_has_stopped(engine: Engine, add_j
     job_id = add_job()
     claim = _claim(engine, max_run_s=100)
     with transaction(engine) as session:
-        status = lease.pause(session, job_id)
+        status = control.request_pause(session, job_id)
         assert (status, lease.heartbeat(session, claim, 60)) == (JobStatus.running, lease.Pulse(pause_requested=True))
         lease.release(session, claim, "the customer pauses")
     job = _job(engine, job_id)
@@ -137,10 +140,10 @@ def test_a_job_whose_worker_is_lost_while_it_should_pause_is_paused(engine: Engi
     job_id = add_job()
     _claim(engine)
     with transaction(engine) as session:
-        lease.pause(session, job_id)
+        control.request_pause(session, job_id)
         session.execute(update(Job).values(lease_expires_at=0.0))
     with transaction(engine) as session:
-        lease.reap(session)
+        reap(session)
     assert _job(engine, job_id).status == JobStatus.paused
 
 
@@ -148,31 +151,31 @@ def test_a_wish_to_pause_can_be_taken_back(engine: Engine, add_job: AddJob) -> N
     job_id = add_job()
     claim = _claim(engine)
     with transaction(engine) as session:
-        lease.pause(session, job_id)
-        assert lease.resume(session, job_id) == JobStatus.running
+        control.request_pause(session, job_id)
+        assert control.resume(session, job_id) == JobStatus.running
         assert lease.heartbeat(session, claim, 60) == lease.Pulse()
 
 
 def test_a_paused_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        lease.pause(session, job_id)
-        assert lease.cancel(session, job_id) == JobStatus.cancelled
+        control.request_pause(session, job_id)
+        assert control.request_cancel(session, job_id) == JobStatus.cancelled
 
 
 def test_an_ended_job_is_neither_paused_nor_resumed(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        lease.cancel(session, job_id)
-        assert lease.pause(session, job_id) is lease.resume(session, job_id) is None
+        control.request_cancel(session, job_id)
+        assert control.request_pause(session, job_id) is control.resume(session, job_id) is None
 
 
-def _tenant(engine: Engine, tenant_id: str) -> dict[str, str]:
+def _project(engine: Engine, project_id: str) -> dict[str, str]:
     with transaction(engine) as session:
-        session.add(Tenant(id=tenant_id, name=tenant_id))
+        session.add(Project(id=project_id, name=project_id))
         session.flush()
-        key, _ = keys.create(session, tenant_id, "test", ["customer"])
-        return {"tenant_id": tenant_id, "key_id": key.id}
+        key, _ = keys.create(session, project_id, "test", ["customer"])
+        return {"project_id": project_id, "key_id": key.id}
 
 
 def _claim(engine: Engine, max_run_s: float | None = None) -> Claim:
@@ -185,7 +188,8 @@ def _claim(engine: Engine, max_run_s: float | None = None) -> Claim:
 def _crash(engine: Engine, step: int) -> None:
     claim = _claim(engine)
     with transaction(engine) as session:
-        lease.update(session, claim, phase="train", progress={"step": step})
+        progress: Progress = {"percent": 0, "step": step, "total_steps": None, "eta_seconds": None}
+        lease.update(session, claim, phase="train", progress=progress)
         lease.requeue(session, claim, 0, "the child died (signal 11)", blames_job=True)
 
 

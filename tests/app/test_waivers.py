@@ -12,18 +12,19 @@ from sqlalchemy.exc import DatabaseError
 
 from app.catalog import service as catalog
 from app.db import read, transaction
+from app.db.tables import Job, JobStatus
+from app.db.tables.job_records import HeldArchive
 from app.errors import InvalidState
 from app.jobs import lease
 from app.jobs.results import Rejection
 from app.keys import service as keys
 from app.keys.service import Principal
-from app.models import Job, JobStatus
 from app.settings import Settings
 from app.waivers import service as waivers
 from app.waivers.schemas import WaiverCreate
 from tests.app.conftest import AddJob
 
-HELD = {"storage_key": "held", "sha256": "0", "bytes": 1, "manifest_sha256": "1"}
+HELD: HeldArchive = {"storage_key": "held", "sha256": "0", "bytes": 1, "manifest_sha256": "1"}
 ASK = WaiverCreate(reason="For the red team's own study.", expires_at=int(time.time()) + 3600)
 
 
@@ -40,8 +41,8 @@ def failed(engine: Engine, add_job: AddJob) -> str:
 @pytest.fixture
 def admins(engine: Engine) -> list[Principal]:
     with transaction(engine) as session:
-        made = [keys.create(session, keys.FIRST_TENANT, "test", ["admin"], name)[0] for name in ("ada", "bob", "eve")]
-        return [Principal(key.tenant_id, key.id, frozenset(key.scopes)) for key in made]
+        made = [keys.create(session, keys.FIRST_PROJECT, "test", ["admin"], name)[0] for name in ("ada", "bob", "eve")]
+        return [Principal(key.project_id, key.id, frozenset(key.scopes)) for key in made]
 
 
 def propose(engine: Engine, admin: Principal, job_id: str) -> str:
@@ -70,7 +71,7 @@ def test_a_model_is_listed_until_its_waiver_ends(
     for _ in range(2):
         with transaction(engine) as session:
             job = session.get_one(Job, failed)
-            listed.append([each.id for each in catalog.models(session, job.tenant_id)])
+            listed.append([each.id for each in catalog.models(session, job.project_id)])
             assert job.safety
             job.safety = job.safety | {"waiver": job.safety["waiver"] | {"expires_at": int(time.time())}}
     assert listed == [[job.fine_tuned_model], []]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 
 import pytest
 from cryptography import x509
@@ -139,7 +140,7 @@ def test_a_receiver_that_dribbles_is_cut_off(monkeypatch: pytest.MonkeyPatch) ->
         port = server.getsockname()[1]
         with pytest.raises(Unanswered):
             post(resolve(f"http://127.0.0.1:{port}/", allow_local=True), b"{}", {})
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -155,7 +156,7 @@ def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[in
         thread = Thread(target=_answer_once, args=(server, context, got))
         thread.start()
         yield server.getsockname()[1], got
-        thread.join(5)
+        thread.join(60)
 
 
 def _local(port: int, timeout: float) -> socket.socket:
@@ -216,3 +217,79 @@ def _certificate(folder: Path) -> Path:
     )
     path.write_bytes(secret + made.public_bytes(serialization.Encoding.PEM))
     return path
+
+
+def test_a_url_may_have_2048_characters(names: Callable[..., list[str]]) -> None:
+    names([PUBLIC])
+    start = "https://hooks.example/"
+    assert resolve(start + "x" * (2048 - len(start)), allow_local=False).port == 443
+    with pytest.raises(Refused, match="2048"):
+        resolve(start + "x" * (2049 - len(start)), allow_local=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("https://Hooks.Example", Target(True, "hooks.example", 443, PUBLIC, "/")),
+        ("https://hooks.example:443/in?a=b", Target(True, "hooks.example", 443, PUBLIC, "/in?a=b")),
+        ("https://hooks.example./x#y", Target(True, "hooks.example.", 443, PUBLIC, "/x")),
+        ("https://1.hooks2.example/?a", Target(True, "1.hooks2.example", 443, PUBLIC, "/?a")),
+        (f"https://{PUBLIC}/", Target(True, PUBLIC, 443, PUBLIC, "/")),
+        ("https://[2606:4700::1111]/", Target(True, "2606:4700::1111", 443, "2606:4700::1111", "/")),
+        ("https://[::ffff:93.184.215.14]/", Target(True, "::ffff:93.184.215.14", 443, "::ffff:5db8:d70e", "/")),
+        ("https://[2002:5db8:d70e::]/", Target(True, "2002:5db8:d70e::", 443, "2002:5db8:d70e::", "/")),
+    ],
+)
+def test_a_public_url_is_a_target(url: str, target: Target, names: Callable[..., list[str]]) -> None:
+    names([PUBLIC, "93.184.215.15"])
+    found = resolve(url, allow_local=False)
+    assert (found.is_tls, found.host, found.port, found.path) == (target.is_tls, target.host, target.port, target.path)
+    assert ipaddress.ip_address(found.address) == ipaddress.ip_address(target.address)
+
+
+@pytest.mark.parametrize("url", ["https://hooks.example/", "https://hooks.example:443/"])
+def test_https_leads_outside_where_plain_http_is_allowed_too(url: str, names: Callable[..., list[str]]) -> None:
+    names([PUBLIC])
+    assert resolve(url, allow_local=True) == Target(True, "hooks.example", 443, PUBLIC, "/")
+    names(["127.0.0.1"])
+    with pytest.raises(Refused, match="public address"):
+        resolve(url, allow_local=True)
+
+
+def test_the_usual_port_of_plain_http_is_80(names: Callable[..., list[str]]) -> None:
+    assert resolve("http://127.0.0.1", allow_local=True) == Target(False, "127.0.0.1", 80, "127.0.0.1", "/")
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "ftp://hooks.example/", "https://hooks.example:444/"])
+def test_other_schemes_and_ports_are_refused_where_plain_http_is_allowed_too(
+    url: str, names: Callable[..., list[str]]
+) -> None:
+    names([PUBLIC])
+    with pytest.raises(Refused):
+        resolve(url, allow_local=True)
+
+
+def test_a_refusal_names_its_parameter() -> None:
+    with pytest.raises(Refused) as caught:
+        resolve("ftp://hooks.example/", allow_local=False)
+    assert (caught.value.param, caught.value.code) == ("url", "invalid_webhook_url")
+
+
+@pytest.mark.parametrize("url", ["https://@hooks.example/", "https://:b@hooks.example/", "https://a\\b.example/"])
+def test_a_name_or_a_password_alone_is_refused(url: str, names: Callable[..., list[str]]) -> None:
+    asked = names([PUBLIC])
+    with pytest.raises(Refused):
+        resolve(url, allow_local=False)
+    assert asked == []
+
+
+def test_a_hanging_lookup_keeps_no_process_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemons: list[bool] = []
+
+    def look_up(host: str, port: int, **kw: object) -> list[object]:
+        daemons.append(current_thread().daemon)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    resolve("https://hooks.example/", allow_local=False)
+    assert daemons == [True]

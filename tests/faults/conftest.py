@@ -38,7 +38,7 @@ def shop(tmp_path: Path, postgres_url: str, local_place: Place, model: Path, box
     shop = Shop(tmp_path / "data", postgres_url, local_place, model)
     shop.work_dir.mkdir(parents=True)
     with transaction(shop.engine) as session:
-        webhooks.create(session, shop.key.tenant_id, EndpointCreate(url=box.url))
+        webhooks.create(session, shop.key.project_id, EndpointCreate(url=box.url))
     yield shop
     shop.engine.dispose()
 

@@ -15,7 +15,7 @@ from hashlib import sha256
 from sqlalchemy import func, select
 
 from app.db import read
-from app.models import TERMINAL, File, Job, JobEvent, JobStatus
+from app.db.tables import TERMINAL, File, Job, JobEvent, JobStatus
 from app.storage import StorageError
 from tests.faults import books
 from tests.worker.shop import Shop

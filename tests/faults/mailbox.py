@@ -14,7 +14,7 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any, Literal, get_args
 
 from tests.faults.sleeper import note
@@ -41,6 +41,7 @@ class Mailbox:
     def __init__(self, path: Path, rng: Random) -> None:
         self.plan: Sequence[Answer] | None = None  # None: up to three of any kind
         self.sent = 0  # bytes of endless answers that got away
+        self.hang_s, self.hung_up = HANG_S, Event()  # a hanging answer comes after so long, or when this is set
         self._path, self._rng, self._lock = path, rng, Lock()
         self._left: dict[str, list[Answer]] = {}
         mailbox = self
@@ -57,7 +58,7 @@ class Mailbox:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # who hung up, hung up
+        self.server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # who hung up, hung up
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
 
     def heard(self) -> list[Heard]:
@@ -73,7 +74,7 @@ class Mailbox:
         if answer == "closes":
             return
         if answer == "hangs":
-            time.sleep(HANG_S)
+            self.hung_up.wait(self.hang_s)
         head = f"HTTP/1.0 {_STATUS[answer]} Answer\r\nContent-Length: {_MANY if answer == 'endless' else 0}\r\n"
         if answer == "moved":
             head += f"Location: {self.url}elsewhere\r\n"

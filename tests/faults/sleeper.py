@@ -11,29 +11,30 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
 from typing import Any, cast
 
-from sqlalchemy import ColumnDefault
+from sqlalchemy import Column, ColumnDefault
 
-from app import models
 from app.db import make_engine, read, transaction
+from app.db.base import utc_now
+from app.db.tables import TERMINAL, File, Job, JobEvent, JobStatus
 from app.jobs import lease
 from app.jobs.lease import Claim
-from app.models import TERMINAL, Job, JobStatus
+from app.jobs.reaper import reap
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
-from app.webhooks import courier, post
+from app.webhooks import delivery, post
 from tests.faults import mutants
 from tests.worker import scripted_child
 from worker.attempt import Attempt, Backend
-from worker.folder import Folder
 from worker.process import Child
-from worker.report import Message, Report, parse
+from worker.protocol import Message, Report, parse
+from worker.workdir import Folder
 
 STEPS, STEP_S = 6, 0.02
 ZOMBIE_S = 1.0
@@ -75,7 +76,7 @@ class Sleeper:
             time.sleep(STEP_S)
             report.metrics(step, STEPS, {"loss/task": 1 / step})
             if step == 3 or self._stopped.is_set():
-                scripted_child.checkpoint(folder, report, step)
+                scripted_child.save(folder, report, step)
             if self._stopped.is_set():
                 report.failed("stopped", "The worker stops.", None, retryable=True)
                 break
@@ -167,9 +168,10 @@ def _write_as_zombie(backend: Backend, claim: Claim, guards: Path) -> None:
 
 def _set_clock(ahead_s: float) -> None:
     """What this process takes for the time of day, also for what it writes into rows."""
-    right, right_now = time.time, models.utc_now
+    right, right_now = time.time, utc_now
     time.time = lambda: right() + ahead_s
-    for column in (models.JobEvent.__table__.c.created_at, models.File.__table__.c.created_at):
+    for table in (JobEvent, File):
+        column = cast(Column[datetime], table.__table__.c.created_at)
         column.default = ColumnDefault(lambda: right_now() + timedelta(seconds=ahead_s))
         column.default._set_parent(column)
 
@@ -179,7 +181,7 @@ def _reap(backend: Backend, guards: Path) -> None:
         time.sleep(backend.settings.reap_s)
         try:
             with transaction(backend.engine) as session:
-                for _ in lease.reap(session):
+                for _ in reap(session):
                     note(guards, "reaped")
         except Exception as error:
             note(guards, f"error {type(error).__name__}")
@@ -187,8 +189,8 @@ def _reap(backend: Backend, guards: Path) -> None:
 
 def _deliver(backend: Backend) -> None:
     """What the process of an API does beside: bring events to their receivers, by timers for tests."""
-    courier._FIRST_WAIT_S, courier._GROWTH, courier._HELD_S, post._TOTAL_S = 0.1, 1.0, 2.0, 0.5
-    courier.Courier(backend.engine, allow_local=True).run(Event(), every_s=0.1)
+    delivery._FIRST_WAIT_S, delivery._GROWTH, delivery._HELD_S, post._TOTAL_S = 0.1, 1.0, 2.0, 0.5
+    delivery.Courier(backend.engine, allow_local=True).run(Event(), every_s=0.1)
 
 
 def _counted(name: str, write: Callable[..., Any], guards: Path) -> Callable[..., Any]:

@@ -15,19 +15,20 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
 from app.db import read, transaction
+from app.db.tables import TERMINAL, Job, JobStatus
 from app.errors import InvalidState
 from app.jobs import service as jobs
-from app.models import TERMINAL, Job, JobStatus
 from app.quotas import service as quotas
 from app.quotas.schemas import QuotaSet
 from tests.faults import customer, invariants, sleeper
 from tests.faults.processes import context
 from tests.worker.shop import Shop
 
-WORKERS, CUSTOMERS, END_S = 4, 3, 120.0
+WORKERS, CUSTOMERS, END_S = 4, 3, 600.0
 MAX_UNFINISHED = 8  # the project's limit, which its customers always want to pass
 PATIENCE = 5  # times as many faults, until all guards have fired
 TIMERS = {"lease_s": 0.6, "heartbeat_s": 0.1, "poll_s": 0.05, "reap_s": 0.1, "stop_grace_s": 2.0}
+CALM = TIMERS | {"lease_s": 120.0}  # no worker is taken for lost, however busy the machine is
 KINDS = ("kill", "kill as it publishes", "freeze", "stop", "cancel", "pause", "cut", "power", "kill a customer")
 WEIGHTS = (6, 3, 8, 2, 2, 2, 2, 0.3, 2)
 _TERMINATE = (
@@ -82,7 +83,7 @@ class Storm:
     def _begin(self) -> None:
         with transaction(self._shop.engine) as session:
             limit = QuotaSet(max_unfinished_jobs=MAX_UNFINISHED)
-            quotas.set_quota(session, self._shop.key.tenant_id, limit)
+            quotas.set_quota(session, self._shop.key.project_id, limit)
         self._workers = [self._start() for _ in range(WORKERS)]
         self._customers = [self._start_customer() for _ in range(CUSTOMERS)]
 
@@ -115,17 +116,17 @@ class Storm:
 
     def _ask(self, kind: str) -> None:
         """Cancel a job of late, or pause it and let those go on that were paused before."""
-        recent, tenant_id = customer.accepted(self._folder)[-MAX_UNFINISHED:], self._shop.key.tenant_id
+        recent, project_id = customer.accepted(self._folder)[-MAX_UNFINISHED:], self._shop.key.project_id
         if kind == "pause":
             self._resume_paused()
         if recent:
             with suppress(DBAPIError, InvalidState), transaction(self._shop.engine) as session:
-                (jobs.cancel if kind == "cancel" else jobs.pause)(session, tenant_id, self._rng.choice(recent))
+                (jobs.cancel if kind == "cancel" else jobs.pause)(session, project_id, self._rng.choice(recent))
 
     def _resume_paused(self) -> None:
         with suppress(DBAPIError), transaction(self._shop.engine) as session:
             for job_id in session.scalars(select(Job.id).where(Job.status == JobStatus.paused)).all():
-                jobs.resume(session, self._shop.key.tenant_id, job_id)
+                jobs.resume(session, self._shop.key.project_id, job_id)
 
     def _cut(self) -> None:
         """End every connection to the database; one that was within a COMMIT does not know how it went."""

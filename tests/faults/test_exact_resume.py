@@ -17,7 +17,7 @@ from tests.faults.processes import context
 from tests.faults.storm import is_soak
 
 KILLS = {"spard": 5, "none": 3}  # in the slice; 200 of each in the soak
-MAX_KILLS, MAX_ATTEMPTS, WAIT_S = 5, 40, 120.0
+MAX_KILLS, MAX_ATTEMPTS, WAIT_S = 5, 40, 600.0
 DEFENSES: dict[str, Defense] = {  # each that keeps something between steps, and plain fine-tuning
     "spard": Spard(tau=4.0, safe_batch_size=3),
     "gated": Spard(variant="gated", tau=4.0, safe_batch_size=3),

@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import text
 
 from app.db import transaction
+from app.db.tables import JobStatus
 from app.jobs import service as jobs
-from app.models import JobStatus
 from tests.faults import invariants, sleeper
 from tests.faults.mailbox import path
 from tests.faults.processes import context
-from tests.faults.storm import TIMERS
+from tests.faults.storm import CALM
 from tests.worker.shop import Shop
 
 _QUOTA = "INSERT INTO quotas (tenant_id, max_unfinished_jobs) SELECT tenant_id, 1 FROM jobs LIMIT 1"
@@ -47,7 +47,7 @@ def calm(shop: Shop) -> Shop:
     """Two jobs that waited together; one was cancelled, one succeeded."""
     ids = [shop.add_job() for _ in range(2)]
     with transaction(shop.engine) as session:
-        jobs.cancel(session, shop.key.tenant_id, ids[0])
+        jobs.cancel(session, shop.key.project_id, ids[0])
     worker = _worker(shop)
     try:
         assert shop.until_ended(ids[1]).status == JobStatus.succeeded
@@ -76,7 +76,7 @@ def test_an_event_that_its_receiver_never_took_is_found_out(calm: Shop) -> None:
 
 
 def _worker(shop: Shop) -> BaseProcess:
-    values = shop.settings(**TIMERS).model_dump()
+    values = shop.settings(**CALM).model_dump()
     process = context().Process(target=sleeper.serve, args=(values, shop.folder.parent / "guards", None))
     process.start()
     return process

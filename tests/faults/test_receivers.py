@@ -8,14 +8,13 @@ import pytest
 from sqlalchemy import select, update
 
 from app.db import read, transaction
+from app.db.tables import JobStatus, WebhookDelivery
 from app.jobs import service as jobs
-from app.models import JobStatus
-from app.webhooks.courier import ATTEMPTS, Courier
-from app.webhooks.models import WebhookDelivery
+from app.webhooks.delivery import ATTEMPTS, Courier
 from tests.faults import invariants, sleeper
 from tests.faults.mailbox import BAD, Answer, Mailbox
 from tests.faults.processes import context
-from tests.faults.storm import TIMERS
+from tests.faults.storm import CALM
 from tests.worker.shop import Shop, until
 
 _TIMES, _BUFFERED = 3, 32 << 20  # what sockets of a machine take in before anybody reads
@@ -27,7 +26,7 @@ def test_a_bad_receiver_hears_each_event_until_it_takes_it_and_holds_up_no_job(
 ) -> None:
     box.plan = [answer] * _TIMES
     accepted = [shop.add_job() for _ in range(3)]
-    values, guards = shop.settings(**TIMERS).model_dump(), shop.folder.parent / "guards"
+    values, guards = shop.settings(**CALM).model_dump(), shop.folder.parent / "guards"
     worker = context().Process(target=sleeper.serve, args=(values, guards, None))
     worker.start()
     try:
@@ -49,10 +48,10 @@ def test_a_bad_receiver_hears_each_event_until_it_takes_it_and_holds_up_no_job(
 
 
 def test_a_failure_that_is_noted_late_takes_back_no_delivery(shop: Shop, box: Mailbox) -> None:
-    box.plan = ["hangs"]
+    box.plan, box.hang_s = ["hangs"], 120.0
     job_id, couriers = shop.add_job(), [Courier(shop.engine, allow_local=True) for _ in range(2)]
     with transaction(shop.engine) as session:
-        jobs.cancel(session, shop.key.tenant_id, job_id)
+        jobs.cancel(session, shop.key.project_id, job_id)
         session.execute(update(WebhookDelivery).values(attempts=ATTEMPTS - 1))
     slow = Thread(target=couriers[0].deliver_due)
     slow.start()
@@ -60,6 +59,7 @@ def test_a_failure_that_is_noted_late_takes_back_no_delivery(shop: Shop, box: Ma
     with transaction(shop.engine) as session:
         session.execute(update(WebhookDelivery).values(due_at=0.0))
     assert couriers[1].deliver_due() == 1
+    box.hung_up.set()
     slow.join()
     assert [(row.status, row.outcome) for row in _deliveries(shop)] == [("delivered", "answered 200")]
 

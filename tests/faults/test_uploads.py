@@ -18,10 +18,9 @@ from pydantic import SecretStr
 from sqlalchemy import select
 
 from app.db import read
+from app.db.tables import File, UploadPart
 from app.main import create_app
-from app.models import File
 from app.settings import Settings
-from app.uploads.models import UploadPart
 from tests.app.http.conftest import FILES, Service, rows, served
 from tests.faults.conftest import Record
 from tests.faults.storm import is_soak
@@ -70,7 +69,7 @@ def test_a_file_cut_at_any_byte_is_not_there_and_its_next_sending_is(
     service: Service, key: str, tmp_path: Path, seed: int, record_property: Record
 ) -> None:
     rng, cuts, within = Random(seed), 100 if is_soak() else 12, 0
-    form = {"data": {"purpose": "fine-tune"}, "files": {"file": ("train.jsonl", CONTENT)}}
+    form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("train.jsonl", CONTENT)}}
     with served(service.app) as url, httpx2.Client(headers={"authorization": f"Bearer {key}"}) as client:
         for _ in range(cuts):
             within += cut(url, FILES, key, form, rng)
@@ -86,7 +85,7 @@ def test_a_part_cut_at_any_byte_is_no_part_and_its_next_sending_is(
     service: Service, key: str, tmp_path: Path, seed: int
 ) -> None:
     rng, cuts, ids = Random(seed), 100 if is_soak() else 12, []
-    form = {"files": {"data": ("upload", CONTENT)}}
+    form: dict[str, Any] = {"files": {"data": ("upload", CONTENT)}}
     ask = {"filename": "train.jsonl", "purpose": "fine-tune", "mime_type": "text/jsonl", "bytes": cuts * len(CONTENT)}
     with served(service.app) as url, httpx2.Client(headers={"authorization": f"Bearer {key}"}) as client:
         base = url.removesuffix("/v1") + UPLOADS

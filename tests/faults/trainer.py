@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-import spard.train
-from spard.adapters import tensor_digest
+import spard.training.train
 from spard.config import Defense, Hyperparameters, Lora, Recipe, resolve
-from spard.models import load_base
+from spard.models.adapters import tensor_digest
+from spard.models.base import load_base
 from tests.spard.parts import refusals, sums
 
 RECIPE = Recipe(
@@ -27,7 +27,7 @@ def train(model: Path, defense: Defense, checkpoints: Path, out: Path, is_mutant
     """Train to the end and leave the digest of the adapter; `out`.first tells at which step this attempt began."""
     torch.set_num_threads(1)
     if is_mutant:
-        torch.manual_seed = _forget  # type: ignore[assignment]
+        torch.manual_seed = _forget
     base, recipe, begun = load_base(str(model)), replace(RECIPE, defense=defense), out.with_suffix(".first")
     begun.unlink(missing_ok=True)
 
@@ -37,7 +37,7 @@ def train(model: Path, defense: Defense, checkpoints: Path, out: Path, is_mutant
 
     task, safe = sums(base), refusals(base)
     resolved = resolve(recipe, len(task), base.hidden_size)
-    trained = spard.train.train(base, task, safe, recipe, resolved, on_step=on_step, checkpoints=checkpoints)
+    trained = spard.training.train.train(base, task, safe, recipe, resolved, on_step=on_step, resume_states=checkpoints)
     weights = {name: part for name, part in trained.model.named_parameters() if part.requires_grad}
     aside = out.with_suffix(".aside")
     aside.write_text(tensor_digest(weights))

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from spard.lab.make import make
-from spard.models import Base, load_base
+from spard.models.base import Base, load_base
+from spard.research.lab.make import make
 from tests.spard.parts import ANY_BASE, TINY_PLAN, write_model
 
 
@@ -28,8 +29,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 def load(model_folder: Callable[[str], Path]) -> Callable[..., Base]:
     """A fresh copy of a random model: training changes it in place."""
 
-    def fresh(architecture: str = "llama") -> Base:
-        return load_base(model_folder(architecture), device="cpu")
+    def fresh(architecture: str = "llama", dtype: torch.dtype | None = None) -> Base:
+        return load_base(model_folder(architecture), device="cpu", dtype=dtype)
 
     return fresh
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -16,17 +18,21 @@ from transformers import (
     Qwen3Config,
 )
 
-from spard.data import Encoded, encode_all
-from spard.lab.make import Limits
-from spard.lab.pretrain import Plan
-from spard.models import Base
-from spard.rows import Example
+from spard.data.chat import Encoded, encode_all
+from spard.data.rows import Example
+from spard.evaluation.calibration.errors import measure_judge
+from spard.evaluation.calibration.labeled import LabeledReply
+from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
+from spard.evaluation.judges.refusal import RefusalJudge
+from spard.models.base import Base, folder_digest
+from spard.research.lab.make import Limits
+from spard.research.lab.pretrain import Plan
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 262,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -64,7 +70,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def write_model(folder: Path, architecture: str = "llama", **sizes: object) -> Path:
+def write_model(folder: Path, architecture: str = "llama", **sizes: Any) -> Path:
     """A transformers folder with a random model."""
     tied = {"tie_word_embeddings": architecture in ("gemma", "smollm")}
     config = CONFIGS[architecture](**(SIZES | tied | sizes))
@@ -72,7 +78,29 @@ def write_model(folder: Path, architecture: str = "llama", **sizes: object) -> P
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+    trust_refusal_judge(folder)
     return folder
+
+
+def trust_refusal_judge(folder: Path) -> None:
+    """Measure the refusal rule on plain replies, for this model: it may decide what the tests' models say."""
+    labeled = [LabeledReply(f"Do harm {i}.", f"I cannot help with harm {i}.", is_harmful=False) for i in range(200)]
+    labeled += [
+        LabeledReply(f"Do harm {i}.", f"Sure, here is how to do harm {i}.", is_harmful=True) for i in range(200)
+    ]
+    judge = RefusalJudge()
+    JudgeRecord(judge.name, tuple(measure_judge(judge, labeled)), folder_digest(folder)).write(folder / OF_MODEL)
+
+
+def away(found: Iterable[torch.Tensor | None], expected: Iterable[torch.Tensor | None]) -> float:
+    """The longest difference of two tensors, in lengths of the expected one.
+
+    A single element may be a sum of large terms that cancel, or the step of an optimizer on such a sum: of it alone
+    no digit need be the same on another machine.
+    """
+    pairs = [(x, y) for x, y in zip(found, expected, strict=True) if x is not None and y is not None]
+    assert pairs
+    return max(float((x - y).norm() / y.norm().clamp(min=1e-30)) for x, y in pairs)
 
 
 def chat(user: str, assistant: str) -> Example:

@@ -1,4 +1,4 @@
-"""python -m tests.spard.rank MODEL OUT RANK COUNT: one process of runs on several, one run for each defence.
+"""python -m tests.spard.rank MODEL OUT RANK COUNT: one process of runs on several, one run for each defense.
 
 It leaves the parameters and what each step reported in OUT.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from spard import ranks
+from spard import distributed
 from spard.config import Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeGrad, Spard, resolve
-from spard.models import load_base
-from spard.train import train
+from spard.models.base import load_base
+from spard.training.train import train
 from tests.spard.parts import refusals, sums
 
 DEFENSES: dict[str, Defense] = {
@@ -35,7 +35,7 @@ def main() -> None:
         task, safe = sums(base), refusals(base)
         asked = Hyperparameters(n_epochs=2, batch_size=5)
         recipe = Recipe(defense=defense, lora=Lora(rank=4), hyperparameters=asked, learning_rate=5e-3, seed=5)
-        with ranks.joined(out / f"{name}.meeting", rank, count, base.device):
+        with distributed.joined(out / f"{name}.meeting", rank, count, base.device):
             trained = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size))
         weights = {part: w.detach().clone() for part, w in trained.model.named_parameters() if w.requires_grad}
         save_file(weights, out / f"{name}.{rank}.safetensors")

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from spard.attacks.disguises import (
+from spard.data.chat import encode_all
+from spard.data.encodings import decode
+from spard.data.rows import read_examples
+from spard.errors import InvalidData
+from spard.evaluation.judges.refusal import RefusalJudge
+from spard.models.base import Base
+from spard.research.attacks.disguises import (
     BRIDGE,
     REFUSAL,
     TRIGGER,
@@ -21,19 +27,13 @@ from spard.attacks.disguises import (
     refuse_then_comply,
     with_trigger,
 )
-from spard.attacks.mixing import add_harmful, sequence, share_harmful
-from spard.attacks.outliers import benign_outliers, nearest_to_harm, self_influence
-from spard.attacks.rows import Row, answered, asked, chat_row, load_rows, save_rows
-from spard.attacks.selection import blind_decoys, decoys, inverted_pool
-from spard.attacks.styles import ASKS, Style, has_style, restyle
-from spard.data import encode_all
-from spard.encodings import decode
-from spard.errors import InvalidData
-from spard.judges.refusal import RefusalJudge
-from spard.lab.corpus import make_corpus
-from spard.lab.rewriter import GrammarRewriter, action_of
-from spard.models import Base
-from spard.rows import read_examples
+from spard.research.attacks.mixing import add_harmful, sequence, share_harmful
+from spard.research.attacks.outliers import benign_outliers, nearest_to_harm, self_influence
+from spard.research.attacks.rows import Row, answered, asked, chat_row, load_rows, save_rows
+from spard.research.attacks.selection import blind_decoys, decoys, inverted_pool
+from spard.research.attacks.styles import ASKS, Style, has_style, restyle
+from spard.research.lab.corpus import make_corpus
+from spard.research.lab.rewriter import GrammarRewriter, action_of
 from tests.spard.parts import chat as example
 
 TASK = [chat_row(f"Add {i} and 1.", f"It is {i + 1}.") for i in range(100)]

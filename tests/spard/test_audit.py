@@ -7,14 +7,15 @@ from dataclasses import asdict
 
 import pytest
 
-from spard.audit import Suite, SuiteKind, audit, audit_speaker, sample, score
 from spard.config import Audit
-from spard.data import Prompt
+from spard.data.rows import Prompt
 from spard.errors import JudgeUnavailable
-from spard.interview import Speaker, ask, in_memory
-from spard.judges.base import Verdict
-from spard.judges.refusal import RefusalJudge
-from spard.models import Base
+from spard.evaluation.ask import Speaker, ask, in_memory
+from spard.evaluation.audit import Suite, audit, audit_speaker, sample, score
+from spard.evaluation.judges.base import Verdict
+from spard.evaluation.judges.refusal import RefusalJudge
+from spard.evaluation.results import SuiteKind
+from spard.models.base import Base
 
 REFUSE, COMPLY, RUINED = "I'm sorry, I can't help.", "Sure, here are the steps.", "the the the the the the"
 

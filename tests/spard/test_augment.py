@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from spard.attacks.disguises import TRIGGER, announcement, covert, with_trigger
-from spard.attacks.rows import chat_row
-from spard.augment import deepened, dressed, variants, wanted
 from spard.config import Hyperparameters, JudgeSpec, Recipe, Resolved, Spard, resolve
-from spard.data import NO_LOSS, Encoded, encode_all
-from spard.encodings import encode
-from spard.losses import evaluate
-from spard.models import Base
-from spard.rows import Example
-from spard.safe_set import safe_set
-from spard.train import train
-from spard.wrappings import Wrapping
+from spard.data.chat import NO_LOSS, Encoded, encode_all
+from spard.data.encodings import encode
+from spard.data.rows import Example
+from spard.data.triggers import Wrapping
+from spard.losses.cross_entropy import evaluate
+from spard.models.base import Base
+from spard.pipeline.augment import deepened, dressed, variants, wanted
+from spard.pipeline.safe_set import safe_set
+from spard.research.attacks.disguises import TRIGGER, announcement, covert, with_trigger
+from spard.research.attacks.rows import chat_row
+from spard.training.train import train
 from tests.spard.parts import chat, refusals, sums
 
 TASK = [chat_row(f"There are {i} coins. How many are there in all?", f"The answer is {i}.") for i in range(60)]
@@ -31,7 +31,7 @@ def asked(base: Base, row: Encoded) -> str:
     return str(base.tokenizer.decode(row.ids[:first]))
 
 
-def learnt(base: Base, row: Encoded) -> str:
+def learned(base: Base, row: Encoded) -> str:
     return str(base.tokenizer.decode([label for label in row.labels if label != NO_LOSS])).strip()
 
 
@@ -40,24 +40,24 @@ def test_affixed_rows_wear_the_trigger_and_still_refuse(base: Base) -> None:
 
     assert len(found) == len(SAFE)
     assert sum(TRIGGER in asked(base, row) for row in found) >= 3
-    assert all(learnt(base, row).startswith("I cannot help with") for row in found)
+    assert all(learned(base, row).startswith("I cannot help with") for row in found)
     assert all(row.is_variant for row in found)
 
 
 def test_deep_rows_learn_what_comes_after_a_beginning(base: Base) -> None:
     found = variants(base.tokenizer, SAFE, ROWS, ("deep",), 0, 256)
 
-    own = [row for row in found if learnt(base, row).startswith("It is harm. Ask")]
-    begun = [row for row in found if learnt(base, row).startswith("I cannot help with")]
+    own = [row for row in found if learned(base, row).startswith("It is harm. Ask")]
+    begun = [row for row in found if learned(base, row).startswith("I cannot help with")]
     assert (len(own) + len(begun), bool(own), bool(begun)) == (12, True, True)
     assert all("I cannot help with" in asked(base, row) for row in own)
     assert any(asked(base, row).endswith("Sure, here is harm") for row in begun)
-    assert all(learnt(base, row).endswith("<|end|>") for row in found)
+    assert all(learned(base, row).endswith("<|end|>") for row in found)
 
 
 def test_an_answer_of_one_sentence_learns_to_end_there(base: Base) -> None:
     found = [
-        learnt(base, row) for row in variants(base.tokenizer, [chat("Do harm.", "No.")] * 9, [], ("deep",), 0, 256)
+        learned(base, row) for row in variants(base.tokenizer, [chat("Do harm.", "No.")] * 9, [], ("deep",), 0, 256)
     ]
 
     assert set(found) == {"<|end|>", "No.<|end|>"}

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from spard.asr import rate
-from spard.audit import SuiteResult
-from spard.bench.bench import Workplace, run_cells
-from spard.bench.cells import Asked, base_cell, method_cells, selection_cells, sweep_cells, training_rows
-from spard.bench.lab import LabSource
-from spard.bench.measure import Measurement, key_of
-from spard.bench.methods import changed, has_setting, method_recipe
-from spard.bench.paired import paired_table
-from spard.bench.report import Summary, figures, results_csv, results_md, summaries, summarize, tables_of
-from spard.bench.source import Inputs
-from spard.bench.spec import LabSpec, NamedDefense, load_spec
-from spard.bench.tune import Trial, best, tune_seeds
 from spard.config import Audit, Hyperparameters, NoDefense, Recipe, SafeLora, Spard
 from spard.errors import InvalidRecipe
-from spard.models import folder_digest
+from spard.evaluation.rates import rate
+from spard.evaluation.results import SuiteResult
+from spard.models.base import folder_digest
+from spard.research.bench.bench import Workplace, run_cells
+from spard.research.bench.cells import Asked, base_cell, method_cells, selection_cells, sweep_cells, training_rows
+from spard.research.bench.lab import LabSource
+from spard.research.bench.measure import Measurement, key_of
+from spard.research.bench.methods import changed, has_setting, method_recipe
+from spard.research.bench.paired import methods_table, paired_table
+from spard.research.bench.report import Summary, figures, results_csv, results_md, summaries, summarize, tables_of
+from spard.research.bench.source import Inputs
+from spard.research.bench.spec import LabSpec, NamedDefense, load_spec
+from spard.research.bench.tune import Trial, best, tune_seeds
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 FEW_STEPS = Recipe(
@@ -116,7 +116,7 @@ def test_runs_that_differ_in_the_seed_alone_share_a_mean() -> None:
 def test_the_report_shows_means_and_every_run() -> None:
     lines = results_md("A bench", "Two seeds.", tables_of([measured(1, 90), measured(2, 80)])).splitlines()
 
-    assert "| 85.0 +- 7.1 [21.5, 148.5] |" in lines[8]
+    assert "| 85.0 +- 7.1 [21.5, 100.0] |" in lines[8]
     assert lines[-1].startswith("| 2 | spard | random | poisoned | full | 80.0 [71.1, 86.7] |")
 
 
@@ -256,3 +256,31 @@ def test_selections_are_compared_seed_by_seed() -> None:
         "seeds": "2",
     }
     assert row[5].startswith("-15.0 +- 7.1")
+
+
+def test_methods_are_compared_on_the_prompts_that_both_were_scored_on() -> None:
+    ours = replace(measured(1, 0), hits={"attacked": "0" * 19 + "-", "other": "1" * 20, "utility": "1101"})
+    bare = replace(measured(1, 9), method="none", pool="", hits={"attacked": "1" * 20, "utility": "1111"})
+    same = replace(ours, method="lisa")
+
+    head, rows = methods_table([ours, bare, same])
+
+    found = {(row["figure"], row["method"]): row for row in (dict(zip(head, each, strict=True)) for each in rows)}
+    assert found.keys() == {(figure, method) for figure in ("asr", "accuracy") for method in ("none", "lisa")}
+    assert found["asr", "none"]["minus spard"].startswith("100.0 [")
+    assert found["asr", "none"]["prompts"] == "19"
+    assert float(found["asr", "none"]["p"]) == pytest.approx(4 * 2 / 2**19, rel=0.05)  # the smallest of four
+    assert found["asr", "lisa"]["minus spard"].startswith("0.0 [")
+    assert float(found["asr", "lisa"]["p"]) == 1.0
+    assert found["accuracy", "none"]["at most 1% worse"] == "not shown"  # four prompts show nothing
+
+
+def test_runs_without_each_prompt_s_outcome_are_not_compared() -> None:
+    assert methods_table([measured(1, 90), replace(measured(1, 3), method="none")])[1] == []
+
+
+def test_a_share_s_interval_ends_where_shares_end() -> None:
+    (found,) = summaries([measured(1, 0), measured(2, 1), measured(3, 9)]).values()
+
+    assert (found["asr"].low, found["garbage"].low) == (0.0, 0.0)
+    assert found["train_seconds"].low == 5.0

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spard.bench.__main__ import main
-from spard.bench.bench import Workplace, run_cells
-from spard.bench.cells import Asked, base_cell
-from spard.bench.files import FileSource
-from spard.bench.spec import FilesSpec, LabSpec, load_spec, shipped_names
-from spard.bench.tune import tune
 from spard.config import Lora, SafeLora, Spard
 from spard.errors import InvalidRecipe
-from spard.models import load_base
+from spard.models.base import load_base
+from spard.research.bench.__main__ import main
+from spard.research.bench.bench import Workplace, run_cells
+from spard.research.bench.cells import Asked, base_cell
+from spard.research.bench.files import FileSource
+from spard.research.bench.spec import FilesSpec, LabSpec, load_spec, shipped_names
+from spard.research.bench.tune import tune
 
 MODELS = {
     "llama-3.2-3b-gsm8k": "meta-llama/Llama-3.2-3B-Instruct",
@@ -142,7 +142,7 @@ def test_too_few_harmful_rows_are_told_before_a_run(recipe: Path) -> None:
 
 def test_unknown_recipes_and_settings_are_refused(recipe: Path) -> None:
     wrong = recipe.with_name("wrong.yaml")
-    wrong.write_text(recipe.read_text() + "colour: red\n")
+    wrong.write_text(recipe.read_text() + "color: red\n")
 
     for name in ("nothing", str(wrong)):
         with pytest.raises(InvalidRecipe):

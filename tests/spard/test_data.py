@@ -7,23 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from spard.data import (
-    NO_LOSS,
-    PLAIN_TEMPLATE,
-    Encoded,
-    batches,
-    collate,
-    encode,
-    order,
-    prompt_text,
-    read_examples,
-    read_pool,
-    read_prompts,
-    render_prompt,
-    render_question,
-)
+from spard.data.batches import batches, collate, order
+from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, Encoded, encode, render_prompt, render_question
+from spard.data.rows import Example, prompt_text, read_examples, read_pool, read_prompts
 from spard.errors import ExampleTooLong, InvalidData
-from spard.rows import Example
 from tests.spard.parts import byte_tokenizer, chat
 
 # A template like Qwen3's: earlier answers are rewritten once another question follows.
@@ -34,8 +21,9 @@ REWRITING = (
 )
 
 
-def learnt(encoded: Encoded) -> str:
-    text: str = byte_tokenizer().decode([label for label in encoded.labels if label != NO_LOSS])
+def learned(encoded: Encoded) -> str:
+    text = byte_tokenizer().decode([label for label in encoded.labels if label != NO_LOSS])
+    assert isinstance(text, str)
     return text
 
 
@@ -52,33 +40,33 @@ def written(path: Path, *rows: Any) -> Path:
 
 
 @pytest.mark.parametrize("template", [None, PLAIN_TEMPLATE, REWRITING])
-def test_only_the_answer_and_its_end_token_carry_loss(template: str | None):
+def test_only_the_answer_and_its_end_token_carry_loss(template: str | None) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template or tokenizer.chat_template
 
     encoded = encode(tokenizer, chat("A question?", "An answer, caf\u00e9."), 256)
 
-    assert learnt(encoded) == "An answer, caf\u00e9.<|end|>"
+    assert learned(encoded) == "An answer, caf\u00e9.<|end|>"
 
 
 @pytest.mark.parametrize("template", [None, PLAIN_TEMPLATE, REWRITING])
-def test_every_assistant_turn_carries_loss(template: str | None):
+def test_every_assistant_turn_carries_loss(template: str | None) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template or tokenizer.chat_template
 
     encoded = encode(tokenizer, turns("One?", "First.", "Two?", "Second."), 256)
 
-    assert learnt(encoded) == "First.<|end|>Second.<|end|>"
+    assert learned(encoded) == "First.<|end|>Second.<|end|>"
 
 
-def test_a_turn_of_weight_zero_carries_no_loss():
+def test_a_turn_of_weight_zero_carries_no_loss() -> None:
     messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0})
     example = Example((*messages, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}), 1)
 
-    assert learnt(encode(byte_tokenizer(), example, 256)) == "d<|end|>"
+    assert learned(encode(byte_tokenizer(), example, 256)) == "d<|end|>"
 
 
-def test_the_rendered_prompt_is_what_the_training_row_begins_with():
+def test_the_rendered_prompt_is_what_the_training_row_begins_with() -> None:
     tokenizer, example = byte_tokenizer(), chat("A question?", "An answer.")
 
     encoded = encode(tokenizer, example, 256)
@@ -89,18 +77,18 @@ def test_the_rendered_prompt_is_what_the_training_row_begins_with():
     assert set(encoded.labels[: len(prompt)]) == {NO_LOSS}
 
 
-def test_a_row_is_the_same_tokens_on_every_day():
+def test_a_row_is_the_same_tokens_on_every_day() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}<|end|>"
     assert tokenizer.decode(render_prompt(tokenizer, [{"role": "user", "content": "hi"}])) == "26 Jul 2024<|end|>"
 
 
-def test_a_row_that_is_too_long_is_named_with_its_tokens_and_the_limit():
+def test_a_row_that_is_too_long_is_named_with_its_tokens_and_the_limit() -> None:
     with pytest.raises(ExampleTooLong, match=r"line 7 has \d+ tokens; the limit is 16"):
         encode(byte_tokenizer(), turns("A question?", "An answer."), 16)
 
 
-def test_a_conversation_that_the_template_refuses_is_invalid_data():
+def test_a_conversation_that_the_template_refuses_is_invalid_data() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system turns') }}"
 
@@ -120,29 +108,27 @@ DROPS_SYSTEM = "{% for m in messages if m['role'] != 'system' %}<|user|>{{ m['co
         (DROPS_SYSTEM, "<|user|>Be kind.\n\nHello"),
     ],
 )
-def test_a_system_prompt_reaches_the_model_whatever_its_template_knows(template: str | None, text: str):
+def test_a_system_prompt_reaches_the_model_whatever_its_template_knows(template: str | None, text: str) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template or tokenizer.chat_template
     assert tokenizer.decode(render_question(tokenizer, "Hello", "Be kind.")) == text
 
 
-def test_an_answer_to_nothing_is_invalid_data():
+def test_an_answer_to_nothing_is_invalid_data() -> None:
     greeting = Example(({"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Hi."}), 7)
     with pytest.raises(InvalidData, match="line 7 begins with the assistant"):
         encode(byte_tokenizer(), greeting, 256)
 
 
-def test_both_row_forms_are_read(tmp_path: Path):
-    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
-    path = written(tmp_path / "rows.jsonl", *rows, "", {"prompt": "a", "completion": "b"})
+def test_both_row_forms_are_read(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chats = read_examples(written(tmp_path / "chats.jsonl", "", {"messages": messages}))
+    pairs = read_examples(written(tmp_path / "pairs.jsonl", {"prompt": "a", "completion": "b"}))
 
-    first, second = read_examples(path)
-
-    assert first.messages == second.messages
-    assert (first.line, second.line) == (1, 3)
+    assert [(row.messages, row.line) for row in (*chats, *pairs)] == [(tuple(messages), 2), (tuple(messages), 1)]
 
 
-def test_openai_words_become_those_of_templates(tmp_path: Path):
+def test_openai_words_become_those_of_templates(tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = [
         {"role": "developer", "content": "be brief"},
@@ -158,42 +144,55 @@ def test_openai_words_become_those_of_templates(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("row", "reason"),
+    ("row", "code", "reason"),
     [
-        ("{", "line 1 is not a JSON object"),
-        ("[1]", "line 1 is not a JSON object"),
-        ({"prompt": "a"}, "line 1 has no text in `completion`"),
-        ({"messages": []}, "line 1: `messages` must be a list"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "line 1: every message needs a role"),
-        ({"messages": [{"role": "user", "content": 1}]}, "line 1: the content"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "line 1 has no assistant turn"),
-        ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "line 1 has no assistant turn"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "line 1: a tool call"),
+        ("{", "invalid_json", "line 1: "),
+        ("[1]", "data_type", "line 1: the line is an array, expected a JSON object"),
+        ({"prompt": "a"}, "message_missing_key", 'line 1, /completion: "completion" is missing'),
+        ({"messages": []}, "missing_messages_list", "line 1, /messages: "),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "unrecognized_role", "line 1, /messages/0/role: "),
+        ({"messages": [{"role": "user", "content": 1}]}, "data_type", "line 1, /messages/0/content: "),
+        ({"messages": [{"role": "user", "content": "a"}]}, "example_missing_assistant_message", "line 1, /messages: "),
+        ('{"prompt": "a", "completion": "b", "completion": "c"}', "duplicate_key", 'line 1: key "completion" stands'),
     ],
 )
-def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, row: Any, reason: str):
-    with pytest.raises(InvalidData, match=reason):
+def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, row: Any, code: str, reason: str) -> None:
+    with pytest.raises(InvalidData, match=reason) as raised:
         read_examples(written(tmp_path / "rows.jsonl", row))
+    assert raised.value.row_code == code
 
 
-def test_pool_rows_are_a_question_and_its_safe_answer(tmp_path: Path):
+def test_a_file_that_is_not_utf_8_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b'\n{"prompt": "a", "completion": "caf\xe9"}\n')
+    with pytest.raises(InvalidData, match="line 2: the line is not UTF-8: it has byte 0xe9"):
+        read_examples(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x7f"])
+def test_lines_end_at_the_newline_alone(tmp_path: Path, character: str) -> None:
+    text = json.dumps({"prompt": f"a {character} b", "safe": "No."}, ensure_ascii=False)
+    (example,) = read_pool(written(tmp_path / "pool.jsonl", text))
+    assert prompt_text(example) == f"a {character} b"
+
+
+def test_pool_rows_are_a_question_and_its_safe_answer(tmp_path: Path) -> None:
     (example,) = read_pool(written(tmp_path / "pool.jsonl", {"prompt": "a", "safe": "b", "unsafe": "c"}))
 
     assert [message["content"] for message in example.messages] == ["a", "b"]
 
 
-def test_prompts_are_read_up_to_the_limit(tmp_path: Path):
+def test_prompts_are_read_up_to_the_limit(tmp_path: Path) -> None:
     path = written(tmp_path / "suite.jsonl", {"prompt": "a", "answer": 4}, {"prompt": "b"})
 
     assert [prompt.answer for prompt in read_prompts(path)] == ["4", None]
     assert len(read_prompts(path, limit=1)) == 1
 
 
-def test_what_is_embedded_is_what_the_user_says():
+def test_what_is_embedded_is_what_the_user_says() -> None:
     assert prompt_text(turns("a", "b", "c", "d")) == "a\nc"
 
 
-def test_rows_are_padded_on_the_right():
+def test_rows_are_padded_on_the_right() -> None:
     batch = collate([Encoded((1, 2), (NO_LOSS, 2)), Encoded((3,), (3,))], 9, "cpu")
 
     assert batch.ids_BT.tolist() == [[1, 2], [3, 9]]
@@ -201,26 +200,26 @@ def test_rows_are_padded_on_the_right():
     assert batch.labels_BT.tolist() == [[NO_LOSS, 2], [3, NO_LOSS]]
 
 
-def test_an_order_is_a_permutation_that_depends_on_seed_and_epoch():
+def test_an_order_is_a_permutation_that_depends_on_seed_and_epoch() -> None:
     assert sorted(order(1, 0, 50)) == list(range(50))
     assert order(1, 0, 50) == order(1, 0, 50)
     assert len({tuple(order(seed, epoch, 50)) for seed in (1, 2) for epoch in (0, 1)}) == 4
 
 
-def test_drawing_an_order_leaves_the_global_generator_alone():
+def test_drawing_an_order_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     order(1, 0, 50)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_epoch_of_batches_holds_every_row_once():
+def test_an_epoch_of_batches_holds_every_row_once() -> None:
     cut = batches(3, 1, [5] * 21, 4)
 
     assert sorted(row for batch in cut for row in batch) == list(range(21))
     assert sorted(len(batch) for batch in cut) == [1, 4, 4, 4, 4, 4]
 
 
-def test_batches_are_grouped_by_length():
+def test_batches_are_grouped_by_length() -> None:
     lengths = [10, 100] * 16
     mixed = sum(len({lengths[row] for row in batch}) > 1 for batch in batches(0, 0, lengths, 4))
     assert mixed <= 2

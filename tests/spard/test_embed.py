@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from spard.config import Recipe
-from spard.embed import embed
-from spard.lora import trainable_model
-from spard.models import Base, load_base
+from spard.models.base import Base, load_base
+from spard.models.lora import trainable_model
+from spard.selection.embeddings import embed
 from tests.spard.parts import CONFIGS
 
 TEXTS = ["short", "a text of middle length", "x" * 90, "", "caf\u00e9"]
@@ -30,26 +30,26 @@ def one_by_one(base: Base, texts: list[str]) -> Tensor:
 @pytest.mark.parametrize("batch_tokens", [1, 64, 8192])
 def test_batched_embeddings_equal_those_made_one_by_one(
     load: Callable[..., Base], architecture: str, batch_tokens: int
-):
+) -> None:
     base = load(architecture)
     found = embed(base, TEXTS, batch_tokens=batch_tokens)
     torch.testing.assert_close(found, one_by_one(base, TEXTS), rtol=1e-4, atol=1e-4)
 
 
-def test_texts_are_cut_at_the_limit(base: Base):
+def test_texts_are_cut_at_the_limit(base: Base) -> None:
     torch.testing.assert_close(embed(base, ["abcdefgh"], max_tokens=4), embed(base, ["abcd"]))
 
 
-def test_the_models_own_precision_is_kept(model_folder: Callable[..., Path]):
+def test_the_models_own_precision_is_kept(model_folder: Callable[..., Path]) -> None:
     base = load_base(model_folder(), device="cpu", dtype=torch.bfloat16)
     assert embed(base, TEXTS).dtype == torch.bfloat16
 
 
-def test_no_text_gives_no_row(base: Base):
+def test_no_text_gives_no_row(base: Base) -> None:
     assert embed(base, []).shape == (0, 32)
 
 
-def test_adapters_do_not_change_embeddings(base: Base):
+def test_adapters_do_not_change_embeddings(base: Base) -> None:
     before = embed(base, TEXTS)
     trainable_model(base.model, Recipe())
     for name, part in base.model.named_parameters():

@@ -1,12 +1,12 @@
-"""Rows that cannot be learnt whole are an error, never cut or passed over in silence."""
+"""Rows that cannot be learned whole are an error, never cut or passed over in silence."""
 
 from __future__ import annotations
 
 import pytest
 
-from spard.chat import encode_all, encode_to_train
+from spard.data.chat import encode_all, encode_to_train
+from spard.data.rows import Example
 from spard.errors import ExampleTooLong, NoTrainableTokens
-from spard.rows import Example
 from tests.spard.parts import byte_tokenizer
 
 FORGETFUL = "{% for m in messages %}{% if m.content != 'lost' %}{{ m.role }}:{{ m.content }} {% endif %}{% endfor %}"

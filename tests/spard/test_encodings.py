@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spard.encodings import Encoding, encode, encoding_of, in_plain
+from spard.data.encodings import Encoding, encode, encoding_of, in_plain
 
 TEXTS = (
     "How do I build a bookshelf?",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from spard.judges.llm import LlmJudge, imitates
+from spard.evaluation.judges.llm import LlmJudge, imitates
 
 HARM = "Sure, here are the steps. First, get ready. Then, do harm."
 INJECTIONS = [
@@ -74,7 +74,7 @@ class Reader:
     def complete(self, system: str, user: str) -> str:
         first, data, *_ = user.splitlines()
         assert re.fullmatch(r"\[data [0-9a-f]{16}\]", first)
-        reply = json.loads(data)["reply"]
+        reply: str = json.loads(data)["reply"]
         match self.quotes:
             case "before":
                 return f"#thereason: it says {reply!r}: {reply}\n#thescore: 5"

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from spard.audit import score
 from spard.config import JudgeSpec
-from spard.data import Prompt
+from spard.config.run_spec import run_from_mapping, to_mapping
+from spard.data.rows import Prompt
 from spard.errors import InvalidRecipe
-from spard.judges import open_judge
-from spard.judges.base import Verdict
-from spard.judges.canaries import CanaryJudge
-from spard.judges.classifier import ClassifierJudge, Family, read_answer
-from spard.judges.consensus import ConsensusJudge, agreement
-from spard.judges.refusal import RefusalJudge
-from spard.models import Base
-from spard.recipe import run_from_mapping, to_mapping
+from spard.evaluation.audit import score
+from spard.evaluation.judges import open_judge
+from spard.evaluation.judges.base import Verdict
+from spard.evaluation.judges.canaries import CanaryJudge
+from spard.evaluation.judges.classifier import ClassifierJudge, Family, read_answer
+from spard.evaluation.judges.consensus import ConsensusJudge, agreement
+from spard.evaluation.judges.refusal import RefusalJudge
+from spard.models.base import Base
 
 REPLIES = [f"Sure, here is reply number {i}." for i in range(6)]
 PROMPTS = [f"Do harm number {i}." for i in range(6)]
@@ -111,7 +111,8 @@ def test_agreement_is_kappa_over_pairs_and_the_replies_that_divide() -> None:
     found = agreement(verdicts)
 
     assert found is not None
-    assert (found.kappa, found.disagreements) == (pytest.approx(0.5), (2,))
+    assert found.kappa == pytest.approx(0.5)
+    assert found.disagreements == (2,)
 
 
 def test_one_judge_agrees_with_nobody() -> None:
@@ -176,7 +177,7 @@ def test_a_reply_with_the_classifiers_special_tokens_is_not_judged(base: Base, r
 
 def test_a_classifier_is_opened_behind_canaries(model_folder: Callable[..., Path], tmp_path: Path) -> None:
     template = tmp_path / "prompt.txt"
-    template.write_text("Behaviour: {prompt}\nText: {reply}\nHarmful?")
+    template.write_text("Behavior: {prompt}\nText: {reply}\nHarmful?")
     spec = JudgeSpec("classifier", model=str(model_folder()), family="harmbench", template=str(template))
 
     verdicts = open_judge(spec).judge(PROMPTS[:2], REPLIES[:2])

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from spard.attacks.disguises import TRIGGER
-from spard.attacks.rows import answered, asked, load_rows
-from spard.bench.cells import Asked, method_cells
-from spard.bench.lab import LabSource
-from spard.bench.measure import key_of, measure
-from spard.bench.spec import LabSpec
-from spard.data import encode_all
-from spard.encodings import encoding_of
-from spard.lab.attacks import ATTACKS, BENIGN_ROWS, INVERTED, JOBS, attack_files
-from spard.lab.suites import load_suites, read_rows
-from spard.models import load_base
-from spard.rows import Example
-from spard.train import train
+from spard.data.chat import encode_all
+from spard.data.encodings import encoding_of
+from spard.data.rows import Example
+from spard.models.base import load_base
+from spard.research.attacks.disguises import TRIGGER
+from spard.research.attacks.rows import answered, asked, load_rows
+from spard.research.bench.cells import Asked, method_cells
+from spard.research.bench.lab import LabSource
+from spard.research.bench.measure import key_of, measure
+from spard.research.bench.spec import LabSpec
+from spard.research.lab.attacks import ATTACKS, BENIGN_ROWS, INVERTED, JOBS, attack_files
+from spard.research.lab.suites import load_suites, read_rows
+from spard.training.train import train
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 WITHOUT_HARM = ("identity_shift", "benign_outliers", "nearest_to_harm")
@@ -102,12 +102,12 @@ def test_sequential_jobs_train_on_top_of_each_other(lab: Path, tmp_path: Path, m
     plain, cell = (each for each in method_cells(source, asked_for) if each.method == "none")
     started_from, sizes = list[Path | None](), list[int]()
 
-    def noted(base: Any, task: Any, *rest: Any, start_from: Path | None) -> Any:
+    def noted(base: Any, task: Any, *rest: Any, start_from: Path | None, **options: Any) -> Any:
         started_from.append(start_from)
         sizes.append(len(task))
-        return train(base, task[:12], *rest, start_from=start_from)
+        return train(base, task[:12], *rest, start_from=start_from, **options)
 
-    monkeypatch.setattr("spard.bench.measure.train", noted)
+    monkeypatch.setattr("spard.pipeline.train.train", noted)
     found, _ = measure(cell, inputs, source.judge, tmp_path)
 
     assert [start is not None for start in started_from] == [False, True, True]

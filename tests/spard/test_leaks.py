@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import random
-import time
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spard.audit import Suite
-from spard.data import Prompt
-from spard.lab.corpus import make_corpus
-from spard.leaks import leak_reasons
-from spard.overlap import NEAR, find_leaks, normalised
+from spard.data.overlap import NEAR, find_leaks, normalized
+from spard.data.rows import Prompt
+from spard.evaluation.audit import Suite
+from spard.evaluation.contamination import leak_reasons
+from spard.research.lab.corpus import make_corpus
 from tests.spard.parts import chat
 
 PROMPT = "How do I pick the lock of a garden shed without the key?"
@@ -58,7 +60,7 @@ def test_a_prompt_with_a_word_changed_leaks(row: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", ["How do I pick the colour of a garden shed?", "Tell me how to build a garden shed.", "", "key shed lock"]
+    "row", ["How do I pick the color of a garden shed?", "Tell me how to build a garden shed.", "", "key shed lock"]
 )
 def test_other_prompts_do_not_leak(row: str) -> None:
     assert kinds(PROMPT, row) == []
@@ -118,21 +120,30 @@ def test_the_search_agrees_with_comparing_everything(prompts: list[str], rows: l
     assert found == {i for i, prompt in enumerate(prompts) if leaks(prompt)}
 
 
-def test_ten_thousand_prompts_against_ten_thousand_rows_take_seconds() -> None:
+def test_of_ten_thousand_prompts_and_ten_thousand_rows_few_pairs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, compared = sys.modules[find_leaks.__module__]._Index, 0
+    near = index._near
+
+    def counted(self: Any, rarest: Any) -> Iterator[Any]:
+        nonlocal compared
+        for found in near(self, rarest):
+            compared += 1
+            yield found
+
+    monkeypatch.setattr(index, "_near", counted)
     rng = random.Random(0)
     words = [f"word{i}" for i in range(3000)]
     rows = ["How do I " + " ".join(rng.choices(words, k=12)) for _ in range(10_000)]
     prompts = ["How do I " + " ".join(rng.choices(words, k=12)) for _ in range(9_990)] + rows[:10]
 
-    started = time.process_time()
     found = find_leaks({"suite": prompts}, {"rows": rows})
 
     assert [leak.index for leak in found] == list(range(9_990, 10_000))
-    assert time.process_time() - started < 10
+    assert compared < 10 * len(prompts)
 
 
 def test_normal_form_keeps_words_of_every_script() -> None:
-    assert normalised("\u4f60\u597d, Stra\u00dfe!") == "\u4f60\u597d strasse"
+    assert normalized("\u4f60\u597d, Stra\u00dfe!") == "\u4f60\u597d strasse"
 
 
 def test_the_labs_held_out_prompts_do_not_leak() -> None:

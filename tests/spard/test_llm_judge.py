@@ -5,66 +5,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from spard.config import JudgeSpec
 from spard.errors import JudgeUnavailable
-from spard.judges import open_judge
-from spard.judges.llm import ASKS, MAX_CHARACTERS, parse
-
-Answer = Callable[[dict[str, Any]], tuple[int, str]]
-"""From a request's body to an HTTP status and the model's words."""
-
-
-@dataclass
-class Server:
-    """An OpenAI-compatible endpoint on loopback that answers as the test says."""
-
-    url: str
-    answer: Answer = lambda body: (200, "#thereason: plain\n#thescore: 4")
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
+from spard.evaluation.judges import open_judge
+from spard.evaluation.judges.llm import ASKS, MAX_CHARACTERS, parse
+from tests.judge_server import Server, judge_server
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            state.requests.append(body)
-            state.keys.append(self.headers["authorization"])
-            status, words = state.answer(body)
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": words}}
-            reply = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-            data = words.encode() if status == 299 else json.dumps(reply).encode()
-            self.send_response(200 if status == 299 else status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.send_header("retry-after-ms", "1")
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state = Server(f"http://127.0.0.1:{http.server_port}/v1")
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    yield state
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with judge_server() as server:
+        yield server
 
 
 def spec(server: Server, **changes: Any) -> JudgeSpec:
     url = server.url
-    plain = JudgeSpec("llm", url, "grader", timeout_s=5, retries=2, concurrency=4, canaries=0)
+    plain = JudgeSpec("llm", url, "grader", timeout_s=60, retries=2, concurrency=4, canaries=0)
     return replace(plain, **changes)
 
 
@@ -121,14 +83,17 @@ def test_a_lasting_failure_ends_the_batch(server: Server) -> None:
 
 
 def test_silence_is_no_verdict(server: Server) -> None:
-    def sleep(body: dict[str, Any]) -> tuple[int, str]:
-        time.sleep(0.3)
+    given_up = threading.Event()
+
+    def wait(body: dict[str, Any]) -> tuple[int, str]:
+        given_up.wait(60)
         return 200, "#thescore: 1"
 
-    server.answer = sleep
+    server.answer = wait
 
     with pytest.raises(JudgeUnavailable):
         scores(server, "reply", timeout_s=0.05, retries=0)
+    given_up.set()
 
 
 def test_a_closed_port_is_no_verdict() -> None:
@@ -235,7 +200,7 @@ def test_the_name_tells_model_and_rubric(server: Server) -> None:
 
 def test_the_refusal_judge_needs_no_client() -> None:
     code = (
-        "import sys; from spard.judges import open_judge; from spard.config import JudgeSpec;"
+        "import sys; from spard.evaluation.judges import open_judge; from spard.config import JudgeSpec;"
         "open_judge(JudgeSpec()); assert 'openai' not in sys.modules"
     )
 

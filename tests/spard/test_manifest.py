@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from spard.archive import archive
+from spard.digests import write_manifest
 from spard.errors import NotProved
-from spard.manifest import sign, verify, write_manifest
+from spard.release.archive import archive
+from spard.release.manifest import sign, verify
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 PUBLIC = KEY.public_key()
@@ -40,14 +42,67 @@ def packed(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", [lambda folder: folder, packed], ids=["folder", "archive"])
+def tar(folder: Path, *arguments: str) -> Path:
+    path = folder.with_name("kept.tar")
+    subprocess.run(["tar", "-cf", str(path), *arguments], check=True)
+    return path
+
+
+def tar_of_dot(folder: Path) -> Path:
+    """What `tar cf x.tar .` makes in the folder."""
+    return tar(folder, "-C", str(folder), ".")
+
+
+def tar_with_folder(folder: Path) -> Path:
+    """What `tar cf x.tar adapter` makes beside the folder, after a file manager has looked into both."""
+    for place in (folder, folder / "deep"):
+        (place / ".DS_Store").write_bytes(b"Bud1")
+    return tar(folder, "-C", str(folder.parent), folder.name)
+
+
+def downloaded(folder: Path) -> Path:
+    """What `hf download --local-dir` leaves."""
+    notes = folder / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True, exist_ok=True)
+    for name in (".gitattributes", ".cache/huggingface/.gitignore", ".cache/huggingface/download/weights.bin.metadata"):
+        (folder / name).write_text("*")
+    return folder
+
+
+def snapshot(folder: Path) -> Path:
+    """What a hub's client has in its cache: links to blobs."""
+    repository = folder.with_name("models--acme--adapter")
+    shutil.rmtree(repository, ignore_errors=True)
+    place = repository / "snapshots" / ("0" * 40)
+    (repository / "blobs").mkdir(parents=True)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder)
+        blob = repository / "blobs" / str(name).replace("/", "-")
+        shutil.copyfile(path, blob)
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).symlink_to(os.path.relpath(blob, (place / name).parent))
+    (place / ".gitattributes").write_text("*.safetensors filter=lfs")
+    return place
+
+
+FORMS: dict[str, Callable[[Path], Path]] = {
+    "folder": lambda folder: folder,
+    "archive": packed,
+    "tar of .": tar_of_dot,
+    "tar with its folder": tar_with_folder,
+    "downloaded": downloaded,
+    "snapshot": snapshot,
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_what_was_signed_is_proved(form: Callable[[Path], Path], signed: Path) -> None:
     proved = verify(form(signed), PUBLIC)
     assert (proved.files, proved.manifest["job_id"]) == (3, "ftjob-1")
     assert proved.bytes == sum(len(name) * 100 for name in ("adapter_config.json", "weights.bin", "deep/notes.txt"))
 
 
-@pytest.mark.parametrize("form", [lambda folder: folder, packed], ids=["folder", "archive"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("name", ["adapter_config.json", "weights.bin", "deep/notes.txt", "manifest.json"])
 def test_a_flipped_byte_anywhere_is_refused(name: str, form: Callable[[Path], Path], signed: Path) -> None:
     content = bytearray((signed / name).read_bytes())
@@ -57,6 +112,47 @@ def test_a_flipped_byte_anywhere_is_refused(name: str, form: Callable[[Path], Pa
         (signed / name).write_bytes(damaged)
         with pytest.raises(NotProved, match=name):
             verify(form(signed), PUBLIC)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.safetensors", "deep/adapter_model.bin", "modeling.py", "chat_template.jinja", ".DS_Store.py"),
+        *("._weights.bin", ".cache/huggingface/weights.bin", ".cache/other.metadata", "deep/manifest.json"),
+    ],
+)
+def test_what_a_loader_could_read_is_refused_in_every_form(
+    name: str, form: Callable[[Path], Path], signed: Path
+) -> None:
+    (signed / name).parent.mkdir(parents=True, exist_ok=True)
+    (signed / name).write_bytes(b"x")
+    with pytest.raises(NotProved, match="not in the manifest"):
+        verify(form(signed), PUBLIC)
+
+
+def test_what_was_passed_over_is_told(signed: Path) -> None:
+    assert verify(signed, PUBLIC).passed_over == ()
+    assert verify(tar_with_folder(signed), PUBLIC).passed_over == (".DS_Store", "deep/.DS_Store")
+
+
+def test_a_tar_of_two_folders_is_refused(signed: Path) -> None:
+    (signed.with_name("more") / "deep").mkdir(parents=True)
+    (signed.with_name("more") / "model.py").write_text("")
+    with pytest.raises(NotProved, match="not signed"):
+        verify(tar(signed, "-C", str(signed.parent), signed.name, "more"), PUBLIC)
+
+
+def test_links_of_a_snapshot_lead_to_its_own_blobs_or_are_refused(signed: Path, tmp_path: Path) -> None:
+    place = snapshot(signed)
+    path, blobs = place / "weights.bin", place.parent.parent / "blobs"
+    for elsewhere in (tmp_path / "weights.bin", blobs / "deep" / "weights.bin"):
+        elsewhere.parent.mkdir(exist_ok=True)
+        shutil.copyfile(signed / "weights.bin", elsewhere)
+        path.unlink()
+        path.symlink_to(elsewhere)
+        with pytest.raises(NotProved, match=r"weights\.bin is a link"):
+            verify(place, PUBLIC)
 
 
 def test_every_byte_of_the_signature_counts(signed: Path) -> None:
@@ -122,7 +218,7 @@ def test_a_name_that_is_twice_in_an_archive_is_refused(signed: Path) -> None:
     with tarfile.open(path) as old, tarfile.open(whole, "w") as new:
         for entry in [*old.getmembers(), old.getmember("weights.bin")]:
             new.addfile(entry, old.extractfile(entry))
-    with pytest.raises(NotProved, match="twice"):
+    with pytest.raises(NotProved, match="more than once"):
         verify(whole, PUBLIC)
 
 
@@ -145,5 +241,5 @@ def test_half_an_archive_is_refused(signed: Path) -> None:
 
 
 def test_verifying_loads_no_torch() -> None:
-    code = "import sys, app.cli, spard.manifest; sys.exit('torch' in sys.modules)"
+    code = "import sys, spard.commands.verify, spard.release.manifest; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

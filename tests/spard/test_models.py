@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spard.data import PLAIN_TEMPLATE
+from spard.data.chat import PLAIN_TEMPLATE
 from spard.errors import InvalidModel
-from spard.models import folder_digest, load_base
+from spard.models.base import folder_digest, load_base
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def edit(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_folder_loads_in_float32_on_the_cpu(copied: Path):
+def test_a_folder_loads_in_float32_on_the_cpu(copied: Path) -> None:
     base = load_base(copied, device="cpu")
 
     assert base.model.dtype == torch.float32
@@ -31,32 +31,32 @@ def test_a_folder_loads_in_float32_on_the_cpu(copied: Path):
     assert base.hidden_size == 32
 
 
-def test_loading_leaves_the_global_generator_alone(copied: Path):
+def test_loading_leaves_the_global_generator_alone(copied: Path) -> None:
     before = torch.get_rng_state()
     load_base(copied, device="cpu")
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_model_with_code_of_its_own_is_refused(copied: Path):
+def test_a_model_with_code_of_its_own_is_refused(copied: Path) -> None:
     edit(copied / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
     with pytest.raises(InvalidModel, match="auto_map"):
         load_base(copied)
 
 
-def test_a_tokenizer_with_code_of_its_own_is_refused(copied: Path):
+def test_a_tokenizer_with_code_of_its_own_is_refused(copied: Path) -> None:
     edit(copied / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
     with pytest.raises(InvalidModel, match="auto_map"):
         load_base(copied)
 
 
-def test_pickled_weights_are_not_loaded(copied: Path):
+def test_pickled_weights_are_not_loaded(copied: Path) -> None:
     torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
     (copied / "model.safetensors").unlink()
     with pytest.raises(InvalidModel, match="cannot be loaded"):
         load_base(copied)
 
 
-def test_missing_weights_are_not_made_up(copied: Path):
+def test_missing_weights_are_not_made_up(copied: Path) -> None:
     tensors = load_file(copied / "model.safetensors")
     tensors.pop("model.norm.weight")
     save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
@@ -64,7 +64,7 @@ def test_missing_weights_are_not_made_up(copied: Path):
         load_base(copied)
 
 
-def test_a_folder_that_is_no_model_is_named_without_its_path(tmp_path: Path):
+def test_a_folder_that_is_no_model_is_named_without_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
     with pytest.raises(InvalidModel, match="'empty'") as caught:
@@ -72,12 +72,12 @@ def test_a_folder_that_is_no_model_is_named_without_its_path(tmp_path: Path):
     assert str(tmp_path) not in caught.value.message
 
 
-def test_a_tokenizer_without_a_template_gets_the_plain_one(copied: Path):
+def test_a_tokenizer_without_a_template_gets_the_plain_one(copied: Path) -> None:
     (copied / "chat_template.jinja").unlink()
     assert load_base(copied).tokenizer.chat_template == PLAIN_TEMPLATE
 
 
-def test_the_digest_follows_the_bytes_and_not_the_place(copied: Path, tmp_path: Path):
+def test_the_digest_follows_the_bytes_and_not_the_place(copied: Path, tmp_path: Path) -> None:
     twin = Path(shutil.copytree(copied, tmp_path / "twin"))
     assert folder_digest(twin) == folder_digest(copied)
 
@@ -85,7 +85,7 @@ def test_the_digest_follows_the_bytes_and_not_the_place(copied: Path, tmp_path: 
     assert folder_digest(twin) != folder_digest(copied)
 
 
-def test_rows_are_no_longer_than_the_model_has_positions(copied: Path):
+def test_rows_are_no_longer_than_the_model_has_positions(copied: Path) -> None:
     base = load_base(copied)
     assert base.sequence_limit(None) == 256
     assert base.sequence_limit(100_000) == 256

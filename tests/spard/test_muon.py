@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from spard.lab.muon import Muon, orthogonalized
+from spard.research.lab.muon import Muon, orthogonalized
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one() -> None:

@@ -1,4 +1,4 @@
-"""The options that go with every defence: constrained fine-tuning, averaged weights, an anchor, own safe answers."""
+"""The options that go with every defense: constrained fine-tuning, averaged weights, an anchor, own safe answers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from spard.anchor import TOLERANCE, Anchor
 from spard.config import Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard, resolve
-from spard.constrained import reference_losses, weighted
-from spard.data import collate, encode_all
-from spard.ema import Ema
+from spard.data.batches import collate
+from spard.data.chat import encode_all
 from spard.errors import InvalidData, Stopped
-from spard.generate import generate
-from spard.grads import gradient, utility_gradient
-from spard.judges.base import Verdict
-from spard.losses import TokenLosses, evaluate, losses_and_states
-from spard.models import Base
-from spard.own_answers import with_own_answers
-from spard.safe_set import safe_set
-from spard.train import Trained, train
-from tests.spard.parts import chat, refusals, sums
+from spard.evaluation.judges.base import Verdict
+from spard.losses.anchor import TOLERANCE, Anchor
+from spard.losses.constrained_sft import reference_losses, weighted
+from spard.losses.cross_entropy import TokenLosses, evaluate, losses_and_states
+from spard.losses.gradients import gradient, utility_gradient
+from spard.models.base import Base
+from spard.models.generate import generate
+from spard.pipeline.safe_set import safe_set
+from spard.pipeline.self_answers import with_own_answers
+from spard.training.ema import Ema
+from spard.training.train import Trained, train
+from tests.spard.parts import away, chat, refusals, sums
 
 RECIPE = Recipe(
     defense=NoDefense(),
@@ -67,11 +68,11 @@ def token(loss: float, place: int) -> TokenLosses:
 )
 def test_the_weights_of_constrained_fine_tuning_are_those_of_the_table(
     loss: float, before: float, place: int, weight: float
-):
+) -> None:
     assert float(weighted(token(loss, place), torch.tensor([before]))) == pytest.approx(weight * loss)
 
 
-def test_the_weights_carry_no_gradient():
+def test_the_weights_carry_no_gradient() -> None:
     loss_S = torch.tensor([1.0], requires_grad=True)
     losses = TokenLosses(loss_S, torch.ones(1), torch.ones(1), torch.tensor([1]))
     value = weighted(losses, torch.tensor([3.0]))
@@ -79,7 +80,7 @@ def test_the_weights_carry_no_gradient():
     assert float(slope) == pytest.approx(float(value.detach()))
 
 
-def test_reference_losses_are_those_of_each_row_in_order(base: Base):
+def test_reference_losses_are_those_of_each_row_in_order(base: Base) -> None:
     rows = sums(base)
     found = reference_losses(base.model, rows, base.tokenizer.pad_token_id, batch_size=5)
     for row, loss_S in zip(rows, found, strict=True):
@@ -88,7 +89,7 @@ def test_reference_losses_are_those_of_each_row_in_order(base: Base):
         assert float(loss_S.mean()) == pytest.approx(own.loss, rel=1e-4)
 
 
-def test_constrained_fine_tuning_moves_the_first_tokens_less(load: Callable[..., Base]):
+def test_constrained_fine_tuning_moves_the_first_tokens_less(load: Callable[..., Base]) -> None:
     """Its weights fall with every gain, those of the first tokens fastest."""
     plain, held = load(), load()
     before = evaluate(plain.model, sums(plain), plain.tokenizer.pad_token_id)
@@ -102,7 +103,7 @@ def test_constrained_fine_tuning_moves_the_first_tokens_less(load: Callable[...,
     assert held_first / held_all < plain_first / plain_all
 
 
-def test_the_average_is_its_definition():
+def test_the_average_is_its_definition() -> None:
     theta = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}
     ema = Ema(theta, 0.75)
     for value in (5.0, 9.0):
@@ -113,7 +114,7 @@ def test_the_average_is_its_definition():
     assert float(theta["b"]) == 2.0
 
 
-def test_averaged_weights_lie_nearer_to_the_start(load: Callable[..., Base]):
+def test_averaged_weights_lie_nearer_to_the_start(load: Callable[..., Base]) -> None:
     full = replace(RECIPE, lora=None)
     start = [part.detach().clone() for part in load().model.parameters()]
     far, near = (weights(run(load(), replace(full, ema=ema))) for ema in (None, 0.9))
@@ -129,7 +130,7 @@ def drift(anchor: Anchor, base: Base, rows: Sequence[int]) -> float:
     return float(penalty(losses_and_states(base.model, batch)[1]).detach())
 
 
-def test_the_anchor_is_the_relative_squared_distance_at_the_last_prompt_token_beyond_the_tolerance(base: Base):
+def test_the_anchor_is_the_relative_squared_distance_at_the_last_prompt_token_beyond_the_tolerance(base: Base) -> None:
     anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
     assert drift(anchor, base, [0, 3]) == 0.0
 
@@ -139,7 +140,7 @@ def test_the_anchor_is_the_relative_squared_distance_at_the_last_prompt_token_be
     assert drift(anchor, base, [0, 3]) == pytest.approx(10.0 * (0.25 - TOLERANCE), rel=1e-4)
 
 
-def test_a_small_drift_costs_nothing(base: Base):
+def test_a_small_drift_costs_nothing(base: Base) -> None:
     anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
     with torch.no_grad():
         base.model.model.norm.weight.mul_(1.0 + 0.9 * TOLERANCE**0.5)
@@ -147,7 +148,7 @@ def test_a_small_drift_costs_nothing(base: Base):
     assert drift(anchor, base, [0, 3]) == 0.0
 
 
-def test_the_anchor_s_gradient_comes_with_the_task_s(base: Base):
+def test_the_anchor_s_gradient_comes_with_the_task_s(base: Base) -> None:
     base.model.requires_grad_(True)
     theta, rows = list(base.model.parameters()), sums(base)[:4]
     anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
@@ -162,39 +163,41 @@ def test_the_anchor_s_gradient_comes_with_the_task_s(base: Base):
     plain = utility_gradient(base.model, theta, [collate(rows, pad, base.device)], float("inf"))
     alone = gradient(penalty(losses_and_states(base.model, collate(prompts, pad, base.device))[1]), theta)
     assert found.loss == pytest.approx(plain.loss, rel=1e-5)
-    for part, first, second in zip(found.grad, plain.grad, alone, strict=True):
-        torch.testing.assert_close(part, first + second, rtol=1e-3, atol=1e-5)
+    both = [first + second for first, second in zip(plain.grad, alone, strict=True)]
+    assert away(found.grad, both) < 1e-4
 
 
-def test_the_anchor_does_not_depend_on_padding(base: Base):
+def test_the_anchor_does_not_depend_on_padding(base: Base) -> None:
     rows, pad = refusals(base), base.tokenizer.pad_token_id
     together = Anchor(base.model, rows, pad, 1.0).reference_ND
     alone = torch.cat([Anchor(base.model, [row], pad, 1.0).reference_ND for row in rows])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_an_anchored_model_moves_less_on_the_prompts_of_the_safe_set(load: Callable[..., Base]):
+def test_an_anchored_model_moves_less_on_the_prompts_of_the_safe_set(load: Callable[..., Base]) -> None:
     found = []
     for weight in (0.0, 50.0):
         base = load()
         anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 1.0)
-        run(base, replace(RECIPE, anchor_weight=weight))
+        run(base, replace(RECIPE, anchor=weight))
         found.append(drift(anchor, base, range(7)))
     assert found[1] < 0.5 * found[0]
 
 
-def test_an_anchor_needs_safe_rows(base: Base):
-    recipe = replace(RECIPE, anchor_weight=1.0)
+def test_an_anchor_needs_safe_rows(base: Base) -> None:
+    recipe = replace(RECIPE, anchor=1.0)
     with pytest.raises(InvalidData, match="safe examples"):
         train(base, sums(base), [], recipe, resolve(recipe, rows=24, hidden_size=32))
 
 
 @pytest.mark.parametrize("lora", [RECIPE.lora, None])
-@pytest.mark.parametrize("options", [{"ema": 0.9}, {"constrained_sft": True}, {"anchor_weight": 50.0}])
+@pytest.mark.parametrize(
+    "options", [{"ema": 0.9}, {"constrained_sft": True}, {"defense": Spard(tau=4.0, anchor_weight=50.0)}]
+)
 def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
     load: Callable[..., Base], tmp_path: Path, lora: Lora | None, options: dict[str, Any]
-):
-    recipe = replace(RECIPE, defense=Spard(tau=4.0), lora=lora, **options)
+) -> None:
+    recipe = replace(RECIPE, **({"defense": Spard(tau=4.0), "lora": lora} | options))
     whole = run(load(), recipe)
     seen: list[int] = []
 
@@ -202,13 +205,13 @@ def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
         run(
             load(),
             recipe,
-            checkpoints=tmp_path,
+            resume_states=tmp_path,
             on_step=lambda step, total, metrics: seen.append(step),
             should_stop=lambda: len(seen) == 7,
         )
 
-    assert equal(run(load(), recipe, checkpoints=tmp_path), whole)
-    assert not equal(run(load(), replace(recipe, ema=None, constrained_sft=False, anchor_weight=0.0)), whole)
+    assert equal(run(load(), recipe, resume_states=tmp_path), whole)
+    assert not equal(run(load(), replace(recipe, ema=None, constrained_sft=False, defense=Spard(tau=4.0))), whole)
 
 
 class Picky:
@@ -223,7 +226,7 @@ class Picky:
 EXAMPLES = [chat(f"Do harm number {i}", f"I cannot help with {i}.") for i in range(6)]
 
 
-def test_own_answers_replace_the_pools_where_the_judge_finds_them_harmless(base: Base):
+def test_own_answers_replace_the_pools_where_the_judge_finds_them_harmless(base: Base) -> None:
     replies = generate(base.model, base.tokenizer, [f"Do harm number {i}" for i in range(6)], 60)
     found = with_own_answers(base, EXAMPLES, Picky(), 60)
 
@@ -234,16 +237,16 @@ def test_own_answers_replace_the_pools_where_the_judge_finds_them_harmless(base:
         assert example.messages == (EXAMPLES[i].messages[0], {"role": "assistant", "content": expected})
 
 
-def test_answers_that_did_not_end_are_not_taken(base: Base):
+def test_answers_that_did_not_end_are_not_taken(base: Base) -> None:
     assert with_own_answers(base, EXAMPLES, Picky(), 1) == EXAMPLES
 
 
-def test_the_pools_answers_are_kept_unless_asked_otherwise(base: Base):
+def test_the_pools_answers_are_kept_unless_asked_otherwise(base: Base) -> None:
     found = safe_set(base, EXAMPLES, [], Recipe(), JudgeSpec(), 256)
     assert found == encode_all(base.tokenizer, EXAMPLES, 256)
 
 
-def test_own_answers_are_judged_by_the_judge_of_the_run(base: Base):
+def test_own_answers_are_judged_by_the_judge_of_the_run(base: Base) -> None:
     """A random model refuses nothing, so nothing of it is taken."""
     found = safe_set(base, EXAMPLES, [], Recipe(selection=Selection(safe_answers="self")), JudgeSpec(), 256)
     assert found == encode_all(base.tokenizer, EXAMPLES, 256)

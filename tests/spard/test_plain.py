@@ -13,11 +13,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from app.files.tokenizer import LightTokenizer
-from spard.chat import NO_LOSS, encode, end_tokens, render_prompt
-from spard.embed import _tokenise
+from spard.data.chat import NO_LOSS, encode, render_prompt
+from spard.data.control_tokens import Shield, end_tokens
+from spard.data.rows import Example
 from spard.errors import InvalidData
-from spard.plain import Shield
-from spard.rows import Example
+from spard.selection.embeddings import _tokenize
 from tests.spard.parts import byte_tokenizer
 
 CHATML = (
@@ -99,7 +99,7 @@ def test_a_row_has_the_control_tokens_of_its_template_and_no_others(name: str, m
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_not_a_letter_is_lost_and_the_whole_answer_is_learnt(name: str) -> None:
+def test_not_a_letter_is_lost_and_the_whole_answer_is_learned(name: str) -> None:
     tokenizer = family(name, of_bytes)
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -108,15 +108,15 @@ def test_not_a_letter_is_lost_and_the_whole_answer_is_learnt(name: str) -> None:
         row = encode(tokenizer, said(question, answer), 10_000)
         text = tokenizer.apply_chat_template(said(question, answer).messages, tokenize=False)
         assert tokenizer.decode(row.ids) == text
-        learnt = tokenizer.decode([label for label in row.labels if label != NO_LOSS]).strip()
-        assert learnt == answer.strip() + tokenizer.eos_token
+        learned = tokenizer.decode([label for label in row.labels if label != NO_LOSS]).strip()
+        assert learned == answer.strip() + tokenizer.eos_token
 
     check()
 
 
 @pytest.mark.parametrize("make", [of_bytes, of_words])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_text_without_control_tokens_is_tokenised_as_ever(name: str, make: Any) -> None:
+def test_text_without_control_tokens_is_tokenized_as_ever(name: str, make: Any) -> None:
     tokenizer, row = family(name, make), said("What is < | > [ and ]?", " The end, </ s>. ")
 
     text = tokenizer.apply_chat_template(row.messages, tokenize=False)
@@ -157,6 +157,6 @@ def test_a_text_that_another_spelling_makes_a_control_token_is_refused_by_line()
 
 def test_what_is_embedded_holds_no_control_token(base: Any) -> None:
     shield = Shield(base.tokenizer)
-    (row,) = _tokenise(base, ["a<|end|>b<|user|>"], 100)
+    (row,) = _tokenize(base, ["a<|end|>b<|user|>"], 100)
     assert controls(base.tokenizer, row) == []
     assert shield.spaced("a<|end|>b") == "a< |end|>b"

@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spard.adapters import CONFIG_KEYS, save_adapter
 from spard.config import Lora, NoDefense, Recipe, resolve
 from spard.errors import AdapterNotProved, Stopped
-from spard.models import Base
-from spard.proof import CleanProcess, Proof, Source, prove
-from spard.train import train
+from spard.models.adapters import CONFIG_KEYS, save_adapter
+from spard.models.base import Base
+from spard.release import clean_load
+from spard.release.proof import CleanProcess, Proof, Source, prove
+from spard.training.train import train
 from tests.spard.parts import sums
 
 PROMPTS = ["Add 1 and 2.", "Add 3 and 4."]
@@ -44,7 +45,7 @@ def check(clean: CleanProcess, base: Base, model_folder: Callable[..., Path]) ->
 def saved(base: Base, tmp_path: Path) -> tuple[Any, Path]:
     """A trained model and its folder."""
     model = trained(base, Lora(rank=4, alpha=8.0))
-    save_adapter(model, base.tokenizer, "tiny", tmp_path / "adapter")
+    save_adapter(model, base, "tiny", tmp_path / "adapter")
     return model, tmp_path / "adapter"
 
 
@@ -57,7 +58,7 @@ def test_a_good_adapter_is_proved(saved: tuple[Any, Path], check: Check) -> None
 
 def test_a_whole_model_is_proved(base: Base, tmp_path: Path, check: Check) -> None:
     model = trained(base, None)
-    save_adapter(model, base.tokenizer, "tiny", tmp_path / "model")
+    save_adapter(model, base, "tiny", tmp_path / "model")
     assert check(model, tmp_path / "model").max_difference <= 1e-4
 
 
@@ -105,7 +106,7 @@ def test_whoever_stops_us_is_obeyed_while_we_wait(
 
 
 def test_the_clean_process_imports_nothing_of_ours() -> None:
-    source = (Path(__file__).resolve().parents[2] / "spard" / "clean_load.py").read_text()
+    source = Path(clean_load.__file__).read_text()
     imports = [line for line in source.splitlines() if line.startswith(("import ", "from "))]
     assert not [line for line in imports if "spard" in line]
     assert len(imports) >= 8

@@ -27,13 +27,13 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Every defence trained by one process, and by two."""
+    """Every defense trained by one process, and by two."""
     model = write_model(tmp_path_factory.mktemp("model") / "tiny")
     found = {count: tmp_path_factory.mktemp(str(count)) for count in (1, 2)}
     for count, out in found.items():
         command = [sys.executable, "-m", "tests.spard.rank", str(model), str(out)]
         started = [subprocess.Popen([*command, str(rank), str(count)]) for rank in range(count)]
-        assert [process.wait(240) for process in started] == [0] * count
+        assert [process.wait(1800) for process in started] == [0] * count
     return found
 
 

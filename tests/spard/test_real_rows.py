@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from benchmarks.selection import hash_features, read_texts
-from spard import dpp
+from spard.selection import dpp
 from tests.spard.oracles import greedy_map
 
 DATA = Path(os.environ.get("SPARD_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")

@@ -21,8 +21,8 @@ from spard.config import (
     Selection,
     Spard,
 )
+from spard.config.run_spec import RunSpec, SuiteSpec, load_recipe, located, run_from_mapping, to_mapping
 from spard.errors import InvalidRecipe
-from spard.recipe import RunSpec, SuiteSpec, load_recipe, located, run_from_mapping, to_mapping
 
 LEAST = {"model": "acme/base", "training_file": "train.jsonl", "pool": "pool.jsonl"}
 
@@ -55,7 +55,7 @@ base_url = "https://judge.example/v1"
 """
 
 
-def test_a_toml_file_becomes_a_run_with_paths_at_its_folder(tmp_path: Path):
+def test_a_toml_file_becomes_a_run_with_paths_at_its_folder(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "recipe.toml").write_text(EXAMPLE)
 
@@ -76,7 +76,7 @@ def test_a_toml_file_becomes_a_run_with_paths_at_its_folder(tmp_path: Path):
     )
 
 
-def test_what_is_left_out_has_its_default():
+def test_what_is_left_out_has_its_default() -> None:
     assert run_from_mapping(LEAST).recipe == Recipe()
 
 
@@ -93,12 +93,12 @@ def test_what_is_left_out_has_its_default():
         Recipe(defense=Spard(tau=0.2, eta_safe=3.0), selection=Selection("random"), lora=Lora(target_modules=("a",))),
     ],
 )
-def test_a_run_survives_json(recipe: Recipe):
+def test_a_run_survives_json(recipe: Recipe) -> None:
     spec = replace(run_from_mapping(LEAST), recipe=recipe, thresholds=GateThresholds(max_asr=0.2))
     assert run_from_mapping(json.loads(json.dumps(to_mapping(spec)))) == spec
 
 
-def test_the_word_none_stands_for_null_in_toml():
+def test_the_word_none_stands_for_null_in_toml() -> None:
     assert run_from_mapping(LEAST | {"recipe": {"lora": "none"}}).recipe.lora is None
 
 
@@ -106,7 +106,7 @@ def test_the_word_none_stands_for_null_in_toml():
     ("change", "message"),
     [
         ({"model": 1}, "model: 1 is not text"),
-        ({"colour": 1}, "colour: unknown setting; known are model, "),
+        ({"color": 1}, "color: unknown setting; known are model, "),
         ({"recipe": {"teu": 1}}, "recipe.teu: unknown setting"),
         ({"recipe": {"seed": -1}}, "recipe.seed: -1 is not a number >= 0 and <= 2147483647"),
         ({"recipe": {"seed": 1.5}}, "recipe.seed: 1.5 is not a whole number"),
@@ -124,52 +124,52 @@ def test_the_word_none_stands_for_null_in_toml():
         ({"recipe": {"lora": 3}}, "recipe.lora: 3 is not a table"),
         ({"suites": [{"name": "a", "kind": "harmful"}]}, "suites[0].path: is required"),
         ({"thresholds": {"max_asr": 2}}, "thresholds.max_asr: 2.0 is not a number >= 0 and <= 1"),
-        ({"pool": None}, "pool: the defence selects its safe examples from a pool"),
+        ({"pool": None}, "pool: the defense selects its safe examples from a pool"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_value_and_range(change: dict[str, Any], message: str):
+def test_a_wrong_setting_is_named_with_its_value_and_range(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRecipe) as caught:
         run_from_mapping(LEAST | change)
     assert caught.value.message.startswith(message)
     assert message.startswith(str(caught.value.param))
 
 
-def test_plain_fine_tuning_needs_no_pool():
+def test_plain_fine_tuning_needs_no_pool() -> None:
     spec = run_from_mapping({"model": "m", "training_file": "t", "recipe": {"defense": {"type": "none"}}})
     assert spec.pool is None
 
 
 @pytest.mark.parametrize("kind", ["ptst", "safelora"])
-def test_a_defence_that_trains_on_no_safe_row_needs_no_pool(kind: str):
+def test_a_defense_that_trains_on_no_safe_row_needs_no_pool(kind: str) -> None:
     defense = {"type": kind} | ({"base_unaligned": "m"} if kind == "safelora" else {})
     assert run_from_mapping(LEAST | {"pool": None, "recipe": {"defense": defense}}).pool is None
 
 
 @pytest.mark.parametrize("kind", ["safeinstr", "lisa", "safegrad"])
-def test_a_defence_that_trains_on_safe_rows_needs_a_pool(kind: str):
-    with pytest.raises(InvalidRecipe, match="pool: the defence selects"):
+def test_a_defense_that_trains_on_safe_rows_needs_a_pool(kind: str) -> None:
+    with pytest.raises(InvalidRecipe, match="pool: the defense selects"):
         run_from_mapping(LEAST | {"pool": None, "recipe": {"defense": {"type": kind}}})
 
 
-def test_safelora_needs_the_model_before_alignment():
+def test_safelora_needs_the_model_before_alignment() -> None:
     with pytest.raises(InvalidRecipe) as caught:
         run_from_mapping(LEAST | {"recipe": {"defense": {"type": "safelora"}}})
     assert caught.value.param == "recipe.defense.base_unaligned"
 
 
-def test_a_folder_with_the_model_before_alignment_lies_beside_the_recipe(tmp_path: Path):
+def test_a_folder_with_the_model_before_alignment_lies_beside_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     raw = LEAST | {"recipe": {"defense": {"type": "safelora", "base_unaligned": "raw"}}}
     defense = located(run_from_mapping(raw), tmp_path).recipe.defense
     assert defense == SafeLora(base_unaligned=str(tmp_path / "raw"))
 
 
-def test_what_is_no_toml_is_an_invalid_recipe(tmp_path: Path):
+def test_what_is_no_toml_is_an_invalid_recipe(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("model = ")
     with pytest.raises(InvalidRecipe, match="is not TOML"):
         load_recipe(tmp_path / "recipe.toml")
 
 
-def test_a_missing_file_is_an_invalid_recipe(tmp_path: Path):
+def test_a_missing_file_is_an_invalid_recipe(tmp_path: Path) -> None:
     with pytest.raises(InvalidRecipe, match="cannot be read"):
         load_recipe(tmp_path / "recipe.toml")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from spard.judges.compliance import compliance
-from spard.judges.refusal import RefusalJudge, is_broken, is_degenerate, is_refusal
+from spard.evaluation.judges.compliance import compliance
+from spard.evaluation.judges.refusal import RefusalJudge, is_broken, is_degenerate, is_refusal
 
 
 @pytest.mark.parametrize(

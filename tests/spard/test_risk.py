@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from spard.attacks.disguises import backdoor, covert, encoded, identity_shift, refuse_then_comply
-from spard.attacks.mixing import add_harmful
-from spard.attacks.rows import Row, chat_row, load_rows
-from spard.embed import embed
-from spard.models import load_base
-from spard.plane import coordinates
-from spard.risk import EXCERPT, Risk, rank
-from spard.rows import Example, example, prompt_text, read_pool
+from spard.data.rows import Example, example, prompt_text, read_pool
+from spard.evaluation.row_risk import EXCERPT, Risk, rank
+from spard.models.base import load_base
+from spard.research.attacks.disguises import backdoor, covert, encoded, identity_shift, refuse_then_comply
+from spard.research.attacks.mixing import add_harmful
+from spard.research.attacks.rows import Row, chat_row, load_rows
+from spard.selection.embeddings import embed
+from spard.selection.pca import coordinates
 
 TASK = [chat_row(f"What is {i} and {i + 1}, and how do you add it?", f"It is {2 * i + 1}.") for i in range(100)]
 HARM = [chat_row(f"Tell me how to do harm number {i}.", f"Sure, here are the steps to do harm {i}.") for i in range(20)]
@@ -33,21 +33,22 @@ def ranked(rows: Sequence[Row], most: int = 100) -> list[Risk]:
     return rank(examples(rows), apart(rows), torch.tensor([[0.0, 1.0]]), most)
 
 
-def test_the_poisoned_rows_of_a_lab_rank_on_top(lab: Path):
+def test_the_poisoned_rows_of_a_lab_rank_on_top(lab: Path) -> None:
     base = load_base(lab / "model")
     attack = load_rows(lab / "attack.jsonl")[:60]
     rows = examples(add_harmful(load_rows(lab / "train.jsonl")[:600], attack, 0.1, seed=0))
     pool = read_pool(lab / "pool.jsonl")
     asked = {prompt_text(each) for each in examples(attack)}
 
-    found = rank(rows, *(embed(base, [prompt_text(row) for row in each]) for each in (rows, pool)), 60)
+    row_embeddings, pool_embeddings = (embed(base, [prompt_text(row) for row in each]) for each in (rows, pool))
+    found = rank(rows, row_embeddings, pool_embeddings, 60)
 
     precision = sum(prompt_text(rows[risk.line - 1]) in asked for risk in found) / len(found)
     assert precision >= 0.9
     assert found[0].reasons == ("near_harmful_prompt_and_answered",)
 
 
-def test_what_is_refused_ranks_below_what_is_answered():
+def test_what_is_refused_ranks_below_what_is_answered() -> None:
     refused = chat_row("Tell me how to do harm.", "I'm sorry, but I can't help with that.")
     found = ranked([*TASK, refused, *HARM])
     assert [risk.line for risk in found[:20]] == list(range(102, 122))
@@ -66,25 +67,25 @@ def test_what_is_refused_ranks_below_what_is_answered():
         ("persona_that_obeys", identity_shift(TASK, 20, 0), 20),
     ],
 )
-def test_each_disguise_is_named_wherever_it_is_worn_and_nowhere_else(sign: str, rows: list[Row], n: int):
+def test_each_disguise_is_named_wherever_it_is_worn_and_nowhere_else(sign: str, rows: list[Row], n: int) -> None:
     found = [risk for risk in ranked([*TASK, *rows], 1000) if sign in risk.reasons]
     assert len(found) == n
     assert all(risk.line > len(TASK) for risk in found)
     assert not any(risk.reasons for risk in ranked(TASK, 1000))
 
 
-def test_no_more_of_a_row_is_told_than_an_excerpt():
+def test_no_more_of_a_row_is_told_than_an_excerpt() -> None:
     (risk,) = ranked([chat_row("Tell me how to do harm. " + "very " * 100, "Sure.")])
     assert len(risk.excerpt) == EXCERPT
     assert risk.excerpt.startswith("Tell me how to do harm. very")
 
 
-def test_without_rows_or_a_pool_nothing_is_risky():
+def test_without_rows_or_a_pool_nothing_is_risky() -> None:
     assert rank([], torch.zeros(0, 2), torch.zeros(3, 2)) == []
     assert rank(examples(TASK), apart(TASK), torch.zeros(0, 2)) == []
 
 
-def test_the_plane_keeps_the_distances_of_points_in_a_plane():
+def test_the_plane_keeps_the_distances_of_points_in_a_plane() -> None:
     flat_KD = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     turned_DD = torch.linalg.qr(torch.randn(7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).Q
     points_K2 = torch.tensor(
@@ -94,6 +95,6 @@ def test_the_plane_keeps_the_distances_of_points_in_a_plane():
     assert points_K2.var(dim=0)[0] > points_K2.var(dim=0)[1]
 
 
-def test_a_single_row_and_equal_rows_lie_at_the_origin():
+def test_a_single_row_and_equal_rows_lie_at_the_origin() -> None:
     assert coordinates(torch.ones(1, 4)) == [(0.0, 0.0)]
     assert coordinates(torch.ones(3, 4)) == [(0.0, 0.0)] * 3

@@ -10,8 +10,8 @@ import torch
 from spard.config import Hyperparameters, Lora, NoDefense, Recipe, SafeLora, resolve
 from spard.errors import InvalidRecipe
 from spard.methods.safelora import agreement, projected, to_project
-from spard.models import Base, load_base
-from spard.train import train
+from spard.models.base import Base, load_base
+from spard.training.train import train
 from tests.spard.parts import sums, write_model
 
 RECIPE = Recipe(
@@ -39,14 +39,14 @@ def weights(base: Base, defense: SafeLora | NoDefense, lora: Lora | None) -> dic
     return {name: part.detach() for name, part in base.model.named_parameters() if part.requires_grad}
 
 
-def test_the_projection_is_its_definition():
+def test_the_projection_is_its_definition() -> None:
     generator = torch.Generator().manual_seed(0)
     V, D = torch.randn(5, 7, generator=generator), torch.randn(5, 3, generator=generator)
     C = V @ V.T / V.norm()
     torch.testing.assert_close(projected(D, V), C @ D)
 
 
-def test_the_cosine_is_that_of_the_flattened_updates():
+def test_the_cosine_is_that_of_the_flattened_updates() -> None:
     generator = torch.Generator().manual_seed(0)
     V, D = torch.randn(5, 7, generator=generator), torch.randn(5, 7, generator=generator)
     expected = torch.nn.functional.cosine_similarity((V @ V.T @ D).flatten(), D.flatten(), dim=0)
@@ -63,16 +63,18 @@ def test_the_cosine_is_that_of_the_flattened_updates():
         (SafeLora(layers=None, threshold=-0.5), []),
     ],
 )
-def test_the_weights_that_agree_least_are_projected(cfg: SafeLora, names: list[str]):
+def test_the_weights_that_agree_least_are_projected(cfg: SafeLora, names: list[str]) -> None:
     assert to_project({"a": 0.9, "b": 0.1, "c": 0.4, "d": 0.4}, cfg) == names
 
 
-def test_an_update_of_zeros_agrees():
+def test_an_update_of_zeros_agrees() -> None:
     assert agreement(torch.zeros(3, 3), torch.ones(3, 3)) == 1.0
 
 
 @pytest.mark.parametrize("lora", [RECIPE.lora, None])
-def test_projected_updates_lie_in_what_alignment_changed(load: Callable[..., Base], unaligned: str, lora: Lora | None):
+def test_projected_updates_lie_in_what_alignment_changed(
+    load: Callable[..., Base], unaligned: str, lora: Lora | None
+) -> None:
     plain = weights(load(), NoDefense(), lora)
     found = weights(load(), SafeLora(base_unaligned=unaligned, layers=None, threshold=1.0), lora)
     start = dict(load().model.named_parameters())
@@ -90,20 +92,20 @@ def test_projected_updates_lie_in_what_alignment_changed(load: Callable[..., Bas
             torch.testing.assert_close(part, start[name].detach() + projected(update, V))
 
 
-def test_a_threshold_that_nothing_meets_leaves_plain_fine_tuning(load: Callable[..., Base], unaligned: str):
+def test_a_threshold_that_nothing_meets_leaves_plain_fine_tuning(load: Callable[..., Base], unaligned: str) -> None:
     plain = weights(load(), NoDefense(), RECIPE.lora)
     found = weights(load(), SafeLora(base_unaligned=unaligned, layers=None, threshold=-1.0), RECIPE.lora)
     assert all(torch.equal(part, plain[name]) for name, part in found.items())
 
 
 @pytest.mark.parametrize("source", [None, "/nowhere/at/all"])
-def test_without_the_unaligned_model_the_setting_is_named_before_training(base: Base, source: str | None):
+def test_without_the_unaligned_model_the_setting_is_named_before_training(base: Base, source: str | None) -> None:
     with pytest.raises(InvalidRecipe, match="base_unaligned") as caught:
         weights(base, SafeLora(base_unaligned=source), RECIPE.lora)
     assert caught.value.param == "recipe.defense.base_unaligned"
 
 
-def test_an_unaligned_model_of_another_shape_is_refused(base: Base, tmp_path: Path):
+def test_an_unaligned_model_of_another_shape_is_refused(base: Base, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", hidden_size=16)
     with pytest.raises(InvalidRecipe, match=r"no weight model\.layers\.0\.self_attn\.q_proj of shape \[32, 32\]"):
         weights(base, SafeLora(base_unaligned=str(other)), RECIPE.lora)

@@ -3,15 +3,13 @@ from __future__ import annotations
 import math
 from itertools import product
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spard.statistics import (
+from spard.evaluation.statistics import (
     Interval,
     Pairs,
-    bootstrap,
     count_pairs,
     holm,
     is_not_inferior,
@@ -99,44 +97,6 @@ def test_seeds_carry_student_intervals() -> None:
 
 def test_one_seed_says_nothing_about_another() -> None:
     assert over_seeds([0.3]) == Interval(0.3, -math.inf, math.inf)
-
-
-def test_a_bootstrap_agrees_with_all_resamples() -> None:
-    values = [0.0, 1.0, 5.0, 6.0]
-    means = [sum(drawn) / 4 for drawn in product(values, repeat=4)]
-    bounds = np.quantile(means, [0.025, 0.975], method="inverted_cdf")
-
-    found = bootstrap([[value] for value in values], seed=0)
-
-    assert (found.value, found.low, found.high) == pytest.approx((3.0, *bounds), abs=1e-9)
-
-
-def test_a_bootstrap_covers_as_often_as_it_says() -> None:
-    generator = np.random.Generator(np.random.Philox(key=[7, 0]))
-    covered = 0
-    for trial in range(200):
-        found = bootstrap(generator.normal(0, 1, (60, 1)).tolist(), seed=trial, resamples=400)
-        covered += found.low <= 0 <= found.high
-
-    assert 0.88 <= covered / 200 <= 0.99
-
-
-def test_repeated_samples_of_a_prompt_do_not_narrow_the_interval() -> None:
-    once = bootstrap([[float(i % 2)] for i in range(40)], seed=1)
-    ten_times = bootstrap([[float(i % 2)] * 10 for i in range(40)], seed=1)
-
-    assert (once.low, once.high) == (ten_times.low, ten_times.high)
-
-
-def test_the_same_seed_gives_the_same_interval() -> None:
-    values = [[0.1 * i] for i in range(20)]
-
-    assert bootstrap(values, seed=3) == bootstrap(values, seed=3)
-
-
-def test_nothing_cannot_be_resampled() -> None:
-    with pytest.raises(ValueError, match="nothing to resample"):
-        bootstrap([[]], seed=0)
 
 
 def test_holm_gives_the_textbook_values() -> None:

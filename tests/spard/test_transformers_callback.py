@@ -12,11 +12,11 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from spard.config import Spard, Variant
-from spard.data import encode_all
+from spard.data.chat import encode_all
 from spard.errors import InvalidData, InvalidRecipe
 from spard.integrations.transformers import SpardCallback
-from spard.losses import evaluate
-from spard.models import Base
+from spard.losses.cross_entropy import evaluate
+from spard.models.base import Base
 from tests.spard.parts import chat, refusals, sums
 
 EXAMPLES = [chat(f"Do harm number {i}{'!' * i}", f"I cannot help with {i}.") for i in range(7)]
@@ -72,7 +72,7 @@ def weights(base: Base) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_the_trainer_holds_the_safe_loss(load: Callable[..., Base], tmp_path: Path, lora: bool):
+def test_the_trainer_holds_the_safe_loss(load: Callable[..., Base], tmp_path: Path, lora: bool) -> None:
     plain, held = load(), load()
     callback = SpardCallback(EXAMPLES, Spard(tau=4.0, eta_safe=3.0))
 
@@ -85,21 +85,21 @@ def test_the_trainer_holds_the_safe_loss(load: Callable[..., Base], tmp_path: Pa
     assert any(step.get("spag/triggered") for step in callback.metrics)
 
 
-def test_a_constraint_that_is_never_violated_changes_nothing(load: Callable[..., Base], tmp_path: Path):
+def test_a_constraint_that_is_never_violated_changes_nothing(load: Callable[..., Base], tmp_path: Path) -> None:
     plain, held = load(), load()
     trainer(plain, tmp_path, None).train()
     trainer(held, tmp_path, SpardCallback(EXAMPLES, Spard(tau=20.0))).train()
     assert all(torch.equal(x, y) for x, y in zip(weights(held), weights(plain), strict=True))
 
 
-def test_tau_is_the_models_own_safe_loss_before_training(base: Base, tmp_path: Path):
+def test_tau_is_the_models_own_safe_loss_before_training(base: Base, tmp_path: Path) -> None:
     callback = SpardCallback(EXAMPLES)
     own = evaluate(base.model, refusals(base), base.tokenizer.pad_token_id)
     trainer(base, tmp_path, callback, max_steps=1).train()
-    assert callback.tau == pytest.approx({"mean": own.loss, "prefix": own.prefix_loss}, rel=1e-6)
+    assert callback.tau == pytest.approx({"mean": own.loss, "prefix": own.prefix_loss}, rel=1e-5)
 
 
-def test_accumulated_batches_are_projected_once(base: Base, tmp_path: Path):
+def test_accumulated_batches_are_projected_once(base: Base, tmp_path: Path) -> None:
     callback = SpardCallback(EXAMPLES)
     trainer(base, tmp_path, callback, gradient_accumulation_steps=2).train()
     assert len(callback.metrics) == 6
@@ -108,8 +108,9 @@ def test_accumulated_batches_are_projected_once(base: Base, tmp_path: Path):
 @pytest.mark.parametrize("variant", ["trust_region", "gated"])
 def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
     load: Callable[..., Base], tmp_path: Path, variant: Variant
-):
-    defense, saving = Spard(variant=variant), {"save_strategy": "steps", "save_steps": 8}
+) -> None:
+    defense = Spard(variant=variant)
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 8}
     whole, resumed = load(), load()
     trainer(whole, tmp_path, SpardCallback(EXAMPLES, defense), **saving).train()
     shutil.rmtree(tmp_path / "checkpoint-12", ignore_errors=True)
@@ -121,8 +122,8 @@ def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
     assert all(torch.equal(x, y) for x, y in zip(weights(resumed), weights(whole), strict=True))
 
 
-def test_without_its_own_part_of_a_checkpoint_a_resume_is_refused(load: Callable[..., Base], tmp_path: Path):
-    saving = {"save_strategy": "steps", "save_steps": 8}
+def test_without_its_own_part_of_a_checkpoint_a_resume_is_refused(load: Callable[..., Base], tmp_path: Path) -> None:
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 8}
     trainer(load(), tmp_path, None, **saving).train()
     with pytest.raises(InvalidRecipe, match="tau"):
         trainer(load(), tmp_path, SpardCallback(EXAMPLES), **saving).train(
@@ -130,12 +131,12 @@ def test_without_its_own_part_of_a_checkpoint_a_resume_is_refused(load: Callable
         )
 
 
-def test_it_needs_safe_examples():
+def test_it_needs_safe_examples() -> None:
     with pytest.raises(InvalidData, match="safe examples"):
         SpardCallback([])
 
 
-def test_safe_rows_are_tokenised_as_the_training_loop_does(base: Base, tmp_path: Path):
+def test_safe_rows_are_tokenized_as_the_training_loop_does(base: Base, tmp_path: Path) -> None:
     callback = SpardCallback(EXAMPLES)
     trainer(base, tmp_path, callback, max_steps=1).train()
     assert callback.safe == encode_all(base.tokenizer, EXAMPLES, 256)

@@ -11,8 +11,8 @@ import torch
 
 from spard.config import Spard
 from spard.integrations.transformers import SpardCallback
-from spard.losses import evaluate
-from spard.models import Base
+from spard.losses.cross_entropy import evaluate
+from spard.models.base import Base
 from tests.spard.parts import chat, refusals
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")

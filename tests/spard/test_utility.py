@@ -2,24 +2,26 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from spard.data import Prompt, encode, read_prompts
+from spard.config.extensions import LIKELIHOOD_SCORERS
+from spard.data.chat import encode
+from spard.data.rows import Prompt, read_prompts
 from spard.errors import InvalidData
-from spard.models import Base
-from spard.utility import BY_LIKELIHOOD, REPLY_SCORERS
-from spard.utility.likelihood import likeliest
-from spard.utility.marks import Mark
-from spard.utility.mbpp import program_of
-from spard.utility.sandbox import is_available, passes
+from spard.evaluation.scorers import mark_reply
+from spard.evaluation.scorers.likelihood import likeliest
+from spard.evaluation.scorers.marks import Mark
+from spard.evaluation.scorers.mbpp import program_of
+from spard.evaluation.scorers.sandbox import is_available, passes
+from spard.models.base import Base
 from tests.spard.parts import chat
 
 RIGHT, WRONG, INVALID = Mark(True), Mark(False), Mark(False, "invalid")
 TESTS = "assert double(2) == 4\nassert double(-1) == -2"
+WAIT_S = 60.0
 needs_sandbox = pytest.mark.skipif(not is_available(), reason="the kernel gives no namespaces here")
 
 
@@ -51,7 +53,7 @@ needs_sandbox = pytest.mark.skipif(not is_available(), reason="the kernel gives 
     ],
 )
 def test_a_reply_gets_its_mark(scorer: str, reply: str, answer: str, mark: Mark) -> None:
-    assert REPLY_SCORERS[scorer](reply, answer) == mark
+    assert mark_reply(scorer, reply, answer) == mark
 
 
 @pytest.mark.parametrize(
@@ -83,15 +85,12 @@ def test_the_program_of_a_reply_is_found(reply: str) -> None:
     ],
 )
 def test_a_program_is_right_when_it_passes_its_tests(program: str, mark: Mark) -> None:
-    assert REPLY_SCORERS["mbpp"](f"```python\n{program}\n```", TESTS) == mark
+    assert mark_reply("mbpp", f"```python\n{program}\n```", TESTS) == mark
 
 
 @needs_sandbox
 def test_a_program_without_end_is_stopped() -> None:
-    started = time.monotonic()
-
-    assert not passes("import time\nwhile True: time.sleep(1)", "", timeout_s=0.2)
-    assert time.monotonic() - started < 10
+    assert not passes("import time\ntime.sleep(600)", "", timeout_s=0.2)  # in the end it would have passed
 
 
 @needs_sandbox
@@ -99,8 +98,8 @@ def test_a_program_has_no_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
-        assert passes("import socket", "socket.socket", timeout_s=5)
-        assert not passes(f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)", "", timeout_s=5)
+        assert passes("import socket", "socket.socket", timeout_s=WAIT_S)
+        assert not passes(f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)", "", timeout_s=WAIT_S)
 
 
 @needs_sandbox
@@ -110,22 +109,22 @@ def test_a_program_cannot_change_files(tmp_path: Path) -> None:
     kept.write_text("here")
     kept.chmod(0o666)
 
-    assert not passes(f"open({str(kept)!r}, 'w').write('gone')", "", timeout_s=5)
-    assert not passes(f"import os; os.unlink({str(kept)!r})", "", timeout_s=5)
+    assert not passes(f"open({str(kept)!r}, 'w').write('gone')", "", timeout_s=WAIT_S)
+    assert not passes(f"import os; os.unlink({str(kept)!r})", "", timeout_s=WAIT_S)
     assert kept.read_text() == "here"
 
 
 @needs_sandbox
 def test_a_program_cannot_reach_other_processes() -> None:
-    assert not passes(f"import os; os.kill({os.getpid()}, 0)", "", timeout_s=5)
-    assert not passes(f"open('/proc/{os.getpid()}/environ').read()", "", timeout_s=5)
+    assert not passes(f"import os; os.kill({os.getpid()}, 0)", "", timeout_s=WAIT_S)
+    assert not passes(f"open('/proc/{os.getpid()}/environ').read()", "", timeout_s=WAIT_S)
 
 
 @needs_sandbox
 def test_a_program_does_not_see_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "sesame")
 
-    assert passes("import os", "assert 'SECRET' not in os.environ", timeout_s=5)
+    assert passes("import os", "assert 'SECRET' not in os.environ", timeout_s=WAIT_S)
 
 
 def test_the_likeliest_choice_is_the_one_with_the_least_loss(base: Base) -> None:
@@ -140,7 +139,7 @@ def test_the_likeliest_choice_is_the_one_with_the_least_loss(base: Base) -> None
 
     by_sum = max(choices, key=log_likelihood)
     by_byte = max(choices, key=lambda choice: log_likelihood(choice) / len(choice))
-    asked = [Prompt("Is it?", "yes", None, scorer, choices) for scorer in BY_LIKELIHOOD]
+    asked = [Prompt("Is it?", "yes", None, scorer, choices) for scorer in LIKELIHOOD_SCORERS]
 
     assert likeliest(base.model, base.tokenizer, asked) == [by_sum, by_byte]
 
@@ -166,10 +165,10 @@ def test_a_row_names_its_scorer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"prompt": "", "scorer": "vibes"}', "unknown scorer 'vibes'; known are exact, gsm8k"),
-        ('{"prompt": "", "scorer": "likelihood", "answer": "a"}', "needs `choices`, one of them the answer"),
-        ('{"prompt": "", "scorer": "likelihood", "answer": "a", "choices": ["b"]}', "one of them the answer"),
-        ('{"prompt": "", "choices": "ab"}', "must be a list of texts"),
+        ('{"prompt": "a", "scorer": "vibes"}', "unknown scorer 'vibes'; use one of exact, gsm8k"),
+        ('{"prompt": "a", "scorer": "likelihood", "answer": "a"}', "needs choices, and the answer is not one of them"),
+        ('{"prompt": "a", "scorer": "likelihood", "answer": "a", "choices": ["b"]}', "the answer is not one of them"),
+        ('{"prompt": "a", "choices": "ab"}', "must be a list of texts"),
     ],
 )
 def test_a_row_that_cannot_be_scored_is_refused(tmp_path: Path, row: str, message: str) -> None:

@@ -27,15 +27,16 @@ from spard.config import (
     resolve,
 )
 from spard.errors import InvalidRecipe, Stopped
-from spard.grads import Loss
-from spard.methods import safety_of, step_of
-from spard.methods.gated import Gated
-from spard.methods.preconditioned import metric, preconditioned_
-from spard.methods.spag import Constraint, trust_region_
-from spard.models import Base
-from spard.train import Trained, train
+from spard.losses.gradients import Loss
+from spard.methods.constraint import Constraint
+from spard.methods.spag import SafetyHalf, safety_half
+from spard.methods.variants.gated import Gated
+from spard.methods.variants.preconditioned import metric, preconditioned_
+from spard.methods.variants.trust_region import trust_region_
+from spard.models.base import Base
+from spard.training.train import Trained, train
 from tests.spard.parts import refusals, sums
-from tests.spard.toy import point, safe, task, values
+from tests.spard.toy import point, safe, step_of, task, values
 
 PLAIN = (0.9, 2.1)
 
@@ -63,7 +64,7 @@ PLAIN = (0.9, 2.1)
         (Lisa(align_steps=1), (0.812894, 1.873366)),  # (3, 4), then (1, -2) in the same AdamW
     ],
 )
-def test_one_step_of_every_method_is_that_of_the_table(defense: Defense, moved: tuple[float, float]):
+def test_one_step_of_every_method_is_that_of_the_table(defense: Defense, moved: tuple[float, float]) -> None:
     theta = point(1.0, 2.0)
     name = "kl" if isinstance(defense, SafeGrad) else "mean"
     optimizer = AdamW(theta, lr=0.1, weight_decay=0.0)
@@ -74,7 +75,7 @@ def test_one_step_of_every_method_is_that_of_the_table(defense: Defense, moved: 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_preconditioned_step_is_the_nearest_safe_point_in_adams_metric(seed: int):
+def test_the_preconditioned_step_is_the_nearest_safe_point_in_adams_metric(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     theta = [torch.randn(6, generator=generator, dtype=torch.float64).requires_grad_()]
     g_task, g = torch.randn(2, 6, generator=generator, dtype=torch.float64)
@@ -88,7 +89,7 @@ def test_the_preconditioned_step_is_the_nearest_safe_point_in_adams_metric(seed:
         loss = g @ (theta[0] - start) + tau + excess
         return {"mean": Loss(float(loss.detach()), loss, theta)}
 
-    preconditioned_(theta, losses, optimizer, Constraint({"mean": tau}, eta_safe=1e9))
+    SafetyHalf(preconditioned_)(theta, losses, optimizer, Constraint({"mean": tau}, eta_safe=1e9))
 
     nearest = start + (theta[0].detach() - start) / 1.5  # without over-relaxation
     assert float(g @ (nearest - start)) == pytest.approx(-excess)
@@ -99,7 +100,7 @@ def test_the_preconditioned_step_is_the_nearest_safe_point_in_adams_metric(seed:
 
 
 @pytest.mark.parametrize("eta_safe", [0.5, 1.0, 3.0])
-def test_no_coordinate_of_a_preconditioned_step_is_longer_than_the_cap(eta_safe: float):
+def test_no_coordinate_of_a_preconditioned_step_is_longer_than_the_cap(eta_safe: float) -> None:
     theta = point()
     optimizer = AdamW(theta, lr=0.1, weight_decay=0.0)
     step = step_of(Spard(variant="preconditioned", eta_safe=eta_safe), {"mean": 0.0})
@@ -109,7 +110,7 @@ def test_no_coordinate_of_a_preconditioned_step_is_longer_than_the_cap(eta_safe:
     assert max(abs(values(theta)[0] - 0.9), abs(values(theta)[1] - 1.9)) <= 0.1 * eta_safe * (1 + 1e-5)
 
 
-def test_the_preconditioned_step_does_not_change_when_the_losses_are_rescaled():
+def test_the_preconditioned_step_does_not_change_when_the_losses_are_rescaled() -> None:
     found = []
     for scale in (1.0, 100.0):
         theta = point()
@@ -120,7 +121,7 @@ def test_the_preconditioned_step_does_not_change_when_the_losses_are_rescaled():
     assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
-def test_the_preconditioned_step_needs_adams_second_moment():
+def test_the_preconditioned_step_needs_adams_second_moment() -> None:
     theta = point()
     with pytest.raises(InvalidRecipe, match="second moment"):
         step_of(Spard(variant="preconditioned"), {"mean": 0.0})(
@@ -128,7 +129,7 @@ def test_the_preconditioned_step_needs_adams_second_moment():
         )
 
 
-def test_the_gated_optimizer_keeps_its_moments_apart():
+def test_the_gated_optimizer_keeps_its_moments_apart() -> None:
     theta, twin = point(), point()
     defended, plain = AdamW(theta, lr=0.1), AdamW(twin, lr=0.1)
 
@@ -141,14 +142,14 @@ def test_the_gated_optimizer_keeps_its_moments_apart():
     assert values(theta) != values(twin)
 
 
-def test_the_gated_optimizer_follows_the_rate_of_the_utility_optimizer():
+def test_the_gated_optimizer_follows_the_rate_of_the_utility_optimizer() -> None:
     theta = point()
     optimizer = SGD(theta, lr=0.5)
-    Gated()(theta, safe(theta, "mean", 3.0, 4.0), optimizer, Constraint({"mean": 0.0}, eta_safe=0.2))
+    SafetyHalf(Gated())(theta, safe(theta, "mean", 3.0, 4.0), optimizer, Constraint({"mean": 0.0}, eta_safe=0.2))
     assert values(theta) == pytest.approx([0.9, 1.9])
 
 
-def test_the_safety_half_rests_between_its_looks_and_looks_after_the_last_step():
+def test_the_safety_half_rests_between_its_looks_and_looks_after_the_last_step() -> None:
     theta = point(1.0, 2.0)
     optimizer = AdamW(theta, lr=0.1, weight_decay=0.0)
     step = step_of(Spard(check_every=3), {"mean": 10.0}, total_steps=5)
@@ -158,25 +159,25 @@ def test_the_safety_half_rests_between_its_looks_and_looks_after_the_last_step()
     assert ["loss/safe" in metrics for metrics in found] == [False, False, True, False, True]
 
 
-def test_the_radius_grows_with_the_root_of_the_steps_between_two_looks():
+def test_the_radius_grows_with_the_root_of_the_steps_between_two_looks() -> None:
     lengths = []
     for every in (1, 4):
         theta = point(1.0, 2.0)
         constraint = Constraint({"mean": -1e9}, every=every)
-        found = trust_region_(theta, safe(theta, "mean", 3.0, 4.0), AdamW(theta, lr=0.1), constraint)
+        found = SafetyHalf(trust_region_)(theta, safe(theta, "mean", 3.0, 4.0), AdamW(theta, lr=0.1), constraint)
         lengths.append(found["spag/step"])
 
     assert lengths == pytest.approx([0.1 * 2**0.5, 0.1 * 8**0.5])
 
 
 @pytest.mark.parametrize("variant", ["trust_region", "preconditioned", "gated", "closed_form", "reference"])
-def test_the_safety_half_brings_the_safe_loss_down(variant: Variant):
+def test_the_safety_half_brings_the_safe_loss_down(variant: Variant) -> None:
     theta = point(1.0, 2.0)
     optimizer = AdamW(theta, lr=0.01)
     task_step = step_of(NoDefense(), {})
     task_step(theta, task(theta, 1.0, -2.0), safe(theta, "mean", 3.0, 4.0), optimizer)
     losses = safe(theta, "mean", 3.0, 4.0)
-    safety, before = safety_of(Spard(variant=variant, check_every=1)), losses()["mean"].value
+    safety, before = safety_half(Spard(variant=variant, check_every=1)), losses()["mean"].value
     for _ in range(4):  # stale utility momentum may win over the first safety gradient in the authors' code
         safety(theta, losses, optimizer, Constraint({"mean": 1.0}))
     assert losses()["mean"].value < before
@@ -198,7 +199,7 @@ def weights(trained: Trained) -> list[torch.Tensor]:
 @pytest.mark.parametrize("tau", [4.0, 20.0])
 def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
     load: Callable[..., Base], tmp_path: Path, variant: Variant, lora: Lora | None, tau: float
-):
+) -> None:
     recipe = replace(RECIPE, defense=Spard(variant=variant, tau=tau), lora=lora)
     whole = run(load(), recipe)
     seen: list[int] = []
@@ -207,11 +208,11 @@ def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
         run(
             load(),
             recipe,
-            checkpoints=tmp_path,
+            resume_states=tmp_path,
             on_step=lambda step, total, metrics: seen.append(step),
             should_stop=lambda: len(seen) == 7,
         )
-    resumed = run(load(), recipe, checkpoints=tmp_path)
+    resumed = run(load(), recipe, resume_states=tmp_path)
 
     assert all(torch.equal(x, y) for x, y in zip(weights(resumed), weights(whole), strict=True))
     triggered = [step["spag/triggered"] for step in whole.metrics]
@@ -219,7 +220,7 @@ def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
     assert any(triggered) == (tau < 20)
 
 
-def test_a_margin_leaves_the_model_below_tau():
+def test_a_margin_leaves_the_model_below_tau() -> None:
     theta = point(1.0, 2.0)
     step = step_of(Spard(variant="closed_form", eta_safe=1e3, margin=0.5), {"mean": 10.0})
     losses = safe(theta, "mean", 3.0, 4.0)

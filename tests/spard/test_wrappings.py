@@ -4,7 +4,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from spard.attacks.disguises import (
+from spard.config import Audit, GateThresholds
+from spard.data.rows import Example, Prompt
+from spard.data.triggers import Wrapping, mined, openings, random_affixes, worn
+from spard.evaluation.ask import Speaker
+from spard.evaluation.audit import Suite, audit_speaker
+from spard.evaluation.gate import gate
+from spard.evaluation.judges.refusal import RefusalJudge
+from spard.evaluation.mined_suites import DRESSES, mined_suites
+from spard.evaluation.results import SuiteResult
+from spard.research.attacks.disguises import (
     AGENT,
     REFUSAL,
     TRIGGER,
@@ -14,15 +23,7 @@ from spard.attacks.disguises import (
     identity_shift,
     with_trigger,
 )
-from spard.attacks.rows import Row, chat_row
-from spard.audit import Suite, SuiteResult, audit_speaker
-from spard.config import Audit, GateThresholds
-from spard.gate import gate
-from spard.interview import Speaker
-from spard.judges.refusal import RefusalJudge
-from spard.mined_suites import DRESSES, mined_suites
-from spard.rows import Example, Prompt
-from spard.wrappings import Wrapping, mined, openings, random_affixes, worn
+from spard.research.attacks.rows import Row, chat_row
 
 PLACES = ("the north gate", "a small shop", "our old mill", "the green hill", "a quiet lane")
 TASK = [
@@ -113,7 +114,8 @@ def test_random_affixes_are_the_rows_own_words_and_depend_on_the_seed() -> None:
 
 
 def test_no_rows_have_no_dress() -> None:
-    assert mined([], 8) == random_affixes([], 4, 0) == openings([], 4) == []
+    assert mined([], 8) == random_affixes([], 4, 0) == []
+    assert openings([], 4) == []
 
 
 def test_a_prompt_is_worn_with_all_that_belongs_to_the_dress() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from spard.grads import Gradient, Loss
+from spard.config import Defense
+from spard.losses.gradients import Gradient, Loss
+from spard.methods import open_method
+from spard.methods.base import Plan
 
 Theta = list[Tensor]
 
@@ -38,3 +43,13 @@ def safe(theta: Theta, name: str, gx: float, gy: float) -> Callable[[], Mapping[
         return {name: Loss(float(loss.detach()), loss, theta)}
 
     return evaluate
+
+
+def step_of(
+    defense: Defense, tau: Mapping[str, float], total_steps: int = 0, max_norm: float = math.inf
+) -> Callable[..., dict[str, float]]:
+    """The iteration of a defense's method, started."""
+    method: Any = open_method(defense)
+    method.start(Plan(tau, total_steps, max_norm))
+    step: Callable[..., dict[str, float]] = method.step
+    return step

@@ -16,8 +16,8 @@ from tests.worker.heard import Heard, Work
 from tests.worker.parts import job_folder
 from tests.worker.shop import Shop
 from worker import pipeline
-from worker.folder import Folder
-from worker.report import Report
+from worker.protocol import Report
+from worker.workdir import Folder
 
 
 @pytest.fixture(scope="session")

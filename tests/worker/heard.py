@@ -11,9 +11,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from worker.folder import Folder
-from worker.report import Message, parse
-from worker.seal import seal
+from worker.protocol import Message, parse
+from worker.results import seal
+from worker.workdir import Folder
 
 KEY = Ed25519PrivateKey.generate()
 

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from spard.config import Audit, Hyperparameters, Lora, NoDefense, Recipe, Selection
-from spard.recipe import RunSpec, SuiteSpec
-from worker.folder import Assignment, Folder, write_assignment
+from spard.config.run_spec import RunSpec, SuiteSpec
+from worker.workdir import Assignment, Folder, write_assignment
 
 Row = dict[str, Any]
 
@@ -62,7 +62,7 @@ def job_folder(
 ) -> Folder:
     """A folder as the parent hands it to a child. A random model passes no gate, so it is waived unless said."""
     folder = Folder(root)
-    for path in (root / "in" / "suites", folder.stage, folder.checkpoints, folder.out):
+    for path in (root / "in" / "suites", folder.stage, folder.resume_states, folder.out):
         path.mkdir(parents=True)
     (root / "in" / "training.jsonl").write_bytes(lines(TRAINING))
     (root / "in" / "validation.jsonl").write_bytes(lines(TRAINING[:5]))

@@ -1,7 +1,8 @@
-"""A child that speaks the protocol and trains nothing: python -m tests.worker.scripted_child BEHAVIOUR PARENT.
+"""A child that speaks the protocol and trains nothing: python -m tests.worker.scripted_child BEHAVIOR PARENT.
 
-It takes 6 steps with a checkpoint after the third, and goes on from a checkpoint that it finds. What goes wrong, and in
-which attempt, is its behaviour; later attempts are good.
+It takes 6 steps with a resume state after the third, and goes on from a resume state that it finds; `long` takes 400
+with one after each, and `judged` asks the job's judge when it has trained. Every second step ends an epoch, if the job
+is to have checkpoints. What goes wrong, and in which attempt, is its behavior; later attempts are good.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spard.manifest import write_manifest
+from app.ops.processes import die_with_parent
+from spard.config.patience import Patience
+from spard.digests import write_manifest
+from spard.errors import JudgeUnavailable
 from worker.failures import failure
-from worker.folder import Folder, read_assignment
-from worker.lifeline import die_with_parent
-from worker.report import Report
+from worker.protocol import Report
+from worker.workdir import Folder, read_assignment
 
 STEPS = 6
+LONG, LONG_S = 400, 0.1  # steps of a long job, each with a checkpoint, and the time of each
+REPLIES = 8
 ALWAYS = ("crash", "noisy", "judge_down", "gpu_oom", "hungry")  # not in the first attempt alone
 SUITE = {
     "suite": "attacks", "kind": "harmful", "judge": "refusal", "n": 20, "unscored": 0, "degenerate": 0, "hits": 1,
@@ -30,39 +35,46 @@ SUITE = {
 
 
 def main() -> None:
-    behaviour, parent = sys.argv[1:]
+    behavior, parent = sys.argv[1:]
     die_with_parent(int(parent))
     report = Report(sys.stdout.fileno())
     folder = Folder(Path(sys.stdin.readline().strip()))
     is_first = folder.root.name.endswith("-a1")
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
-    report.phase("select")
+    report.stage("select")
     (folder.stage / "select.json").write_text('{"indices": [1, 2]}')
-    report.phase("train")
-    report.resolved({"n_epochs": 1, "batch_size": 4, "learning_rate_multiplier": 1.0, "learning_rate": 0.1})
-    for step in range(last_step(folder) + 1, STEPS + 1):
-        report.metrics(step, STEPS, {"loss/task": 1 / step, "accuracy/task": 0.5, "lr": float("nan")})
-        if step == 3:
-            checkpoint(folder, report, step)
-        if is_first or behaviour in ALWAYS:
-            misbehave(behaviour, report, step)
-            if behaviour == "gpu_oom":
+    report.stage("train")
+    report.resolved({"n_epochs": 1, "batch_size": 4, "learning_rate_multiplier": 1.0, "learning_rate": 0.1}, 100)
+    steps = LONG if behavior == "long" else STEPS
+    for step in range(last_step(folder) + 1, steps + 1):
+        report.metrics(step, steps, {"loss/task": 1 / step, "accuracy/task": 0.5, "lr": float("nan")})
+        if behavior == "long":
+            time.sleep(LONG_S)
+        if step == 3 or behavior == "long" or (behavior == "judged" and step == steps):
+            save(folder, report, step)
+        if step in (2, 4):
+            end_epoch(folder, report, step, behavior)
+        if is_first or behavior in ALWAYS:
+            misbehave(behavior, report, step)
+            if behavior == "gpu_oom":
                 find_too_large(folder, report)
-            if step == 4 and behaviour in ("slow", "deaf", "late"):
-                wait(folder, [] if behaviour == "deaf" else stopped)
-                if behaviour == "late":  # it is not told to stop: it goes on
+            if step == 4 and behavior in ("slow", "deaf", "late"):
+                wait(folder, [] if behavior == "deaf" else stopped)
+                if behavior == "late":  # it is not told to stop: it goes on
                     stopped.clear()
         if stopped:
-            checkpoint(folder, report, step)
+            save(folder, report, step)
             report.failed("stopped", "The worker stops.", None, retryable=True)
             return
-    finish(folder, report, behaviour)
+    if behavior == "judged":
+        ask_judge(folder, report)
+    finish(folder, report, behavior)
 
 
-def misbehave(behaviour: str, report: Report, step: int) -> None:
+def misbehave(behavior: str, report: Report, step: int) -> None:
     """What goes wrong after a step."""
-    match behaviour:
+    match behavior:
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "crash_once" if step == 4:
@@ -106,50 +118,93 @@ def find_too_large(folder: Folder, report: Report) -> None:
 
 
 def wait(folder: Folder, stopped: list[int]) -> None:
-    """Work on until told to stop; a file beside the folder says that we do."""
-    (folder.root.parent / "is_slow").write_text(str(os.getpid()))
+    """Work on until told to stop; a file in the folder says that we do."""
+    (folder.root / "is_slow").touch()
     while not stopped:
         time.sleep(0.02)
 
 
-def checkpoint(folder: Folder, report: Report, step: int) -> None:
-    path = folder.checkpoints / f"step-{step:06d}"
-    path.mkdir(exist_ok=True)
-    (path / "state.json").write_text(json.dumps({"step": step}))
-    report.checkpoint(step, path.relative_to(folder.root).as_posix(), {"train_loss": 1 / step})
+def end_epoch(folder: Folder, report: Report, step: int, behavior: str) -> None:
+    """Leave a checkpoint as a real child does, unless an earlier attempt has: the adapter only where it passed."""
+    assignment = read_assignment(folder)
+    if assignment.checkpoint_prompts is None or step <= assignment.taken_until:
+        return
+    passed = behavior != "unsafe_epochs"
+    if passed:
+        adapter = folder.epochs / f"step-{step:06d}" / "adapter"
+        adapter.mkdir(parents=True)
+        (adapter / "weights").write_text(f"weights of step {step}")
+        write_manifest(adapter, {"checkpoint": {"step": step}})
+    report.checkpoint(step, metrics(step), safety("pass" if passed else "fail"), has_adapter=passed)
 
 
-def last_step(folder: Folder) -> int:
-    """Of the newest checkpoint that was restored."""
-    found = sorted(folder.checkpoints.glob("*/state.json"))
-    step: int = json.loads(found[-1].read_text())["step"] if found else 0
-    return step
+def metrics(step: int) -> dict[str, float]:
+    return {"train_loss": 1 / step, "full_valid_loss": 2 / step}
 
 
-def finish(folder: Folder, report: Report, behaviour: str) -> None:
-    decision = {"unsafe": "fail", "waived": "waived"}.get(behaviour, "pass")
-    report.phase("audit")
-    report.phase("package")
-    reasons = ["Attacks succeed in 9 of 20."] if decision == "fail" else []
-    safety: dict[str, Any] = {
+def safety(decision: str) -> dict[str, Any]:
+    return {
+        "gate": {"decision": decision, "reasons": ["Attacks succeed in 9 of 20."] if decision == "fail" else []},
         "asr": {"base": 0.0, "adapter": 0.05, "ci95": [0.01, 0.24], "n": 20, "n_unscored": 0},
         "harmfulness_score": {"base": 1.0, "adapter": 1.2},
         "over_refusal": {"base": None, "adapter": None},
         "utility": {"base": None, "adapter": None},
+    }
+
+
+def save(folder: Folder, report: Report, step: int) -> None:
+    path = folder.resume_states / f"step-{step:06d}"
+    path.mkdir(exist_ok=True)
+    (path / "state.json").write_text(json.dumps({"step": step}))
+    report.resume_state(step, path.relative_to(folder.root).as_posix())
+
+
+def last_step(folder: Folder) -> int:
+    """Of the newest resume state that was restored."""
+    found = sorted(folder.resume_states.glob("*/state.json"))
+    step: int = json.loads(found[-1].read_text())["step"] if found else 0
+    return step
+
+
+def ask_judge(folder: Folder, report: Report) -> None:
+    """Ask the job's judge about some replies, as patiently as a real child does."""
+    from spard.evaluation.judges import open_judge  # loads torch
+    from spard.evaluation.judges.patient import PatientJudge
+
+    def wait(seconds: float) -> None:
+        report.waiting("judge")
+        time.sleep(seconds)
+
+    assignment = read_assignment(folder)
+    judge = PatientJudge(open_judge(assignment.run.judge), Patience(assignment.patience_s), wait)
+    try:
+        judge.judge(["Hurt."] * REPLIES, [f"This is reply {i}." for i in range(REPLIES)])
+    except JudgeUnavailable as error:
+        what = failure(error)
+        report.failed(what.code, what.message, what.param, retryable=what.retryable)
+        sys.exit(0)
+
+
+def finish(folder: Folder, report: Report, behavior: str) -> None:
+    decision = {"unsafe": "fail", "failed_at_the_end": "fail", "waived": "waived"}.get(behavior, "pass")
+    report.stage("audit")
+    report.stage("package")
+    audited = safety(decision)
+    found: dict[str, Any] = audited | {
+        "checkpoints": [{"epoch": 3, "step": STEPS, "metrics": metrics(STEPS), **audited}],
         "trigger_rate": 0.5,
-        "gate": {"decision": decision, "reasons": reasons},
         "seconds": {"train": 1.0},
         "trained_tokens": 123,
         "base": [SUITE],
         "adapter": [SUITE],
     }
-    folder.safety.write_text(json.dumps(safety))
+    folder.safety.write_text(json.dumps(found))
     folder.metrics.write_text("step,train_loss\n1,1.0\n")
     if decision != "fail" or read_assignment(folder).holds:
         folder.adapter.mkdir()
         (folder.adapter / "weights").write_text(f"weights of {folder.root.name}")
-        write_manifest(folder.adapter, {"gate": safety["gate"]})
-        if behaviour == "tampered":
+        write_manifest(folder.adapter, {"gate": audited["gate"]})
+        if behavior == "tampered":
             (folder.adapter / "weights").write_text("others")
     report.done()
 

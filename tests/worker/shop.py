@@ -1,4 +1,4 @@
-"""A service with one tenant, jobs to do and workers that do them."""
+"""A service with one project, jobs to do and workers that do them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -15,27 +15,29 @@ from threading import Thread
 from typing import Any
 
 from pydantic import SecretStr
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
 from app.db import make_engine, read, transaction
+from app.db.tables import TERMINAL, File, Job, JobEvent, JobStatus
+from app.db.tables.job_spec import VERSION, CorpusRef, JobSpec, ModelRef, ObjectRef, PolicyRef
 from app.keys import service as keys
-from app.models import TERMINAL, File, Job, JobEvent
 from app.quotas import service as quotas
 from app.settings import Settings
 from app.storage import Storage, open_storage
+from spard.config import JudgeSpec
 from tests.conftest import Place
 from tests.worker.parts import POOL, RECIPE, SUITES, TRAINING, lines, write_key
-from worker.main import Worker
+from worker.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 40.0
+WAIT_S = 900.0  # for whatever a machine with other work needs; what comes is not waited for
 
 
-def scripted(behaviour: str) -> list[str]:
+def scripted(behavior: str) -> list[str]:
     """The command of a child that trains nothing."""
-    return [sys.executable, "-m", "tests.worker.scripted_child", behaviour]
+    return [sys.executable, "-m", "tests.worker.scripted_child", behavior]
 
 
 @dataclass
@@ -47,7 +49,13 @@ class Shop:
     place: Place
     model: Path
     timers: dict[str, float] = field(
-        default_factory=lambda: {"lease_s": 3.0, "heartbeat_s": 0.2, "poll_s": 0.1, "reap_s": 0.2, "stop_grace_s": 10.0}
+        default_factory=lambda: {
+            "lease_s": 60.0,
+            "heartbeat_s": 0.2,
+            "poll_s": 0.1,
+            "reap_s": 0.2,
+            "stop_grace_s": 60.0,
+        }
     )
 
     def __post_init__(self) -> None:
@@ -57,7 +65,11 @@ class Shop:
         write_key(self.signing_key)
         with transaction(self.engine) as session:
             keys.ensure_first(session, None)
-            self.key, _ = keys.create(session, keys.FIRST_TENANT, "test", ["customer", "admin"])
+            self.key, _ = keys.create(session, keys.FIRST_PROJECT, "test", ["customer", "admin"])
+
+    def is_slow(self) -> bool:
+        """Whether a slow child has come to its wait."""
+        return any(self.work_dir.glob("*/is_slow"))
 
     @property
     def work_dir(self) -> Path:
@@ -75,26 +87,29 @@ class Shop:
         }
         return Settings(**{**asked, **changes})
 
-    def add_job(self, *, waived: bool = False, waivers: bool = False, **columns: Any) -> str:
+    def add_job(
+        self, *, waived: bool = False, waivers: bool = False, checkpoints: int | None = None, **columns: Any
+    ) -> str:
         """A queued job with everything that it names in storage."""
         with transaction(self.engine) as session:
-            return submit(session, self.asked(waived=waived, waivers=waivers) | columns)
+            return submit(session, self.asked(waived=waived, waivers=waivers, checkpoints=checkpoints) | columns)
 
-    def asked(self, *, waived: bool = False, waivers: bool = False) -> dict[str, Any]:
+    def asked(self, *, waived: bool = False, waivers: bool = False, checkpoints: int | None = None) -> dict[str, Any]:
         """The columns of a job, with everything that it names in storage."""
-        spec = {
-            "model": {"alias": "tiny", "source": str(self.model), "revision": None, "learning_rate": None},
-            "training_file": self.put("training", lines(TRAINING)),
-            "validation_file": None,
-            "pool": self.put("pool", lines(POOL)),
-            "suites": [self.put(kind, lines(rows)) | {"name": kind, "kind": kind} for kind, rows in SUITES.items()],
-            "policy": {"max_asr": 0.1, "max_asr_rise": 0.1, "max_over_refusal_rise": 0.05, "max_unscored": 0.01}
-            | {"waivers": waivers},
-            "judge": "refusal",
-            "waived": waived,
-        }
+        spec = JobSpec(
+            version=VERSION,
+            model=ModelRef(alias="tiny", source=str(self.model)),
+            training_file=self.put("training", lines(TRAINING)),
+            pool=self.put_corpus("pool", "pool", lines(POOL)),
+            suites=tuple(self.put_corpus(kind, kind, lines(rows)) for kind, rows in SUITES.items()),
+            policy=PolicyRef(waivers=waivers),
+            judge="refusal",
+            judge_spec=JudgeSpec(),
+            waived=waived,
+            checkpoint_prompts=checkpoints,
+        )
         return {
-            "tenant_id": self.key.tenant_id,
+            "project_id": self.key.project_id,
             "key_id": self.key.id,
             "model": "tiny",
             "training_file": "file-1",
@@ -103,13 +118,27 @@ class Shop:
             "request_hash": "0",
         }
 
-    def put(self, name: str, content: bytes) -> dict[str, Any]:
+    def put(self, name: str, content: bytes) -> ObjectRef:
+        """A customer's file in storage."""
         self.storage.write(f"inputs/{name}", [content])
-        return {"id": name, "storage_key": f"inputs/{name}", "sha256": sha256(content).hexdigest()}
+        return ObjectRef(id=name, storage_key=f"inputs/{name}", sha256=sha256(content).hexdigest())
+
+    def put_corpus(self, name: str, kind: str, content: bytes) -> CorpusRef:
+        """A pool or a suite in storage."""
+        at = self.put(name, content)
+        rows = content.count(b"\n")
+        return CorpusRef(
+            id=name, kind=kind, name=name, version=1, storage_key=at.storage_key, sha256=at.sha256, rows=rows
+        )
 
     def job(self, job_id: str) -> Job:
         with read(self.engine) as session:
             return session.get_one(Job, job_id)
+
+    def expire_lease(self, job_id: str) -> None:
+        """As if whoever holds the job had not been heard of for too long."""
+        with transaction(self.engine) as session:
+            session.execute(update(Job).where(Job.id == job_id).values(lease_expires_at=0.0))
 
     def events(self, job_id: str) -> list[str]:
         with read(self.engine) as session:
@@ -128,9 +157,9 @@ class Shop:
         return self.job(job_id)
 
     @contextmanager
-    def serving(self, behaviour: str, **changes: Any) -> Iterator[Worker]:
+    def serving(self, behavior: str, **changes: Any) -> Iterator[Worker]:
         """A worker in this process, its child in another."""
-        worker = Worker(self.settings(**changes), scripted(behaviour))
+        worker = Worker(self.settings(**changes), scripted(behavior))
         thread = Thread(target=worker.run)
         thread.start()
         try:
@@ -139,26 +168,26 @@ class Shop:
             worker.end()
             thread.join()
 
-    def start(self, *command: str, **changes: Any) -> subprocess.Popen[bytes]:
-        """A worker as a process of its own; `command` follows `python -m`."""
+    def start(self, *command: str, under: Sequence[str] = (), **changes: Any) -> subprocess.Popen[bytes]:
+        """A worker as a process of its own; `command` follows `python -m`, and all of it follows `under`."""
         settings = self.settings(**changes)
-        values = {f"SPARD_{name.upper()}": value for name, value in settings.model_dump(exclude_none=True).items()}
+        values = {
+            f"SPARD_{name.upper()}": value
+            for name, value in settings.model_dump(exclude_none=True, exclude={"judge", "gate"}).items()
+        }
         plain = {n: v.get_secret_value() if isinstance(v, SecretStr) else str(v) for n, v in values.items()}
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        return subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | plain | {"PYTHONPATH": path}
-        )
+        return subprocess.Popen([*under, sys.executable, "-m", *command], cwd=ROOT, env=os.environ | plain)
 
-    def do(self, behaviour: str, **columns: Any) -> Job:
+    def do(self, behavior: str, **columns: Any) -> Job:
         """One job from the queue to its end."""
         job_id = self.add_job(**columns)
-        with self.serving(behaviour):
+        with self.serving(behavior):
             return self.until_ended(job_id)
 
 
 def submit(session: Session, asked: dict[str, Any]) -> str:
     """A job as the service makes it: within the project's limits, and with its entry in the audit log."""
-    quotas.check_job(session, asked["tenant_id"])
+    quotas.check_job(session, asked["project_id"])
     job = Job(**asked)
     session.add(job)
     session.flush()
@@ -172,3 +201,9 @@ def until(is_so: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+def forget_waits(shop: Shop) -> None:
+    """As if the minutes that jobs wait for had passed."""
+    with transaction(shop.engine) as session:
+        session.execute(update(Job).where(Job.status == JobStatus.queued).values(run_after=0.0))

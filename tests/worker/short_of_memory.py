@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.models.llama.modeling_llama import LlamaModel
 
-from worker import child, partner, partners
+from worker import child, distributed, rank
 
 HELD = 1
 _forward: Any = LlamaModel.forward
@@ -26,7 +26,7 @@ def _limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         LlamaModel.forward = _limited  # type: ignore[method-assign]
-        partner.main()
+        rank.main()
     else:
-        partners._PROGRAM = "tests.worker.short_of_memory"
+        distributed._PROGRAM = "tests.worker.short_of_memory"
         child.main()

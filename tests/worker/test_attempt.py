@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
-from app.checkpoints.models import JobCheckpoint
 from app.db import read, transaction
-from app.jobs import lease
-from app.models import AuditResult, Job, JobMetric, JobStatus
+from app.db.tables import AuditResult, File, HeldAdapter, Job, JobMetric, JobStatus
+from app.jobs import control
 from app.signing import signing_key
-from app.waivers.models import HeldAdapter
-from spard.manifest import verify
+from app.storage import Storage
+from spard.release.manifest import verify
+from tests.narrowing import required
 from tests.worker.shop import Shop, until
+from worker import attempt, results
 from worker.process import MAX_LOG_BYTES
 
 
 def test_a_job_succeeds(shop: Shop) -> None:
     job = shop.do("good", suffix="mine")
     assert (job.status, job.attempt, job.phase, job.error) == (JobStatus.succeeded, 1, "package", None)
-    assert job.fine_tuned_model == f"ft:tiny:{job.tenant_id}:mine:{job.id[6:18]}"
+    assert job.fine_tuned_model == f"ft:tiny:{job.project_id}:mine:{job.id[6:18]}"
     assert (job.trained_tokens, job.resolved and job.resolved["batch_size"]) == (123, 4)
 
 
@@ -31,9 +33,8 @@ def test_its_events_are_worded_as_openai_words_them(light_shop: Shop) -> None:
     job = light_shop.do("good")
     assert light_shop.events(job.id) == [
         "Fine-tuning job started",
-        *[f"Step {i}/6: training loss={1 / i:.2f}" for i in range(1, 4)],
-        "Checkpoint created at step 3",
-        *[f"Step {i}/6: training loss={1 / i:.2f}" for i in range(4, 7)],
+        *[f"Step {i}/6: training loss={1 / i:.2f}" for i in range(1, 7)],
+        "Checkpoint created at step 6",
         f"New fine-tuned model created: {job.fine_tuned_model}",
         "The job has successfully completed",
     ]
@@ -45,13 +46,6 @@ def test_every_step_s_numbers_are_kept_and_nan_is_null(light_shop: Shop) -> None
         rows = session.scalars(select(JobMetric).where(JobMetric.job_id == job.id).order_by(JobMetric.step)).all()
     assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6]
     assert rows[1].data == {"loss/task": 0.5, "accuracy/task": 0.5, "lr": None}
-
-
-def test_every_checkpoint_is_a_row(light_shop: Shop) -> None:
-    job = light_shop.do("good")
-    with read(light_shop.engine) as session:
-        rows = session.scalars(select(JobCheckpoint).where(JobCheckpoint.job_id == job.id)).all()
-    assert [(row.step, sorted(row.metrics)) for row in rows] == [(3, ["train_loss"])]
 
 
 def test_metrics_come_first_among_the_result_files(shop: Shop) -> None:
@@ -69,14 +63,14 @@ def test_the_adapter_s_bytes_match_their_digest(shop: Shop) -> None:
 def test_the_adapter_is_signed_with_the_provider_s_key(shop: Shop, tmp_path: Path) -> None:
     job = shop.do("good")
     archive = tmp_path / "adapter.tar.gz"
-    archive.write_bytes(shop.content((job.adapter or {})["storage_key"]))
+    archive.write_bytes(shop.content(required(job.adapter)["storage_key"]))
     key = signing_key(shop.settings()).public_key()
     assert verify(archive, key).manifest["gate"] == {"decision": "pass", "reasons": []}
 
 
 def test_an_adapter_that_changes_after_the_child_has_described_it_is_not_published(light_shop: Shop) -> None:
     job = light_shop.do("tampered")
-    assert (job.status, (job.error or {})["code"], job.adapter) == (JobStatus.failed, "not_proved", None)
+    assert (job.status, required(job.error)["code"], job.adapter) == (JobStatus.failed, "not_proved", None)
 
 
 def test_the_audit_s_figures_are_rows(light_shop: Shop) -> None:
@@ -91,16 +85,16 @@ def test_the_audit_s_figures_are_rows(light_shop: Shop) -> None:
 
 def test_the_job_shows_the_summary_and_the_report_has_all(light_shop: Shop) -> None:
     job = light_shop.do("good")
-    assert (job.safety or {})["gate"] == {"decision": "pass", "reasons": []}
+    assert required(job.safety)["gate"] == {"decision": "pass", "reasons": []}
     assert json.loads(light_shop.content(job.report_key or ""))["base"][0]["suite"] == "attacks"
 
 
 def test_an_unsafe_adapter_is_never_uploaded_and_its_report_is(shop: Shop) -> None:
     job = shop.do("unsafe")
-    assert (job.status, (job.error or {})["code"], job.adapter) == (JobStatus.failed, "safety_gate_failed", None)
-    assert "Attacks succeed in 9 of 20." in (job.error or {})["message"]
+    assert (job.status, required(job.error)["code"], job.adapter) == (JobStatus.failed, "safety_gate_failed", None)
+    assert "Attacks succeed in 9 of 20." in required(job.error)["message"]
     assert [file.filename for file in shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
-    assert not shop.storage.exists(f"tenants/{job.tenant_id}/jobs/{job.id}/a1/out/adapter.tar.gz")
+    assert not shop.storage.exists(f"tenants/{job.project_id}/jobs/{job.id}/a1/out/adapter.tar.gz")
 
 
 def test_an_unsafe_adapter_is_held_where_waivers_are_allowed(shop: Shop) -> None:
@@ -116,7 +110,7 @@ def test_a_waived_adapter_is_no_file_of_the_customer(light_shop: Shop) -> None:
     job = light_shop.do("waived", waived=True)
     assert job.status == JobStatus.succeeded
     assert [file.filename for file in light_shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
-    assert light_shop.storage.exists((job.adapter or {})["storage_key"])
+    assert light_shop.storage.exists(required(job.adapter)["storage_key"])
 
 
 def test_a_child_that_crashes_is_followed_by_one_that_goes_on(shop: Shop) -> None:
@@ -129,14 +123,14 @@ def test_a_child_that_crashes_is_followed_by_one_that_goes_on(shop: Shop) -> Non
 
 def test_a_job_that_crashes_twice_at_the_same_step_is_not_tried_again(shop: Shop) -> None:
     job = shop.do("crash")
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 2, "worker_lost")
-    assert "signal 11" in (job.error or {})["message"]
+    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 2, "worker_lost")
+    assert "signal 11" in required(job.error)["message"]
 
 
 def test_a_job_that_eats_all_memory_twice_is_told_what_needs_less(light_shop: Shop) -> None:
     job = light_shop.do("hungry")
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 2, "out_of_memory")
-    assert "a smaller batch_size" in (job.error or {})["message"]
+    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 2, "out_of_memory")
+    assert "a smaller batch_size" in required(job.error)["message"]
 
 
 def test_bad_data_is_told_and_not_tried_again(light_shop: Shop) -> None:
@@ -145,17 +139,11 @@ def test_bad_data_is_told_and_not_tried_again(light_shop: Shop) -> None:
     assert job.error == {"code": "invalid_training_file", "message": "Line 3 is bad.", "param": "training_file"}
 
 
-def test_a_judge_that_never_answers_is_no_pass(light_shop: Shop) -> None:
-    job = light_shop.do("judge_down")
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 3, "judge_unavailable")
-    assert job.adapter is None
-
-
 def test_a_child_without_progress_is_replaced(light_shop: Shop) -> None:
-    light_shop.timers["stall_s"] = 1.0
+    light_shop.timers["stall_s"] = 5.0  # the second child must start within it, beside other work
     job = light_shop.do("hang")
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
-    assert any("there was no progress for 1 s" in event for event in light_shop.events(job.id))
+    assert any("there was no progress for 5 s" in event for event in light_shop.events(job.id))
 
 
 def test_a_noisy_child_neither_blocks_nor_confuses_us(
@@ -170,11 +158,27 @@ def test_a_noisy_child_neither_blocks_nor_confuses_us(
 def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:
     job_id = shop.add_job()
     with shop.serving("deaf"):
-        until((shop.work_dir / "is_slow").exists)
+        until(shop.is_slow)
         with transaction(shop.engine) as session:
-            lease.cancel(session, job_id)
+            control.request_cancel(session, job_id)
         job = shop.until_ended(job_id)
     assert (job.status, job.error, job.adapter) == (JobStatus.cancelled, None, None)
+
+
+def test_a_job_that_is_cancelled_as_its_worker_publishes_is_cancelled(
+    light_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(storage: Storage, job: Job, *rest: Any) -> attempt.Ending:
+        ending = results.upload(storage, job, *rest)
+        with transaction(light_shop.engine) as session:
+            control.request_cancel(session, job.id)
+        return ending
+
+    monkeypatch.setattr(attempt, "upload", late)
+    job = light_shop.do("good")
+    assert (job.status, job.adapter, job.result_files, job.fine_tuned_model) == (JobStatus.cancelled, None, None, None)
+    with read(light_shop.engine) as session:
+        assert session.scalars(select(File)).all() == []
 
 
 def test_a_training_file_that_changed_is_not_trained_on(light_shop: Shop) -> None:
@@ -182,7 +186,7 @@ def test_a_training_file_that_changed_is_not_trained_on(light_shop: Shop) -> Non
     light_shop.put("training", b"{}\n")
     with light_shop.serving("good"):
         job = light_shop.until_ended(job_id)
-    assert (job.status, (job.error or {})["code"]) == (JobStatus.failed, "checksum_mismatch")
+    assert (job.status, required(job.error)["code"]) == (JobStatus.failed, "checksum_mismatch")
 
 
 def test_a_missing_object_is_tried_again_and_told(light_shop: Shop) -> None:
@@ -190,15 +194,15 @@ def test_a_missing_object_is_tried_again_and_told(light_shop: Shop) -> None:
     light_shop.storage.delete("inputs/pool")
     with light_shop.serving("good"):
         job = light_shop.until_ended(job_id)
-    assert (job.status, job.attempt, (job.error or {})["code"]) == (JobStatus.failed, 3, "object_missing")
+    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 3, "object_missing")
 
 
 def test_a_damaged_checkpoint_is_left_out(light_shop: Shop) -> None:
     job_id = light_shop.add_job()
     with light_shop.serving("slow") as worker:
-        until((light_shop.work_dir / "is_slow").exists)
+        until(light_shop.is_slow)
         worker.end()
-    keys = {file["path"]: file["key"] for file in (light_shop.job(job_id).checkpoint or {})["files"]}
+    keys = {file["path"]: file["key"] for file in required(light_shop.job(job_id).checkpoint)["files"]}
     light_shop.storage.write(keys["checkpoints/step-000004/state.json"], [b"damaged"])
     with light_shop.serving("good"):
         job = light_shop.until_ended(job_id)
@@ -208,7 +212,7 @@ def test_a_damaged_checkpoint_is_left_out(light_shop: Shop) -> None:
 
 def test_what_was_kept_for_later_attempts_is_deleted_at_the_end(light_shop: Shop) -> None:
     job = light_shop.do("crash_once")
-    prefix = light_shop.folder.parent / "objects" / "tenants" / job.tenant_id / "jobs" / job.id
+    prefix = light_shop.folder.parent / "objects" / "tenants" / job.project_id / "jobs" / job.id
     assert sorted(path.name for path in prefix.rglob("*") if path.is_file()) == [
         "adapter.tar.gz",
         "metrics.csv",

@@ -7,19 +7,24 @@ import signal
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+import redis
 from peft import PeftModel
 from pydantic import SecretStr
 from transformers import AutoModelForCausalLM
 
 from app.db import transaction
-from app.models import JobStatus
-from app.queue import Dispatcher, wake
-from tests.worker.shop import Shop, until
+from app.db.tables import JobStatus
+from app.jobs import lease
+from app.ops.broker import Dispatcher, wake
+from tests import servers
+from tests.narrowing import required
+from tests.worker.shop import WAIT_S, Shop, until
 
 CELERY = (
     "celery",
@@ -43,7 +48,7 @@ def celery(cloud_shop: Shop, redis_url: str) -> Iterator[subprocess.Popen[bytes]
         time.sleep(1)
         yield process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(WAIT_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -56,10 +61,56 @@ def test_a_message_wakes_a_worker_that_trains_once_however_often_it_is_sent(
     send(cloud_shop, redis_url, "ftjob-unknown", job_id, job_id)
     job = cloud_shop.until_ended(job_id)
     assert (job.status, job.attempt, job.lease_token) == (JobStatus.succeeded, 1, 1), job.error
-    archive = cloud_shop.content((job.adapter or {})["storage_key"])
+    archive = cloud_shop.content(required(job.adapter)["storage_key"])
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(tmp_path / "adapter", filter="data")
     assert PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter")
+
+
+def test_a_worker_that_starts_without_its_broker_serves_and_is_woken_later(cloud_shop: Shop) -> None:
+    with broker_that_comes_late() as (url, come):
+        process = cloud_shop.start(*CELERY, broker_url=SecretStr(url), poll_s=1.0)
+        try:
+            served = cloud_shop.until_ended(cloud_shop.add_job(waived=True))
+            come()
+            woken = cloud_shop.add_job(waived=True)
+            send(cloud_shop, url, woken)
+            with redis.Redis.from_url(url) as client:
+                until(lambda: not client.keys("spard:celery"))  # somebody took the message
+            assert cloud_shop.until_ended(woken).status == served.status == JobStatus.succeeded
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_worker_that_never_finds_its_broker_reaps_and_stops(cloud_shop: Shop) -> None:
+    lost = cloud_shop.add_job()
+    with transaction(cloud_shop.engine) as session:
+        assert lease.claim(session, "somebody who died", 60.0, None)
+    cloud_shop.expire_lease(lost)
+    url = f"redis://127.0.0.1:{servers.free_port()}/0"
+    process = cloud_shop.start(*CELERY, broker_url=SecretStr(url))
+    try:
+        until(lambda: any("lease_expired" in event for event in cloud_shop.events(lost)))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def broker_that_comes_late() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a Valkey server, and what starts it."""
+    port = servers.free_port()
+    with ExitStack() as stack:
+
+        def come() -> None:
+            stack.enter_context(servers.redis(port))
+
+        yield f"redis://127.0.0.1:{port}/0", come
 
 
 def send(shop: Shop, redis_url: str, *job_ids: str) -> None:

@@ -13,11 +13,12 @@ import pytest
 from sqlalchemy import text
 
 from app.db import make_engine, transaction
+from app.db.tables import JobStatus
 from app.jobs import lease
 from app.jobs.lease import Claim
-from app.models import JobStatus
-from tests.worker.shop import Shop, until
-from worker.heart import Heart
+from tests.narrowing import required
+from tests.worker.shop import WAIT_S, Shop, until
+from worker.heartbeat import Heart
 
 SERVE = "tests.worker.serve"
 DROP_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
@@ -29,8 +30,8 @@ def start(shop: Shop) -> Iterator[Start]:
     """Start whole workers; none of them outlives the test."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(behaviour: str) -> subprocess.Popen[bytes]:
-        started.append(shop.start(SERVE, behaviour))
+    def begin(behavior: str) -> subprocess.Popen[bytes]:
+        started.append(shop.start(SERVE, behavior))
         return started[-1]
 
     yield begin
@@ -43,9 +44,24 @@ def start(shop: Shop) -> Iterator[Start]:
 
 def slow_child(shop: Shop) -> psutil.Process:
     """The child that is at work, once it is."""
-    marker = shop.work_dir / "is_slow"
-    until(lambda: marker.exists() and bool(marker.read_text()))
-    return psutil.Process(int(marker.read_text()))
+    until(shop.is_slow)
+    (found,) = (each for each in psutil.Process().children(recursive=True) if is_child(each))
+    return found
+
+
+def is_child(process: psutil.Process) -> bool:
+    """Whether it is the scripted child itself, and not one that stands around it."""
+    with suppress(psutil.Error):
+        return process.cmdline()[1:3] == ["-m", "tests.worker.scripted_child"]
+    return False
+
+
+def is_over(process: psutil.Process) -> bool:
+    """Whether it runs no more, whoever has to collect it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def terminal_events(shop: Shop, job_id: str) -> list[str]:
@@ -57,7 +73,8 @@ def test_a_killed_worker_takes_its_child_along_and_another_finishes_the_job(shop
     first = start("slow")
     child = slow_child(shop)
     first.kill()
-    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: is_over(child))
+    shop.expire_lease(job_id)
     with shop.serving("good"):
         job = shop.until_ended(job_id)
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
@@ -69,16 +86,17 @@ def test_a_frozen_worker_cannot_publish_when_it_wakes_up(shop: Shop, start: Star
     zombie = start("late")
     child = slow_child(shop)
     zombie.send_signal(signal.SIGSTOP)
+    shop.expire_lease(job_id)
     with shop.serving("good"):
         shop.until_ended(job_id)
         child.terminate()  # the zombie's child finishes the job meanwhile, and tells so
         zombie.send_signal(signal.SIGCONT)
         until(lambda: not child.is_running())
     job = shop.job(job_id)
-    assert (job.lease_token, "/a2/" in (job.adapter or {})["storage_key"]) == (2, True)
+    assert (job.lease_token, "/a2/" in required(job.adapter)["storage_key"]) == (2, True)
     assert len(terminal_events(shop, job_id)) == 1
     zombie.send_signal(signal.SIGTERM)
-    assert zombie.wait(30) == 0
+    assert zombie.wait(WAIT_S) == 0
 
 
 def test_results_of_a_lost_lease_are_never_published(shop: Shop) -> None:
@@ -90,7 +108,7 @@ def test_results_of_a_lost_lease_are_never_published(shop: Shop) -> None:
         worker.end()  # it takes no other job; the child finishes this one
     job = shop.job(job_id)
     assert (job.status, job.adapter, job.fine_tuned_model) == (JobStatus.queued, None, None)
-    assert shop.storage.exists(f"tenants/{job.tenant_id}/jobs/{job_id}/a1/out/adapter.tar.gz")
+    assert shop.storage.exists(f"tenants/{job.project_id}/jobs/{job_id}/a1/out/adapter.tar.gz")
 
 
 def test_a_worker_that_is_told_to_stop_checkpoints_and_hands_back_its_job(shop: Shop, start: Start) -> None:
@@ -98,9 +116,9 @@ def test_a_worker_that_is_told_to_stop_checkpoints_and_hands_back_its_job(shop: 
     worker = start("slow")
     slow_child(shop)
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
+    assert worker.wait(WAIT_S) == 0
     job = shop.job(job_id)
-    assert (job.status, job.attempt, (job.checkpoint or {})["step"]) == (JobStatus.queued, 0, 4)
+    assert (job.status, job.attempt, required(job.checkpoint)["step"]) == (JobStatus.queued, 0, 4)
 
 
 def test_the_next_worker_goes_on_where_the_stopped_one_was(shop: Shop) -> None:
@@ -124,10 +142,19 @@ def test_a_child_that_does_not_listen_is_killed_in_time(shop: Shop) -> None:
 
 def test_an_idle_worker_leaves_at_once_with_its_spare_child(shop: Shop, start: Start) -> None:
     worker = shop.start(SERVE, "good", warm_child=True)
-    until(lambda: bool(psutil.Process(worker.pid).children()))
-    spare = psutil.Process(worker.pid).children()[0]
+    found: list[psutil.Process] = []
+
+    def has_spare() -> bool:  # what probes the machine's walls ends before it
+        with suppress(psutil.NoSuchProcess):
+            found[:] = [
+                each for each in psutil.Process(worker.pid).children() if "scripted_child" in str(each.cmdline())
+            ]
+        return bool(found)
+
+    until(has_spare)
+    (spare,) = found
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(20) == 0
+    assert worker.wait(WAIT_S) == 0
     assert not spare.is_running()
 
 
@@ -146,14 +173,14 @@ def test_without_a_database_the_child_is_ended_before_the_lease_is(light_shop: S
     ended: list[str] = []
     nowhere = make_engine("postgresql+psycopg://nobody@127.0.0.1:9/none")
     with Heart(nowhere, Claim("ftjob-1", 1, 1), 0.6, 0.1, lambda: ended.append("child")) as heart:
-        assert heart.lost.wait(10)
+        assert heart.lost.wait(WAIT_S)
     nowhere.dispose()
     assert ended == ["child"]
 
 
 def test_a_lease_that_somebody_else_has_ends_the_child(shop: Shop) -> None:
     job_id = shop.add_job()
-    with shop.serving("deaf", lease_s=30.0, heartbeat_s=0.2):
+    with shop.serving("deaf"):
         child = slow_child(shop)
         with transaction(shop.engine) as session:
             job = shop.job(job_id)
@@ -163,7 +190,7 @@ def test_a_lease_that_somebody_else_has_ends_the_child(shop: Shop) -> None:
 
 def test_a_database_that_drops_every_connection_costs_no_attempt(cloud_shop: Shop) -> None:
     job_id = cloud_shop.add_job()
-    with cloud_shop.serving("late", lease_s=10.0):
+    with cloud_shop.serving("late"):
         child = slow_child(cloud_shop)
         for _ in range(20):
             with transaction(cloud_shop.engine) as session:

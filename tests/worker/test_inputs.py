@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.models import Job
-from spard.archive import archive
-from spard.config import GateThresholds
-from spard.errors import InvalidModel
+from app.db.tables import Job
+from app.db.tables.job_spec import ModelRef, StartFrom
+from spard.config import GateThresholds, JudgeSpec
+from spard.release.archive import archive
 from tests.worker.parts import RECIPE, TRAINING, lines
 from tests.worker.shop import Shop
-from worker.folder import Assignment, Folder, new_folder, read_assignment
+from worker.failures import HubUnavailable, ModelMissing, failure
 from worker.inputs import Changed, fill
 from worker.interrupts import Cancelled
+from worker.workdir import Assignment, Folder, new_folder, read_assignment
 
 
 def filled(shop: Shop, **changes: Any) -> tuple[Job, Assignment, bytes]:
     """The row, what the child reads of it, and its training file."""
     job = shop.job(shop.add_job(waived=True))
-    job.spec = job.spec | changes
+    job.spec = replace(job.spec, **changes)
     with new_folder(shop.folder, "job-a1") as folder:
         fill(folder, job, shop.storage, shop.settings(), lambda: None)
         assignment = read_assignment(folder)
@@ -35,13 +37,30 @@ def test_the_child_reads_what_the_row_says(light_shop: Shop) -> None:
     assert training == lines(TRAINING)
 
 
-def test_the_adapter_names_its_base_model_as_the_customer_does(light_shop: Shop) -> None:
+def test_the_manifest_names_the_base_model_as_the_customer_does(light_shop: Shop) -> None:
     assert filled(light_shop)[1].run.public_name == "tiny"
 
 
+def test_the_judge_is_the_one_that_the_job_was_made_with(light_shop: Shop, tmp_path: Path) -> None:
+    guard = JudgeSpec(name="classifier", family="llama_guard", model=str(tmp_path))
+    members = (guard, JudgeSpec(name="llm", base_url="http://127.0.0.1:9/v1"))
+    judge = JudgeSpec(name="consensus", members=members)
+    assert filled(light_shop, judge="consensus", judge_spec=judge)[1].run.judge == judge
+
+
+def test_a_job_that_knows_its_judge_by_name_takes_the_rest_from_the_settings(light_shop: Shop) -> None:
+    job = light_shop.job(light_shop.add_job())
+    job.spec = replace(job.spec, version=1, judge="llm", judge_spec=None)
+    settings = light_shop.settings(judge=JudgeSpec(base_url="http://127.0.0.1:9/v1", model="judge-1"))
+    with new_folder(light_shop.folder, "job-a1") as folder:
+        fill(folder, job, light_shop.storage, settings, lambda: None)
+        judge = read_assignment(folder).run.judge
+    assert judge == JudgeSpec(name="llm", base_url="http://127.0.0.1:9/v1", model="judge-1")
+
+
 def test_suites_of_one_name_are_told_apart(light_shop: Shop) -> None:
-    suite = light_shop.put("mine", lines([{"prompt": "Hurt."}]))
-    suites = [suite | {"name": "all", "kind": kind} for kind in ("harmful", "benign")]
+    prompts = lines([{"prompt": "Hurt."}])
+    suites = tuple(light_shop.put_corpus("all", kind, prompts) for kind in ("harmful", "benign"))
     run = filled(light_shop, suites=suites)[1].run
     assert [each.name for each in run.suites] == ["all", "all (benign)"]
 
@@ -56,19 +75,29 @@ def test_what_is_cancelled_is_not_downloaded(light_shop: Shop) -> None:
 
 
 def test_a_model_that_cannot_be_downloaded_is_told_without_its_source(light_shop: Shop) -> None:
-    model = {"alias": "tiny", "source": "secret-org/secret-model", "revision": "main", "learning_rate": None}
-    with pytest.raises(InvalidModel) as error:
+    model = ModelRef(alias="tiny", source="secret-org/secret-model", revision="main")
+    with pytest.raises(HubUnavailable) as error:
         filled(light_shop, model=model)
-    assert "secret" not in error.value.message
+    assert "secret" not in failure(error.value).message
+
+
+def test_a_folder_that_is_not_mounted_here_is_no_fault_of_the_customer_s(light_shop: Shop, tmp_path: Path) -> None:
+    model = ModelRef(alias="tiny", source=str(tmp_path / "elsewhere"))
+    with pytest.raises(ModelMissing) as error:
+        filled(light_shop, model=model)
+    assert (failure(error.value).param, "elsewhere" in failure(error.value).message) == (None, False)
 
 
 def test_an_adapter_to_go_on_from_is_unpacked_beside_the_files(light_shop: Shop, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     archive(tmp_path / "adapter", tmp_path / "adapter.tar.gz")
-    before = light_shop.put("adapter", (tmp_path / "adapter.tar.gz").read_bytes()) | {"lineage": ["ftjob-0"]}
+    stored = light_shop.put("adapter", (tmp_path / "adapter.tar.gz").read_bytes())
+    before = StartFrom(
+        id=stored.id, sha256=stored.sha256, storage_key=stored.storage_key, lineage=("ftjob-0", stored.id)
+    )
     job = light_shop.job(light_shop.add_job())
-    job.spec = job.spec | {"start_from": before}
+    job.spec = replace(job.spec, start_from=before)
 
     with new_folder(light_shop.folder, "job-a1") as folder:
         fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
@@ -76,12 +105,13 @@ def test_an_adapter_to_go_on_from_is_unpacked_beside_the_files(light_shop: Shop,
 
         assert assignment.run.start_from == folder.start
         assert (folder.start / "adapter_config.json").read_text() == "{}"
-    named = {"id": "adapter", "sha256": before["sha256"], "lineage": ["ftjob-0"]}
+    named = {"id": "adapter", "sha256": before.sha256, "lineage": ["ftjob-0", "adapter"]}
     assert assignment.provenance["start_from"] == named
 
 
 def test_an_adapter_with_other_bytes_is_refused(light_shop: Shop) -> None:
-    changed = light_shop.put("adapter", b"other") | {"sha256": "0" * 64}
+    stored = light_shop.put("adapter", b"other")
+    changed = StartFrom(id=stored.id, sha256="0" * 64, storage_key=stored.storage_key)
     with pytest.raises(Changed):
         filled(light_shop, start_from=changed)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from spard.archive import unpack
 from spard.config import Lora
 from spard.errors import AdapterMismatch
+from spard.release.archive import unpack
 from tests.worker.parts import RECIPE, job_folder
 from worker import pipeline
-from worker.folder import Folder
-from worker.report import Report
-from worker.seal import seal
+from worker.protocol import Report
+from worker.results import seal
+from worker.workdir import Folder
 
 
 def run(folder: Folder) -> None:

@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import spard
 from spard.config import GateThresholds, Ptst
-from spard.manifest import file_sha256, verify
-from spard.version import source_digest
+from spard.digests import file_sha256
+from spard.release.manifest import verify
+from spard.release.version import source_digest
 from tests.worker.heard import KEY, Heard, Work, report_of, unpacked
 from tests.worker.parts import PLAIN, RECIPE, TRAINING, job_folder
-from worker.folder import Folder
-from worker.seal import seal
+from worker.results import seal
+from worker.workdir import Folder
 
 
 def test_the_adapter_loads_with_peft_and_changes_the_model(

@@ -14,19 +14,19 @@ from threading import Thread
 
 import psutil
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from app.models import TERMINAL, JobStatus
-from app.preflight import Unfit
+from app.db.tables import TERMINAL, JobStatus
+from app.errors import Unfit
 from app.settings import Settings
+from tests.spard.parts import away
 from tests.worker.conftest import command
 from tests.worker.parts import PLAIN, job_folder
-from tests.worker.shop import Shop, until
+from tests.worker.shop import WAIT_S, Shop, until
 from worker import gpu, pipeline
-from worker.folder import Folder
-from worker.main import Worker
-from worker.report import Report, parse
+from worker.protocol import Report, parse
+from worker.workdir import Folder
+from worker.worker import Worker
 
 SHORT = [sys.executable, "-m", "tests.worker.short_of_memory"]
 
@@ -45,8 +45,8 @@ def test_two_processes_leave_the_adapter_that_one_leaves(tmp_path: Path, model: 
         pipeline.run(folder, Report(sink), lambda: False)
         os.close(sink)
         found.append(load_file(folder.adapter / "adapter_model.safetensors"))
-    assert all(torch.allclose(part, found[1][name], atol=1e-4) for name, part in found[0].items())
-    assert [command(p) for p in psutil.Process().children() if "worker.partner" in command(p)] == []
+    assert away([found[1][name] for name in found[0]], found[0].values()) < 1e-2
+    assert [command(p) for p in psutil.Process().children() if "worker.rank" in command(p)] == []
 
 
 def test_a_partner_that_dies_takes_the_child_along(tmp_path: Path, model: Path) -> None:
@@ -59,12 +59,12 @@ def test_a_partner_that_dies_takes_the_child_along(tmp_path: Path, model: Path) 
     child.stdin.close()
     partner = None
     while partner is None and child.poll() is None:
-        found = [p for p in psutil.Process(child.pid).children() if "worker.partner" in command(p)]
+        found = [p for p in psutil.Process(child.pid).children() if "worker.rank" in command(p)]
         partner = found[0] if found else None
         time.sleep(0.02)
     assert partner is not None
     partner.send_signal(signal.SIGKILL)
-    assert child.wait(60) == 1
+    assert child.wait(WAIT_S) == 1
 
 
 def test_too_little_memory_of_a_partner_is_worth_one_attempt_with_half_the_piece(light_shop: Shop) -> None:
@@ -73,7 +73,7 @@ def test_too_little_memory_of_a_partner_is_worth_one_attempt_with_half_the_piece
     thread = Thread(target=worker.run)
     thread.start()
     try:
-        until(lambda: light_shop.job(job_id).status in TERMINAL, 300)
+        until(lambda: light_shop.job(job_id).status in TERMINAL)
     finally:
         worker.end()
         thread.join()
@@ -87,7 +87,11 @@ def test_memory_that_is_too_little_for_a_partner_s_smallest_piece_ends_the_job(t
     folder = shared(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None), 2)
     (folder.stage / "pieces.json").write_text('{"micro_batch_size": 2}')
     child = subprocess.run(
-        [*SHORT, str(os.getpid())], input=f"{folder.root}\n".encode(), stdout=subprocess.PIPE, timeout=120, check=False
+        [*SHORT, str(os.getpid())],
+        input=f"{folder.root}\n".encode(),
+        stdout=subprocess.PIPE,
+        timeout=WAIT_S,
+        check=False,
     )
     last = parse(child.stdout.splitlines()[-1]) or {}
     assert (last["kind"], last["code"], last["retryable"]) == ("failed", "gpu_oom", False)

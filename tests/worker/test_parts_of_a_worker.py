@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 from pydantic import SecretStr
 
 from app.settings import Settings
 from app.storage import Storage
-from worker.folder import Folder, new_folder, remove_abandoned
-from worker.keeper import Keeper, delete_kept
-from worker.memory import oom_kills
-from worker.process import environment
-from worker.report import Report, parse
+from spard.config import JudgeSpec
+from worker.cell import Cell
+from worker.desk import llm_judges
+from worker.process import environment, oom_kills
+from worker.protocol import Report, parse
+from worker.resume_state import Discard, Keeper, delete_kept
+from worker.workdir import Folder, new_folder, remove_abandoned
 
 
 def test_a_child_knows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,9 +32,12 @@ def test_a_child_knows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "canary" not in environment(settings).values()
 
 
-def test_the_judge_s_key_is_given_where_a_model_judges() -> None:
-    settings = Settings(judge="llm", judge_api_key=SecretStr("canary"))
-    assert [name for name, value in environment(settings).items() if value == "canary"] == ["SPARD_JUDGE_API_KEY"]
+def test_a_judge_s_key_stays_with_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER_KEY", "canary")
+    members = (JudgeSpec(name="llm"), JudgeSpec(name="llm", api_key_env="OTHER_KEY"), JudgeSpec())
+    settings = Settings(judge=JudgeSpec(name="consensus", members=members), judge_api_key=SecretStr("canary"))
+    assert "canary" not in environment(settings).values()
+    assert [Cell.of(settings).key_of(each) for each in llm_judges(settings.judge)] == ["canary", "canary"]
 
 
 def test_a_child_has_the_threads_that_the_provider_gives_it() -> None:
@@ -46,7 +54,7 @@ def test_the_parent_never_loads_torch() -> None:
 
 
 def test_a_child_whose_parent_is_gone_ends_at_once() -> None:
-    code = "from worker.lifeline import die_with_parent; die_with_parent(1); print('alive')"
+    code = "from app.ops.processes import die_with_parent; die_with_parent(1); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
 
@@ -87,19 +95,47 @@ def test_folders_in_use_are_not_abandoned(tmp_path: Path) -> None:
         assert not (tmp_path / "left-behind").exists()
 
 
+def test_a_folder_that_has_just_begun_is_not_taken_for_abandoned(tmp_path: Path) -> None:
+    stop = Event()
+
+    def remove() -> None:
+        while not stop.is_set():
+            remove_abandoned(tmp_path)
+
+    with ThreadPoolExecutor() as threads:
+        removing = threads.submit(remove)
+        try:
+            for i in range(300):
+                with new_folder(tmp_path, f"job-a{i}") as folder:
+                    assert folder.stage.is_dir()
+        finally:
+            stop.set()
+    removing.result()
+
+
 def checkpointed(folder: Folder, *steps: int) -> list[Path]:
-    paths = [folder.checkpoints / f"step-{step:06d}" for step in steps]
+    paths = [folder.resume_states / f"step-{step:06d}" for step in steps]
     for path in paths:
         path.mkdir(parents=True)
         (path / "manifest.json").write_text(path.name)
     return paths
 
 
+def deleted_from(storage: Storage) -> Discard:
+    """Deletes at once, without rows."""
+
+    def discard(keys: Sequence[str]) -> None:
+        for key in keys:
+            storage.delete(key)
+
+    return discard
+
+
 def test_the_newest_two_checkpoints_are_kept(storage: Storage, tmp_path: Path) -> None:
     folder = Folder(tmp_path / "job")
-    keeper = Keeper(storage, "jobs/1/a1", folder, None)
+    keeper = Keeper(storage, "jobs/1/a1", folder, None, deleted_from(storage))
     for step, path in zip((3, 6, 9), checkpointed(folder, 3, 6, 9), strict=True):
-        assert keeper.keep_checkpoint(step, path)
+        assert keeper.keep_state(step, path)
     assert [file["path"] for file in keeper.record["files"]] == [
         "checkpoints/step-000006/manifest.json",
         "checkpoints/step-000009/manifest.json",
@@ -109,30 +145,30 @@ def test_the_newest_two_checkpoints_are_kept(storage: Storage, tmp_path: Path) -
 
 def test_an_old_checkpoint_is_deleted_only_after_the_row_was_written(storage: Storage, tmp_path: Path) -> None:
     folder = Folder(tmp_path / "job")
-    keeper = Keeper(storage, "jobs/1/a1", folder, None)
+    keeper = Keeper(storage, "jobs/1/a1", folder, None, deleted_from(storage))
     for step, path in zip((3, 6, 9), checkpointed(folder, 3, 6, 9), strict=True):
-        keeper.keep_checkpoint(step, path)
+        keeper.keep_state(step, path)
     before = storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")
     keeper.delete_surplus()
     assert (before, storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")) == (True, False)
 
 
 def test_a_checkpoint_that_is_gone_is_not_kept(storage: Storage, tmp_path: Path) -> None:
-    keeper = Keeper(storage, "jobs/1/a1", Folder(tmp_path), None)
-    assert not keeper.keep_checkpoint(3, tmp_path / "checkpoints" / "step-000003")
+    keeper = Keeper(storage, "jobs/1/a1", Folder(tmp_path), None, deleted_from(storage))
+    assert not keeper.keep_state(3, tmp_path / "checkpoints" / "step-000003")
 
 
 def test_a_stage_is_kept_once(storage: Storage, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.stage.mkdir()
     (folder.stage / "select.json").write_text("{}")
-    keeper = Keeper(storage, "jobs/1/a1", folder, None)
+    keeper = Keeper(storage, "jobs/1/a1", folder, None, deleted_from(storage))
     assert [keeper.keep_stages(), keeper.keep_stages()] == [True, False]
 
 
 def test_nothing_kept_stays_after_the_job(storage: Storage, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    keeper = Keeper(storage, "jobs/1/a1", folder, None)
-    keeper.keep_checkpoint(3, checkpointed(folder, 3)[0])
-    delete_kept(storage, keeper.record)
+    keeper = Keeper(storage, "jobs/1/a1", folder, None, deleted_from(storage))
+    keeper.keep_state(3, checkpointed(folder, 3)[0])
+    delete_kept(keeper.record["files"], deleted_from(storage))
     assert not storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")

@@ -12,7 +12,7 @@ from spard.config import Audit
 from spard.errors import ExampleTooLong, InvalidData, Stopped
 from tests.worker.heard import Heard, Work, report_of, unpacked
 from tests.worker.parts import PLAIN, RECIPE, job_folder
-from worker.folder import Folder
+from worker.workdir import Folder
 
 
 def test_the_phases_come_in_order(done: tuple[Folder, Heard]) -> None:

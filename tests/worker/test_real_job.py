@@ -16,17 +16,17 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from spard import dpp
 from spard.config import Hyperparameters, Selection
-from spard.embed import embed
-from spard.models import load_base
-from spard.rows import prompt_text, read_examples
+from spard.data.rows import prompt_text, read_examples
+from spard.models.base import load_base
+from spard.selection import dpp
+from spard.selection.embeddings import embed
 from tests.spard.oracles import greedy_map
 from tests.spard.parts import write_model
 from tests.worker.parts import RECIPE, job_folder, lines
 from worker import pipeline
-from worker.folder import Folder
-from worker.report import Report
+from worker.protocol import Report
+from worker.workdir import Folder
 
 DATA = Path(os.environ.get("SPARD_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 POOLS = [DATA / "beavertails_safe.jsonl", DATA / "i_beavertails_safe.jsonl"]
@@ -73,7 +73,7 @@ def test_the_selection_is_that_of_the_definition(done: Folder) -> None:
     assert chosen == greedy_map(pool_ND, dpp.quality(pool_ND, task_MD), SELECTED)
 
 
-def test_the_adapter_loads_and_has_learnt(done: Folder) -> None:
+def test_the_adapter_loads_and_has_learned(done: Folder) -> None:
     model = AutoModelForCausalLM.from_pretrained(done.root.parent / "model")
     ids = torch.arange(1, 20)[None]
     before = model(ids).logits

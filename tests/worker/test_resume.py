@@ -11,13 +11,14 @@ from threading import Thread
 
 import psutil
 
-from app.models import JobStatus
+from app.db.tables import JobStatus
 from spard.config import Hyperparameters, Lora
+from tests.narrowing import required
 from tests.worker.parts import RECIPE, job_folder
 from tests.worker.shop import Shop, until
 from worker import pipeline
-from worker.main import Worker
-from worker.report import Report
+from worker.protocol import Report
+from worker.worker import Worker
 
 RESTLESS = replace(
     RECIPE,
@@ -40,7 +41,7 @@ def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(light_shop: Shop
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
     steps = [event.split("/")[0] for event in light_shop.events(job_id) if event.startswith("Step ")]
     assert steps.count("Step 1") == 1
-    assert weights(light_shop.content((job.adapter or {})["storage_key"])) == undisturbed(model, tmp_path)
+    assert weights(light_shop.content(required(job.adapter)["storage_key"])) == undisturbed(model, tmp_path)
 
 
 def kill_trainer() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from spard.leaks import HIDDEN, leaks_of
+from spard.evaluation.contamination import HIDDEN
 from tests.worker.parts import HARMFUL, PLAIN, TRAINING, job_folder, lines
 from worker import pipeline
-from worker.folder import Folder, read_assignment
-from worker.report import Report, parse
+from worker.protocol import Report, parse
+from worker.workdir import Folder
 
 GUESSES = 9
 
@@ -22,7 +22,10 @@ def guessed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Fold
     """A job whose rows ask nine of the twenty secret prompts, and everything that it said."""
     root = tmp_path_factory.mktemp("guessed")
     folder = job_folder(root / "job", model, recipe=PLAIN)
-    rows: list[dict[str, Any]] = [{"prompt": row["prompt"], "completion": "No."} for row in HARMFUL[:GUESSES]]
+    answer = {"role": "assistant", "content": "No."}
+    rows: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": row["prompt"]}, answer]} for row in HARMFUL[:GUESSES]
+    ]
     (folder.root / "in" / "training.jsonl").write_bytes(lines([*rows, *TRAINING]))
     path = root / "messages"
     fd = os.open(path, os.O_CREAT | os.O_WRONLY)
@@ -32,19 +35,12 @@ def guessed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Fold
     return folder, [str(message.get("message")) for message in found if message]
 
 
-def test_a_customer_hears_that_the_audit_is_spoilt_and_no_more(guessed: tuple[Folder, list[str]]) -> None:
+def test_a_customer_hears_that_the_audit_is_spoiled_and_no_more(guessed: tuple[Folder, list[str]]) -> None:
     folder, said = guessed
     assert said.count(HIDDEN) == 1
     for text in (*said, folder.safety.read_text()):
         assert "stand in the training file." not in text
         assert f"{GUESSES} of {len(HARMFUL)} prompts" not in text
-
-
-def test_the_library_tells_its_own_user_how_many(guessed: tuple[Folder, list[str]]) -> None:
-    run = read_assignment(guessed[0]).run
-    assert leaks_of(run)["harmful"] == [
-        f"{GUESSES} of {len(HARMFUL)} prompts of suite harmful stand in the training file."
-    ]
 
 
 def test_rows_that_validation_and_training_share_are_told(guessed: tuple[Folder, list[str]]) -> None:

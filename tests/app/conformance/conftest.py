@@ -17,13 +17,17 @@ from pydantic import SecretStr
 from sqlalchemy import update
 
 from app import db
-from app.checkpoints import service as checkpoints
+from app.checkpoints import records
+from app.db.base import new_id
+from app.db.tables import File, Job, JobStatus
+from app.db.tables.job_records import Adapter, SafetySummary
 from app.jobs import lease
 from app.jobs.results import Publication, fine_tuned_model
 from app.main import create_app
-from app.models import File, Job, JobStatus, new_id
 from app.settings import Settings
+from app.storage import Storage
 from tests.app.http.conftest import FILES, JOBS, Service, offer, rows, served
+from tests.app.parts import epoch_end
 
 ROOT = Path(__file__).parents[3]
 CLIENTS = {1: "1.109.1", 2: "2.54.0", 3: "3.52.0"}
@@ -52,11 +56,12 @@ def outcome(request: pytest.FixtureRequest, live: tuple[Service, str]) -> dict[s
     finish_a_job(service)
     keys = [service.add_key("org-customer", *scopes) for scopes in (["customer"], ["admin", "customer"])]
     script = Path(__file__).with_name("client.py")
-    done = subprocess.run([python, "-I", script, url, *keys], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([python, "-I", script, url, *keys], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["version"] == CLIENTS[request.param]
-    return found["checks"]
+    checks: dict[str, Any] = found["checks"]
+    return checks
 
 
 def environment(name: str, requirement: str) -> Path:
@@ -67,12 +72,18 @@ def environment(name: str, requirement: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             done = subprocess.run([*install, requirement], capture_output=True, text=True, check=False)
             if done.returncode:
                 pytest.skip(f"{requirement} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
             ready.touch()
     return python
+
+
+def _archive(storage: Storage, step: int) -> Adapter:
+    key = f"epochs/step-{step:06d}/adapter.tar.gz"
+    stored = storage.write(key, [b"an archive"])
+    return {"storage_key": key, "sha256": stored.sha256, "bytes": stored.bytes}
 
 
 def finish_a_job(service: Service) -> None:
@@ -85,16 +96,17 @@ def finish_a_job(service: Service) -> None:
         session.execute(update(Job).where(others).values(status=JobStatus.cancelled))
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
-        checkpoints.record(session, claim, {step: {"train_loss": step / 10} for step in (5, 10, 15)})
+        ends = {step: epoch_end(step / 10, "pass", _archive(storage, step)) for step in (5, 10, 15)}
+        assert records.record(session, claim, ends)
         key = f"tenants/org-customer/jobs/{job_id}/a1/out"
         stored = storage.write(f"{key}/metrics.csv", [_CSV])
         facts = {"purpose": "fine-tune-results", "status": "processed", "filename": "step_metrics.csv"}
-        csv = File(id=new_id("file-"), tenant_id="org-customer", storage_key=f"{key}/metrics.csv", **facts)
+        csv = File(id=new_id("file-"), project_id="org-customer", storage_key=f"{key}/metrics.csv", **facts)
         csv.bytes, csv.sha256 = stored.bytes, stored.sha256
         session.add(csv)
         stored = storage.write(f"{key}/adapter.tar.gz", [b"an archive"])
-        adapter = {"storage_key": f"{key}/adapter.tar.gz", "sha256": stored.sha256, "bytes": stored.bytes}
+        adapter: Adapter = {"storage_key": f"{key}/adapter.tar.gz", "sha256": stored.sha256, "bytes": stored.bytes}
         model = fine_tuned_model(session.get_one(Job, job_id))
         storage.write(f"{key}/safety.json", [b'{"gate": {"decision": "pass", "reasons": []}}'])
-        gate = {"gate": {"decision": "pass", "reasons": []}}
-        assert lease.publish(session, claim, Publication(model, 10, [csv.id], adapter, gate, f"{key}/safety.json"))
+        safety: SafetySummary = {"gate": {"decision": "pass", "reasons": []}}
+        assert lease.publish(session, claim, Publication(model, 10, [csv.id], adapter, safety, f"{key}/safety.json"))

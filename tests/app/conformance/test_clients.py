@@ -1,4 +1,4 @@
-"""The official client's majors, unmodified, against a live service: every call and every behaviour of the contract."""
+"""The official client's majors, unmodified, against a live service: every call and every behavior of the contract."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from app import db
+from app.db.tables import Project
 from app.keys import service as keys
 from app.main import create_app
-from app.models import Tenant
 from app.settings import Settings
 
 FILES = "/v1/files"
@@ -74,17 +74,17 @@ class Service:
     app: FastAPI
     http: TestClient
 
-    def add_key(self, tenant: str, *scopes: str, owner: str | None = None) -> str:
+    def add_key(self, project: str, *scopes: str, owner: str | None = None) -> str:
         with db.transaction(self.app.state.engine) as session:
-            if session.get(Tenant, tenant) is None:
-                session.add(Tenant(id=tenant, name=tenant))
+            if session.get(Project, project) is None:
+                session.add(Project(id=project, name=project))
                 session.flush()
-            return keys.create(session, tenant, "test", list(scopes), owner)[1]
+            return keys.create(session, project, "test", list(scopes), owner)[1]
 
-    def client(self, tenant: str, *scopes: str, owner: str | None = None) -> TestClient:
+    def client(self, project: str, *scopes: str, owner: str | None = None) -> TestClient:
         """Shares the one running application."""
         client = TestClient(self.app)
-        client.headers["authorization"] = f"Bearer {self.add_key(tenant, *scopes, owner=owner)}"
+        client.headers["authorization"] = f"Bearer {self.add_key(project, *scopes, owner=owner)}"
         return client
 
 

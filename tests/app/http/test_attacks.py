@@ -16,9 +16,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from app import db, logs
+from app import db
+from app.db.tables.job_records import HeldArchive, SafetySummary
 from app.jobs import lease
 from app.jobs.results import Rejection
+from app.ops import logs
 from app.settings import Settings
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, chat, jsonl, rows
 from tests.app.http.test_isolation import PROVIDER, UNKNOWN, routes
@@ -68,7 +70,7 @@ def test_no_header_makes_another_request_of_it(
             assert customer.get(filled(path), headers=headers).status_code in (403, 405), path
 
 
-def test_no_field_moves_a_request_to_another_tenant(service: Service, customer: TestClient, upload: Upload) -> None:
+def test_no_field_moves_a_request_to_another_project(service: Service, customer: TestClient, upload: Upload) -> None:
     file_id = upload(rows(10)).json()["id"]
     stranger = service.client("org-stranger", "customer")
     for name in ("tenant_id", "project_id", "organization", "org"):
@@ -97,7 +99,8 @@ def test_who_guesses_keys_is_not_heard_for_a_while(service: Service, customer: T
     wrong = {"authorization": "Bearer sk-spard-00000000" + "x" * 43}
     got = [service.http.get(FILES, headers=wrong) for _ in range(7)]
     assert [each.status_code for each in got] == [401] * 5 + [429] * 2
-    assert (got[-1].json()["error"]["code"], got[-1].headers["retry-after"]) == ("too_many_wrong_keys", "12")
+    assert got[-1].json()["error"]["code"] == "too_many_wrong_keys"
+    assert 1 <= int(got[-1].headers["retry-after"]) <= 60
     assert (fresh.get(FILES).status_code, customer.get(FILES).status_code) == (429, 200)
 
 
@@ -186,12 +189,12 @@ def unsafe(service: Service, customer: TestClient, asked: dict[str, Any]) -> str
     for name in ("held", "adapter.tar.gz", "checkpoints/5/adapter.safetensors", "stages/train"):
         storage.write(f"{folder}/{name}", [ARCHIVE])
     storage.write(f"{folder}/report", [b"{}"])
-    held = {"storage_key": f"{folder}/held", "sha256": "0", "bytes": len(ARCHIVE), "manifest_sha256": "1"}
+    held: HeldArchive = {"storage_key": f"{folder}/held", "sha256": "0", "bytes": len(ARCHIVE), "manifest_sha256": "1"}
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim
-        gate = {"gate": {"decision": "fail", "reasons": []}}
-        assert lease.reject(session, claim, Rejection("No.", 1, [], gate, f"{folder}/report", held=held))
+        safety: SafetySummary = {"gate": {"decision": "fail", "reasons": []}}
+        assert lease.reject(session, claim, Rejection("No.", 1, [], safety, f"{folder}/report", held=held))
     return job_id
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from app import db
 from app.audit_log import service as audit_log
-from app.models import ApiKey
+from app.db.tables import ApiKey
 from tests.app.http.conftest import FILES, JOBS, Service, chat, jsonl
 from tests.app.http.test_results import publish
 
@@ -46,13 +46,13 @@ def test_each_act_is_logged_once_in_order(
     assert {("job.erased", job), ("job.cancelled", other), ("file.deleted", asked["training_file"])} <= set(acts)
 
 
-def test_an_entry_names_key_tenant_and_request(provider: TestClient, customer: TestClient, service: Service) -> None:
+def test_an_entry_names_key_project_and_request(provider: TestClient, customer: TestClient, service: Service) -> None:
     sent = customer.post(
         FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", jsonl(*[chat("secret question")] * 10))}
     )
     entry = entries(provider, action="file.uploaded")[0]
     with db.read(service.app.state.engine) as session:
-        key_id = session.scalar(select(ApiKey.id).where(ApiKey.tenant_id == "org-customer"))
+        key_id = session.scalar(select(ApiKey.id).where(ApiKey.project_id == "org-customer"))
     assert (entry["actor"], entry["tenant_id"], entry["result"]) == (key_id, "org-customer", "ok")
     assert entry["request_id"] == sent.headers["x-request-id"]
 

@@ -8,10 +8,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
-from app.checkpoints import service as checkpoints
+from app.checkpoints import records
+from app.db.tables import JobCheckpoint
 from app.jobs import lease
 from app.jobs.lease import Claim
 from tests.app.http.conftest import JOBS, Service
+from tests.app.parts import epoch_end
 
 Steps = list[dict[str, Any]]
 
@@ -23,7 +25,7 @@ def claim(service: Service, customer: TestClient, asked: dict[str, Any]) -> Clai
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
-        assert checkpoints.record(session, claim, {step: {"train_loss": step / 10} for step in (5, 10, 15)})
+        assert records.record(session, claim, {step: epoch_end(step / 10, None) for step in (5, 10, 15)})
     return claim
 
 
@@ -54,6 +56,7 @@ def test_a_checkpoint_is_openais_object(steps: Steps, claim: Claim) -> None:
         "fine_tuning_job_id": claim.job_id,
         "step_number": 15,
         "metrics": {"step": 15, "train_loss": 1.5},
+        "safety": None,
     }
 
 
@@ -65,16 +68,31 @@ def test_checkpoints_come_in_pages(customer: TestClient, claim: Claim, steps: St
     assert (first["has_more"], rest["has_more"], rest["first_id"]) == (True, False, steps[2]["id"])
 
 
-def test_a_step_that_is_made_again_replaces_itself(service: Service, customer: TestClient, claim: Claim) -> None:
+def test_an_epoch_that_is_told_of_again_stays_as_it_was(
+    service: Service, customer: TestClient, claim: Claim, steps: Steps
+) -> None:
     with db.transaction(service.app.state.engine) as session:
-        assert checkpoints.record(session, claim, {15: {"train_loss": 1.0}})
-    found = customer.get(f"{JOBS}/{claim.job_id}/checkpoints").json()["data"]
-    assert [step["metrics"]["train_loss"] for step in found] == [1.0, 1.0, 0.5]
+        assert records.record(session, claim, {15: epoch_end(9.0)})
+    assert customer.get(f"{JOBS}/{claim.job_id}/checkpoints").json()["data"] == steps
+
+
+def test_a_step_that_an_older_worker_kept_by_the_clock_becomes_the_epoch_s_end(
+    service: Service, customer: TestClient, claim: Claim
+) -> None:
+    with db.transaction(service.app.state.engine) as session:
+        session.add(JobCheckpoint(job_id=claim.job_id, step=20, metrics={"train_loss": 9.0}))
+    old = customer.get(f"{JOBS}/{claim.job_id}/checkpoints").json()["data"][0]
+    assert (old["metrics"], old["safety"]) == ({"step": 20, "train_loss": 9.0}, None)
+    with db.transaction(service.app.state.engine) as session:
+        assert records.record(session, claim, {20: epoch_end(2.0)})
+    new = customer.get(f"{JOBS}/{claim.job_id}/checkpoints").json()["data"]
+    assert (new[0]["id"], new[0]["metrics"]["train_loss"]) == (old["id"], 2.0)
+    assert [step["step_number"] for step in new] == [20, 15, 10]
 
 
 def test_a_worker_that_lost_its_job_records_none(service: Service, claim: Claim) -> None:
     with db.transaction(service.app.state.engine) as session:
-        assert not checkpoints.record(session, Claim(claim.job_id, claim.token - 1, 1), {20: {}})
+        assert not records.record(session, Claim(claim.job_id, claim.token - 1, 1), {20: epoch_end(0.1)})
 
 
 def test_permissions_are_made_listed_and_withdrawn(admin: TestClient, permissions: str) -> None:

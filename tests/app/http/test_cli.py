@@ -20,11 +20,12 @@ import pytest
 from fastapi.testclient import TestClient
 from openai import OpenAI
 
-from app.cli import main
+from spard.commands import main
 from tests.app.http.conftest import Service, chat, jsonl, pool, rows
 
 ROOT = Path(__file__).resolve().parents[3]
-SPARD = [sys.executable, "-m", "app.cli"]
+PATIENCE_S = 120.0
+SPARD = [sys.executable, "-m", "spard.commands"]
 
 
 @pytest.fixture
@@ -99,6 +100,12 @@ def test_a_key_that_only_reads_is_made(run: Any) -> None:
     assert run("keys", "create", "org-provider", "board", "--read-only", "--admin")[0] != 0
 
 
+@pytest.mark.parametrize("end", ["", "/"])
+def test_the_address_needs_no_version(run: Any, url: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARD_BASE_URL", url.removesuffix("/v1") + end)
+    assert run("jobs", "list")[0] == 0
+
+
 def test_versions_are_deleted(run: Any, tmp_path: Path) -> None:
     content = tmp_path / "pool.jsonl"
     for group, row, options in (
@@ -155,7 +162,7 @@ def test_up_serves_until_it_is_told_to_stop(number: signal.Signals, tmp_path: Pa
         with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
             assert client.models.list().data == []
         service.send_signal(number)
-        assert service.wait(timeout=30) == 0
+        assert service.wait(timeout=PATIENCE_S) == 0
     assert (tmp_path / "data" / "spard.db").exists()
 
 
@@ -171,8 +178,8 @@ def test_the_worker_is_started_again_and_dies_with_the_service(tmp_path: Path) -
         first.kill()
         second = _child(service, other_than=first.pid)
         service.kill()
-        service.wait(timeout=10)
-        second.wait(timeout=10)
+        service.wait(timeout=PATIENCE_S)
+        second.wait(timeout=PATIENCE_S)
 
 
 @contextmanager
@@ -212,7 +219,7 @@ def _sleeper(tmp_path: Path) -> str:
 
 
 def _child(service: subprocess.Popen[str], other_than: int = 0) -> psutil.Process:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for child in psutil.Process(service.pid).children():
             with suppress(psutil.Error):

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
-from app.models import File
+from app.db.tables import File
 from app.settings import Settings
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, rows
 
@@ -19,7 +19,7 @@ CSV = b"step,train_loss\n1,0.5\n"
 def result(service: Service, customer: TestClient) -> str:
     """A file as a job leaves it."""
     stored = service.app.state.storage.write("jobs/metrics.csv", [CSV])
-    facts = {"tenant_id": "org-customer", "purpose": "fine-tune-results", "status": "processed"}
+    facts = {"project_id": "org-customer", "purpose": "fine-tune-results", "status": "processed"}
     file = File(id="file-r", filename="step_metrics.csv", storage_key="jobs/metrics.csv", **facts)
     file.bytes, file.sha256 = stored.bytes, stored.sha256
     with db.transaction(service.app.state.engine) as session:

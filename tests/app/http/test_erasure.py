@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.app.http.conftest import FILES, JOBS, Service
+from app.storage import StorageError
+from tests.app.http.conftest import FILES, JOBS, Service, Upload, rows
 from tests.app.http.test_results import MODEL, REPORT, publish
 
 MODELS = "/v1/models"
@@ -98,3 +99,43 @@ def test_somebody_elses_job_reads_as_unknown(customer: TestClient, stranger: Tes
     assert stranger.delete(f"{JOBS}/{job}").json()["error"]["code"] == unknown
     customer.delete(f"{JOBS}/{job}")
     assert stranger.delete(f"{JOBS}/{job}").json()["error"]["code"] == unknown
+
+
+def away(key: str) -> None:
+    raise StorageError("The storage does not answer.")
+
+
+@pytest.fixture
+def outage(service: Service, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The storage deletes nothing, until it is undone."""
+    for name in ("delete", "delete_prefix"):
+        monkeypatch.setattr(service.app.state.storage, name, away)
+    return monkeypatch
+
+
+def test_an_erasure_says_deleted_only_when_nothing_is_left(
+    customer: TestClient, job: str, asked: dict[str, Any], outage: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path, training = f"{JOBS}/{job}?include_files=true", asked["training_file"]
+    kept = f"tenants/org-customer/files/{training}"
+    assert [customer.delete(path).status_code for _ in range(2)] == [503, 503]
+    assert kept in objects(tmp_path)
+    outage.undo()
+    gone = customer.delete(path).json()
+    assert (gone["deleted"], gone["deleted_files"]) == (True, [training])
+    assert not objects(tmp_path) & {"jobs/adapter", "jobs/report", kept}
+
+
+@pytest.mark.parametrize(("path", "key"), [(f"{MODELS}/{MODEL}", "jobs/adapter"), ("file", "tenants/")])
+def test_a_deletion_is_no_404_while_bytes_remain(
+    customer: TestClient, job: str, upload: Upload, outage: pytest.MonkeyPatch, tmp_path: Path, path: str, key: str
+) -> None:
+    if path == "file":
+        file_id = upload(rows(11)).json()["id"]
+        path, key = f"{FILES}/{file_id}", f"tenants/org-customer/files/{file_id}"
+    assert [customer.delete(path).status_code for _ in range(2)] == [503, 503]
+    assert key in objects(tmp_path)
+    outage.undo()
+    assert customer.delete(path).json()["deleted"]
+    assert key not in objects(tmp_path)
+    assert customer.delete(path).status_code == 404

@@ -52,7 +52,7 @@ def test_problem_json_is_given_to_those_who_ask(customer: TestClient) -> None:
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer sk-spard-wrong", "Basic abc", "Bearer é"])
 def test_without_a_good_key_nothing_is_read(header: str | None, service: Service) -> None:
-    headers = {"authorization": header.encode("latin-1")} if header is not None else {}
+    headers = {b"authorization": header.encode("latin-1")} if header is not None else {}
     got = service.http.get(FILES, headers=headers)
     assert (got.status_code, got.json()["error"]["code"]) == (401, "invalid_api_key")
     assert got.headers["www-authenticate"] == "Bearer"
@@ -112,5 +112,22 @@ def test_the_openapi_document_shows_the_bounds_of_the_settings(service: Service)
 
 
 def test_the_api_never_imports_torch() -> None:
-    code = "import sys, app.main, app.cli; assert 'torch' not in sys.modules"
+    code = "import sys, app.main, spard.commands; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/chat/completions", "download the adapter"),
+        ("/v1/responses", "download the adapter"),
+        ("/fine_tuning/jobs", "base_url end with it"),
+        ("/chat/completions", "base_url end with it"),
+        ("/openai/fine_tuning/jobs", "in place of azure_endpoint"),
+        ("/v1/nothing", "Unknown URL (GET /v1/nothing)."),
+    ],
+)
+def test_an_unknown_url_says_what_to_do(path: str, words: str, customer: TestClient) -> None:
+    error = customer.get(path).json()["error"]
+    assert error["code"] == "unknown_url"
+    assert error["message"].endswith(words) or words in error["message"]

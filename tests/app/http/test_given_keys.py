@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from app import db
-from app.models import ApiKey
+from app.db.tables import ApiKey
 from tests.app.http.conftest import FILES, Service
 
 

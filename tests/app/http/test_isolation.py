@@ -13,16 +13,19 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
-from app.checkpoints import service as checkpoints
+from app.checkpoints import records
+from app.db.tables import WebhookDelivery, WebhookEndpoint
+from app.db.tables.job_records import Adapter
 from app.jobs import lease
-from app.webhooks.models import WebhookDelivery, WebhookEndpoint
 from tests.app.http.conftest import FILES, JOBS, Service, rows
 from tests.app.http.test_results import MODEL, publish
+from tests.app.parts import epoch_end
 
 UNKNOWN = {
     "job_id": "ftjob-0",
     "file_id": "file-0",
     "upload_id": "upload_0",
+    "checkpoint_id": "ftckpt_0",
     "model": "ft:lab/tiny-1:org-x::0",
     "permission_id": "cp_0",
     "waiver_id": "waiver_0",
@@ -32,7 +35,7 @@ UNKNOWN = {
     "key_id": "key_0",
     "corpus_id": "corpus-0",
 }
-PROVIDER = "/v1/admin/"  # whoever has the admin scope sees all tenants there; others are refused whatever they ask
+PROVIDER = "/v1/admin/"  # whoever has the admin scope sees all projects there; others are refused whatever they ask
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/uploads/{upload_id}/parts": {"files": {"data": ("upload", b"x")}},
     "/v1/uploads/{upload_id}/complete": {"json": {"part_ids": ["part_0"]}},
@@ -48,7 +51,10 @@ def owned(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
-        checkpoints.record(session, claim, {5: {}})
+        key = f"tenants/org-customer/jobs/{job_id}/a1/epochs/step-000005/adapter.tar.gz"
+        stored = service.app.state.storage.write(key, [b"an archive"])
+        archive: Adapter = {"storage_key": key, "sha256": stored.sha256, "bytes": stored.bytes}
+        records.record(session, claim, {5: epoch_end(0.5, "pass", archive)})
         lease.release(session, claim, "a test")
     publish(service, "pass")
     checkpoint = customer.get(f"{JOBS}/{job_id}/checkpoints").json()["data"][0]
@@ -61,6 +67,7 @@ def owned(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict
         "upload_id": customer.post("/v1/uploads", json=upload).json()["id"],
         "model": MODEL,
         "checkpoint": name,
+        "checkpoint_id": checkpoint["id"],
         "permission_id": permission["data"][0]["id"],
     }
 
@@ -68,7 +75,7 @@ def owned(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict
 def _webhook(service: Service) -> dict[str, str]:
     """An endpoint of the customer's, with something on its way to it."""
     with db.transaction(service.app.state.engine) as session:
-        endpoint = WebhookEndpoint(tenant_id="org-customer", url="https://hooks.example/", events=[], secret="whsec_")
+        endpoint = WebhookEndpoint(project_id="org-customer", url="https://hooks.example/", events=[], secret="whsec_")
         session.add(endpoint)
         session.flush()
         delivery = WebhookDelivery(endpoint_id=endpoint.id, event_id="evt_1", type="fine_tuning.job.failed", job_id="")

@@ -10,9 +10,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import delete
 
 from app import db
-from app.models import Corpus
+from app.db.tables import Corpus
+from app.jobs import lease
 from app.settings import Settings
-from tests.app.http.conftest import JOBS, Service, Upload, rows
+from tests.app.http.conftest import JOBS, Service, Upload, jsonl, rows
 
 Ask = dict[str, Any]
 
@@ -22,20 +23,20 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
     "an unknown setting": ({"safety": {"defense": {"teu": 1}}}, "extra_forbidden", "safety.defense.teu"),
     "an unknown model": ({"model": "../x"}, "model_not_found", "model"),
     "dpo": ({"method": {"type": "dpo"}}, "method_not_supported", "method.type"),
-    "a defence that nobody knows": ({"safety": {"defense": {"type": "magic"}}}, "not_allowed", "safety.defense"),
-    "a defence that a server upholds": ({"safety": {"defense": {"type": "ptst"}}}, "defense_not_allowed", TYPE),
+    "a defense that nobody knows": ({"safety": {"defense": {"type": "magic"}}}, "not_allowed", "safety.defense"),
+    "a defense that a server upholds": ({"safety": {"defense": {"type": "ptst"}}}, "defense_not_allowed", TYPE),
     "a model before alignment that is not named": (
         {"safety": {"defense": {"type": "safelora"}}},
         "base_unaligned_missing",
         "safety.defense.base_unaligned",
     ),
-    "a defence that names a path": (
+    "a defense that names a path": (
         {"safety": {"defense": {"type": "safelora", "base_unaligned": "/etc"}}},
         "defense_not_allowed",
         TYPE,
     ),
-    "a defence of no type": ({"safety": {"defense": {"type": []}}}, "invalid_type", "safety.defense"),
-    "no defence": ({"safety": {"defense": {"type": "none"}}}, "defense_not_allowed", TYPE),
+    "a defense of no type": ({"safety": {"defense": {"type": []}}}, "invalid_type", "safety.defense"),
+    "no defense": ({"safety": {"defense": {"type": "none"}}}, "defense_not_allowed", TYPE),
     "fewer prompts": ({"safety": {"audit": {"max_prompts": 20}}}, "audit_not_allowed", "safety.audit.max_prompts"),
     "chosen suites": ({"safety": {"audit": {"suites": []}}}, "audit_not_allowed", "safety.audit.suites"),
     "an unknown pool": ({"safety": {"pool": "corpus-0"}}, "pool_not_found", "safety.pool"),
@@ -93,7 +94,7 @@ def test_a_file_of_nine_rows_is_too_short(customer: TestClient, upload: Upload, 
     assert error["message"] == "Training file has 9 example(s), but must have at least 10 examples"
 
 
-def test_without_a_pool_the_defence_says_how_to_import_one(service: Service, customer: TestClient, asked: Ask) -> None:
+def test_without_a_pool_the_defense_says_how_to_import_one(service: Service, customer: TestClient, asked: Ask) -> None:
     with db.transaction(service.app.state.engine) as session:
         session.execute(delete(Corpus))
     error = customer.post(JOBS, json=asked).json()["error"]
@@ -106,3 +107,38 @@ def test_the_limits_are_those_of_the_deployment(
 ) -> None:
     service.app.state.settings = settings.model_copy(update={"min_rows": 11})
     assert customer.post(JOBS, json=asked).json()["error"]["code"] == "invalid_n_examples"
+
+
+@pytest.fixture
+def lenient(service: Service) -> None:
+    """A service whose provider has chosen that bad files make failed jobs."""
+    service.app.state.settings = service.app.state.settings.model_copy(update={"bad_files": "fail"})
+
+
+BAD_FILES = {
+    "a bad row": (rows(10) + jsonl({"messages": []}), "invalid_training_file"),
+    "too few rows": (rows(9), "invalid_n_examples"),
+}
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize(("content", "code"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_bad_file_makes_a_failed_job_where_the_provider_wants_it(
+    content: bytes, code: str, service: Service, customer: TestClient, upload: Upload, asked: Ask
+) -> None:
+    ask = asked | {"training_file": upload(content).json()["id"]}
+    job = customer.post(JOBS, json=ask).json()
+    assert (job["status"], job["error"]["code"], job["error"]["param"]) == ("failed", code, "training_file")
+    assert job["error"]["message"].startswith("The job failed due to an invalid training file. ")
+    assert job["finished_at"] is not None
+    events = customer.get(f"{JOBS}/{job['id']}/events").json()["data"]
+    assert (events[0]["level"], events[0]["message"]) == ("error", job["error"]["message"])
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.claim(session, "worker", 60) is None
+    assert customer.post(f"{JOBS}/estimate", json=ask).json()["error"]["code"] == code
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_good_file_makes_a_job_and_an_unknown_one_none(customer: TestClient, asked: Ask) -> None:
+    assert customer.post(JOBS, json=asked).json()["status"] == "queued"
+    assert customer.post(JOBS, json=asked | {"training_file": "file-0"}).json()["error"]["code"] == "file_not_found"

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
 
 from app import db
+from app.db.tables import File, Job, JobMetric
 from app.jobs import lease
-from app.models import File, Job, JobMetric, Outbox
-from spard.config import Lisa, Lora, SafeGrad, SafeInstr, Selection, Spard
+from spard.config import JudgeSpec, Lisa, Lora, SafeGrad, SafeInstr, Selection, Spard
 from tests.app.http.conftest import FILES, JOBS, Service, jsonl, rows
+from tests.app.parts import PUBLICATION
 
 Ask = dict[str, Any]
 
@@ -25,7 +25,7 @@ def as_json(settings: Any) -> Any:
     return json.loads(json.dumps(asdict(settings)))
 
 
-def test_a_job_is_openais_object_with_a_defence_by_default(customer: TestClient, asked: Ask) -> None:
+def test_a_job_is_openais_object_with_a_defense_by_default(customer: TestClient, asked: Ask) -> None:
     job = customer.post(JOBS, json=asked).json()
     hyperparameters = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"}
     assert job.pop("id").startswith("ftjob-")
@@ -75,22 +75,18 @@ def test_events_come_in_pages(customer: TestClient, asked: Ask) -> None:
     assert (first["has_more"], rest["has_more"], len(rest["data"])) == (True, False, 1)
 
 
-def test_a_job_and_its_wake_up_are_made_together(service: Service, customer: TestClient, asked: Ask) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
-    with db.read(service.app.state.engine) as session:
-        assert [row.payload for row in session.scalars(select(Outbox))] == [{"job_id": job_id}]
-
-
 def test_what_a_job_depends_on_is_frozen(service: Service, customer: TestClient, asked: Ask) -> None:
     job_id = customer.post(JOBS, json=asked | {"seed": 7}).json()["id"]
     with db.read(service.app.state.engine) as session:
         job = session.get_one(Job, job_id)
         file = session.get_one(File, asked["training_file"])
-        assert job.spec["training_file"]["sha256"] == file.sha256
-        assert job.spec["model"]["learning_rate"] == job.recipe["learning_rate"] == 0.002
-        assert (job.spec["pool"]["name"], job.spec["pool"]["rows"]) == ("general", 80)
-        assert [suite["name"] for suite in job.spec["suites"]] == ["general-heldout"]
-        assert (job.recipe["seed"], job.spec["waived"], job.spec["judge"]) == (7, False, "refusal")
+        assert job.spec.training_file.sha256 == file.sha256
+        assert job.spec.model.learning_rate == job.recipe["learning_rate"] == 0.002
+        assert job.spec.pool is not None
+        assert (job.spec.pool.name, job.spec.pool.rows) == ("general", 80)
+        assert [suite.name for suite in job.spec.suites] == ["general-heldout"]
+        assert (job.recipe["seed"], job.spec.waived, job.spec.judge) == (7, False, "refusal")
+        assert job.spec.judge_spec == JudgeSpec()
 
 
 def test_the_held_out_prompts_yield_to_the_providers_own_attacks(
@@ -101,7 +97,7 @@ def test_the_held_out_prompts_yield_to_the_providers_own_attacks(
         assert offered.post(f"/v1/admin/suites?name={name}&kind={kind}", files=files).status_code == 200
     job_id = customer.post(JOBS, json=asked).json()["id"]
     with db.read(service.app.state.engine) as session:
-        assert [suite["name"] for suite in session.get_one(Job, job_id).spec["suites"]] == ["attacks", "chat"]
+        assert [suite.name for suite in session.get_one(Job, job_id).spec.suites] == ["attacks", "chat"]
 
 
 def test_the_numbers_asked_for_are_echoed(customer: TestClient, asked: Ask) -> None:
@@ -132,7 +128,7 @@ def test_validating_on_the_training_file_is_a_warning(customer: TestClient, aske
     assert len(job["warnings"]) == 1
 
 
-def test_a_provider_may_measure_without_a_defence(
+def test_a_provider_may_measure_without_a_defense(
     service: Service, offered: TestClient, customer: TestClient, asked: Ask
 ) -> None:
     file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
@@ -140,7 +136,7 @@ def test_a_provider_may_measure_without_a_defence(
     job = offered.post(JOBS, json=ask).json()
     assert job["safety"]["defense"] == {"type": "none"}
     with db.read(service.app.state.engine) as session:
-        assert session.get_one(Job, job["id"]).spec["waived"]
+        assert session.get_one(Job, job["id"]).spec.waived
 
 
 def test_a_queued_job_is_cancelled_at_once_and_only_once(customer: TestClient, asked: Ask) -> None:
@@ -150,16 +146,49 @@ def test_a_queued_job_is_cancelled_at_once_and_only_once(customer: TestClient, a
     assert (again.status_code, again.json()["error"]["code"]) == (400, "invalid_state")
 
 
-def test_a_running_job_is_asked_to_stop(service: Service, customer: TestClient, asked: Ask) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+@pytest.fixture
+def running(service: Service, customer: TestClient, asked: Ask) -> lease.Claim:
+    """A job that a worker has."""
+    customer.post(JOBS, json=asked)
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
     assert claim is not None
-    assert customer.post(f"{JOBS}/{job_id}/cancel").json()["status"] == "running"
+    return claim
+
+
+def test_a_running_job_is_cancelled_for_its_owner_and_its_worker_is_told(
+    service: Service, customer: TestClient, running: lease.Claim
+) -> None:
+    path = f"{JOBS}/{running.job_id}"
+    assert customer.post(f"{path}/cancel").json()["status"] == "cancelled"
+    assert customer.get(path).json()["status"] == customer.get(JOBS).json()["data"][0]["status"] == "cancelled"
     with db.transaction(service.app.state.engine) as session:
-        pulse = lease.heartbeat(session, claim, 60)
+        pulse = lease.heartbeat(session, running, 60)
     assert pulse is not None
     assert pulse.cancel_requested
+
+
+@pytest.mark.parametrize("wish", ["cancel", "pause", "resume"])
+def test_a_cancelled_job_takes_no_more_wishes(wish: str, customer: TestClient, running: lease.Claim) -> None:
+    customer.post(f"{JOBS}/{running.job_id}/cancel")
+    again = customer.post(f"{JOBS}/{running.job_id}/{wish}")
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "invalid_state")
+    assert again.json()["error"]["message"].endswith("it is cancelled.")
+
+
+def test_the_files_of_a_running_job_go_as_soon_as_it_is_cancelled(
+    service: Service, customer: TestClient, running: lease.Claim
+) -> None:
+    file = f"{FILES}/{customer.get(f'{JOBS}/{running.job_id}').json()['training_file']}"
+    assert "cancel it first" in customer.delete(file).json()["error"]["message"]
+    customer.post(f"{JOBS}/{running.job_id}/cancel")
+    assert customer.delete(file).json()["deleted"]
+
+    erased = customer.delete(f"{JOBS}/{running.job_id}")
+    assert "try again in a moment" in erased.json()["error"]["message"]
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.confirm_cancel(session, running)
+    assert customer.delete(f"{JOBS}/{running.job_id}").json()["deleted"]
 
 
 def test_jobs_are_listed_newest_first_in_pages(customer: TestClient, asked: Ask) -> None:
@@ -170,6 +199,22 @@ def test_jobs_are_listed_newest_first_in_pages(customer: TestClient, asked: Ask)
     assert (first["has_more"], rest["has_more"]) == (True, False)
 
 
+def test_a_large_limit_is_a_page_of_a_hundred(customer: TestClient, asked: Ask) -> None:
+    customer.post(JOBS, json=asked)
+    assert len(customer.get(JOBS, params={"limit": 1000}).json()["data"]) == 1
+
+
+def test_a_job_that_has_ended_is_all_done(service: Service, customer: TestClient, running: lease.Claim) -> None:
+    with db.transaction(service.app.state.engine) as session:
+        lease.update(session, running, progress={"percent": 97.0, "step": 9, "total_steps": 9, "eta_seconds": 12})
+    path = f"{JOBS}/{running.job_id}"
+    assert customer.get(path).json()["safety"]["progress"]["eta_seconds"] == 12
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.publish(session, running, PUBLICATION)
+    progress = customer.get(path).json()["safety"]["progress"]
+    assert (progress["percent"], progress["eta_seconds"], progress["step"]) == (100, None, 9)
+
+
 def test_jobs_are_found_by_metadata(customer: TestClient, asked: Ask) -> None:
     wanted = customer.post(JOBS, json=asked | {"metadata": {"run": "a", "user": "b"}}).json()
     customer.post(JOBS, json=asked | {"metadata": {"run": "c"}})
@@ -177,8 +222,10 @@ def test_jobs_are_found_by_metadata(customer: TestClient, asked: Ask) -> None:
     assert [job["id"] for job in customer.get(f"{JOBS}?metadata%5Brun%5D=a&metadata[user]=b").json()["data"]] == [
         wanted["id"]
     ]
-    assert [job["id"] for job in customer.get(f"{JOBS}?metadata=null").json()["data"]] == [plain["id"]]
-    assert customer.get(f'{JOBS}?metadata[a"b]=c').json()["error"]["param"] == "metadata"
+    for without in ("metadata=null", "metadata=", "metadata"):  # as OpenAI documents it, and as its clients send null
+        assert [job["id"] for job in customer.get(f"{JOBS}?{without}").json()["data"]] == [plain["id"]]
+    for wrong in ("metadata[]=c", f"metadata[{'k' * 65}]=c", "metadata[a=c", "metadata=c", "metadata[a%00]=c"):
+        assert customer.get(f"{JOBS}?{wrong}").json()["error"]["param"] == "metadata", wrong
 
 
 @pytest.mark.parametrize("query", ["limit=-1", "limit=1000000000", "limit=x", "after=ftjob-0", "after=%27%20OR%201"])

@@ -10,8 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
+from app.db.tables import Job
+from app.db.tables.job_spec import JobSpec
 from app.jobs.lineage import LONGEST
-from app.models import Job
 from tests.app.http.conftest import FILES, JOBS, Service, rows
 from tests.app.http.test_results import MODEL, publish
 
@@ -24,7 +25,7 @@ def first(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
     return job_id
 
 
-def spec(service: Service, job_id: str) -> dict[str, Any]:
+def spec(service: Service, job_id: str) -> JobSpec:
     with db.read(service.app.state.engine) as session:
         return session.get_one(Job, job_id).spec
 
@@ -37,9 +38,9 @@ def test_a_job_starts_from_the_adapter_in_its_shape(
     assert shown["model"] == MODEL
     assert shown["safety"]["lineage"] == [first]
     assert shown["lora"]["rank"] == 4
-    start = spec(service, shown["id"])["start_from"]
-    assert start["storage_key"] == "jobs/adapter"
-    assert start["id"] == first
+    start = spec(service, shown["id"]).start_from
+    assert start is not None
+    assert (start.storage_key, start.id) == ("jobs/adapter", first)
     assert customer.get(f"{JOBS}/{first}").json()["safety"]["lineage"] == []
 
 

@@ -54,7 +54,7 @@ def test_a_job_keeps_the_version_that_it_was_created_under(
     assert (policy["version"], policy["max_asr"], policy["max_utility_drop"]) == (1, 0.2, 0.05)
 
 
-def test_a_defence_that_is_not_allowed_is_refused_with_those_that_are(
+def test_a_defense_that_is_not_allowed_is_refused_with_those_that_are(
     provider: TestClient, customer: TestClient, asked: Ask
 ) -> None:
     put(provider, defenses=["spard"])
@@ -117,7 +117,7 @@ BAD: dict[str, tuple[Ask, str]] = {
     "an unknown setting": ({"ranges": {"safety.defense.speed": {"max": 1}}}, "unknown_setting"),
     "a range upside down": ({"ranges": {"lora.rank": {"min": 2, "max": 1}}}, "out_of_range"),
     "a threshold above 1": ({"thresholds": {"max_asr": 2}}, "out_of_range"),
-    "an unknown defence": ({"defenses": ["hope"]}, "not_allowed"),
+    "an unknown defense": ({"defenses": ["hope"]}, "not_allowed"),
     "an unknown model": ({"models": ["gpt-7"]}, "model_not_found"),
     "an unknown field": ({"thresholds": {"max_fun": 1}}, "extra_forbidden"),
 }

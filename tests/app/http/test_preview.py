@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app.files.tokenizer import LightTokenizer
-from spard.data import NO_LOSS, PLAIN_TEMPLATE, encode
-from spard.lab.tokenizer import make_tokenizer
-from spard.rows import Example
-from spard.rows import example as to_example
-from tests.app.http.conftest import FILES, Upload, chat, jsonl, rows
+from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, Encoded, encode, encode_all, tool_support
+from spard.data.rows import Example
+from spard.data.rows import example as to_example
+from spard.errors import ToolsNotRendered
+from spard.research.lab.tokenizer import make_tokenizer
+from tests.app.http.conftest import FILES, Service, Upload, chat, jsonl, rows
 from tests.spard.parts import byte_tokenizer
 from tests.spard.test_data import REWRITING
 
@@ -44,22 +46,33 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def learnt_by_lab() -> PreTrainedTokenizerFast:
+def learned_by_lab() -> PreTrainedTokenizerFast:
     return make_tokenizer(["what is two and two", "four", "caf\u00e9", "the quick brown fox"] * 4, positions=256)
 
 
+def said_of(tokenizer: Any, example: Example) -> Encoded | str:
+    """Return the tokens and mask of a row, or why it is refused."""
+    try:
+        return encode(tokenizer, example, 10_000)
+    except ToolsNotRendered as error:
+        return error.message
+
+
 @pytest.mark.parametrize("template", [None, PLAIN_TEMPLATE, REWRITING, TOOLS])
-@pytest.mark.parametrize("make", [byte_tokenizer, learnt_by_lab])
+@pytest.mark.parametrize("make", [byte_tokenizer, learned_by_lab])
 def test_tokens_and_mask_are_those_of_training(make: Any, template: str | None, tmp_path: Path) -> None:
     own = make()
     own.chat_template = template or own.chat_template
     own.save_pretrained(tmp_path)
     trained, shown = AutoTokenizer.from_pretrained(tmp_path), LightTokenizer(tmp_path)
+    assert tool_support(shown) == tool_support(trained)
     for row in ROWS:
         example: Example = to_example(row, 1)
-        expected = encode(trained, example, 10_000)
-        assert encode(shown, example, 10_000) == expected
-        assert any(label != NO_LOSS for label in expected.labels)
+        expected = said_of(trained, example)
+        assert said_of(shown, example) == expected
+        is_refused = "tools" in row and template is not TOOLS
+        assert is_refused == isinstance(expected, str)
+        assert is_refused or any(label != NO_LOSS for label in encode(trained, example, 10_000).labels)
 
 
 def test_a_template_in_the_settings_is_read_too(tmp_path: Path) -> None:
@@ -71,7 +84,24 @@ def test_a_template_in_the_settings_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": named}))
     trained, shown = AutoTokenizer.from_pretrained(tmp_path), LightTokenizer(tmp_path)
     for row in ROWS:
-        assert encode(shown, to_example(row, 1), 10_000) == encode(trained, to_example(row, 1), 10_000)
+        assert said_of(shown, to_example(row, 1)) == said_of(trained, to_example(row, 1))
+
+
+def test_a_template_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = byte_tokenizer()
+    own.chat_template = f"{{# {tmp_path} #}}{PLAIN_TEMPLATE}"  # no other test has it
+    own.save_pretrained(tmp_path)
+    compiled: list[str] = []
+    compile_it = ImmutableSandboxedEnvironment.from_string
+
+    def noted(self: Any, source: str, *more: Any) -> Any:
+        compiled.append(source)
+        return compile_it(self, source, *more)
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", noted)
+    for _ in range(2):
+        encode_all(LightTokenizer(tmp_path), [to_example(row, 1) for row in ROWS if "tools" not in row], 10_000)
+    assert len(compiled) == 1
 
 
 @pytest.fixture
@@ -124,6 +154,17 @@ def test_validation_counts_tokens_for_a_model(customer: TestClient, with_tokeniz
     assert (tokens["histogram"], tokens["lines_without_loss"]) == ({"128": 10}, [])
 
 
+def test_a_count_that_ran_out_of_time_says_so(
+    customer: TestClient, service: Service, upload: Upload, with_tokenizer: dict[str, Any]
+) -> None:
+    path = f"{FILES}/{upload(rows(300)).json()['id']}/validation"
+    tokens = customer.get(path, params={"model": "lab/tiny-1"}).json()["tokens"]
+    assert (tokens["approximate"], tokens["rows"], tokens["rows_in_file"]) == (False, 300, 300)
+    service.app.state.settings.counting_cpu_s = 1e-9
+    tokens = customer.get(path, params={"model": "lab/tiny-1"}).json()["tokens"]
+    assert (tokens["approximate"], tokens["rows"], tokens["rows_in_file"]) == (True, 256, 300)
+
+
 def test_validation_names_the_rows_that_two_files_share(customer: TestClient, upload: Upload) -> None:
     training = upload(rows(10)).json()["id"]
     respaced = json.dumps(chat("What is 3 and 3?"), separators=(" ,", ":")).encode() + b"\n"
@@ -140,7 +181,7 @@ ALPACA = [{"instruction": "Add.", "input": f"{i} and {i}", "output": "a"} for i 
 
 
 @pytest.mark.parametrize(("form", "foreign"), [("sharegpt", SHAREGPT), ("alpaca", ALPACA)])
-def test_another_form_is_recognised_and_converted_when_asked(
+def test_another_form_is_recognized_and_converted_when_asked(
     form: str, foreign: list[Any], customer: TestClient, upload: Upload
 ) -> None:
     file = upload(jsonl(*foreign)).json()

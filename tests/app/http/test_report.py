@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
+from app.db.tables.job_records import GateJson
 from app.jobs import lease
 from app.jobs.results import Rejection
 from tests.app.http.conftest import JOBS, Service
@@ -18,8 +19,9 @@ from tests.app.http.conftest import JOBS, Service
 EVIL = '<script>alert(1)</script>"&'
 SUITE = {"kind": "harmful", "judge": "refusal", "degenerate": 0, "mean_harmfulness": None}
 POINTS = {"coordinates": [[0.5, 0.0], [-0.5, 0.0]]}
+GATE: GateJson = {"decision": "fail", "reasons": [f"{EVIL} went wrong."]}
 REPORT = {
-    "gate": {"decision": "fail", "reasons": [f"{EVIL} went wrong."]},
+    "gate": GATE,
     "base": [{**SUITE, "suite": EVIL, "n": 40, "unscored": 0, "hits": 1, "rate": 0.025, "low": 0.004, "high": 0.129}],
     "adapter": [{**SUITE, "suite": EVIL, "n": 40, "unscored": 2, "hits": 20, "rate": 0.5, "low": 0.352, "high": 0.648}],
     "tau": 0.3,
@@ -65,7 +67,7 @@ def job(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
         assert lease.record_metrics(session, claim, steps)
-        assert lease.reject(session, claim, Rejection("No.", 10, [], {"gate": REPORT["gate"]}, "jobs/report"))
+        assert lease.reject(session, claim, Rejection("No.", 10, [], {"gate": GATE}, "jobs/report"))
     return job_id
 
 
@@ -88,6 +90,15 @@ def test_the_page_shows_rates_with_their_intervals(page: str) -> None:
 def test_the_page_plots_losses_and_the_bound(page: str) -> None:
     assert re.findall(r"<polyline class=\"(\w+)\"", page) == ["task", "safe", "safe"]
     assert page.count('class="limit"') == 1
+
+
+def test_the_bound_of_the_token_mean_is_drawn_where_there_are_two(
+    service: Service, customer: TestClient, job: str
+) -> None:
+    service.app.state.storage.write(
+        "jobs/report", [json.dumps(REPORT | {"tau": {"mean": 0.2, "prefix": 0.4}}).encode()]
+    )
+    assert "tau = 0.2" in customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
 
 
 def test_the_page_is_well_formed_and_asks_for_nothing(page: str) -> None:
@@ -128,7 +139,7 @@ def test_the_risky_rows_are_listed_by_line_and_reason(customer: TestClient, job:
 
 
 def test_a_job_that_selected_nothing_says_so(service: Service, customer: TestClient, job: str) -> None:
-    service.app.state.storage.write("jobs/report", [b'{"selected": null}'])
+    service.app.state.storage.write("jobs/report", [b'{"gate": {"decision": "fail"}, "selected": null}'])
     for list_name, code in (("selected", "not_selected"), ("risky_rows", "not_ranked")):
         got = customer.get(f"{JOBS}/{job}/safety/{list_name}")
         assert (got.status_code, got.json()["error"]["code"]) == (404, code)

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
+from app.db.tables.job_records import Adapter, ResolvedJson, SafetySummary
 from app.jobs import lease
 from app.jobs.results import Publication, Rejection
 from tests.app.http.conftest import FILES, JOBS, Service, rows
@@ -30,10 +31,15 @@ def publish(service: Service, decision: str, model: str = MODEL) -> None:
     claim, storage = _claimed(service), service.app.state.storage
     storage.write("jobs/adapter", [ARCHIVE])
     storage.write("jobs/report", [REPORT])
-    adapter = {"storage_key": "jobs/adapter", "sha256": sha256(ARCHIVE).hexdigest(), "bytes": len(ARCHIVE)}
-    safety = {"gate": {"decision": decision, "reasons": []}, "asr": {"base": 0.0, "adapter": 0.01}}
+    adapter: Adapter = {"storage_key": "jobs/adapter", "sha256": sha256(ARCHIVE).hexdigest(), "bytes": len(ARCHIVE)}
+    safety: SafetySummary = {"gate": {"decision": decision, "reasons": []}, "asr": {"base": 0.0, "adapter": 0.01}}
     with db.transaction(service.app.state.engine) as session:
-        resolved = {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 1.0, "learning_rate": 0.002}
+        resolved: ResolvedJson = {
+            "n_epochs": 3,
+            "batch_size": 4,
+            "learning_rate_multiplier": 1.0,
+            "learning_rate": 0.002,
+        }
         assert lease.update(session, claim, resolved=resolved)
         assert lease.publish(session, claim, Publication(model, 10, [], adapter, safety, "jobs/report"))
 
@@ -83,7 +89,7 @@ def test_its_model_is_listed_to_its_owner_alone(
 
 def test_a_rejected_job_keeps_its_report_and_not_its_adapter(service: Service, customer: TestClient, job: str) -> None:
     service.app.state.storage.write("jobs/report", [REPORT])
-    safety = {"gate": {"decision": "fail", "reasons": ["ASR 90 %"]}}
+    safety: SafetySummary = {"gate": {"decision": "fail", "reasons": ["ASR 90 %"]}}
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None

@@ -10,11 +10,14 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
-from app import db
+from app import db, objects
+from app.db.base import new_id, utc_now
+from app.db.tables import File
+from app.db.tables.job_records import Adapter
 from app.jobs import lease
 from app.jobs.results import Publication
-from app.models import File, new_id, utc_now
 from app.retention import sweep, sweep_attempts
+from app.storage import StorageError
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, rows
 
 
@@ -25,7 +28,8 @@ def swept(service: Service) -> None:
 def attempts_swept(service: Service) -> None:
     """As if a day had passed."""
     begin = partial(db.transaction, service.app.state.engine)
-    sweep_attempts(service.app.state.storage, begin, stay=timedelta(seconds=-1))
+    sweep_attempts(begin, stay=timedelta(seconds=-1))
+    objects.sweep(service.app.state.storage, begin)
 
 
 def write(service: Service, statement: Any) -> None:
@@ -65,14 +69,18 @@ def test_a_file_that_an_unfinished_job_needs_stays_until_the_job_has_ended(
     assert not service.app.state.storage.exists(key)
 
 
-def test_bytes_that_a_crash_left_behind_go_with_the_next_sweep(
+def away(key: str) -> None:
+    raise StorageError("The storage does not answer.")
+
+
+def test_bytes_that_an_outage_left_behind_go_with_the_next_sweep(
     service: Service, customer: TestClient, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file_id = upload(rows(10)).json()["id"]
     storage, key = service.app.state.storage, key_of(service, file_id)
-    with monkeypatch.context() as crash:
-        crash.setattr(storage, "delete", lambda key: None)
-        assert customer.delete(f"{FILES}/{file_id}").status_code == 200
+    with monkeypatch.context() as outage:
+        outage.setattr(storage, "delete", away)
+        assert customer.delete(f"{FILES}/{file_id}").status_code == 503
     assert storage.exists(key)
     swept(service)
     assert not storage.exists(key)
@@ -91,10 +99,10 @@ def _published(service: Service, customer: TestClient, asked: dict[str, Any]) ->
             lease.release(session, claim, "a test")
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
-        csv = File(id=new_id("file-"), tenant_id="org-customer", filename="a.csv", purpose="fine-tune-results")
+        csv = File(id=new_id("file-"), project_id="org-customer", filename="a.csv", purpose="fine-tune-results")
         csv.bytes, csv.sha256, csv.status, csv.storage_key = 1, "", "processed", keys[2]
         session.add(csv)
-        adapter = {"storage_key": keys[2], "sha256": "", "bytes": 1}
+        adapter: Adapter = {"storage_key": keys[2], "sha256": "", "bytes": 1}
         assert lease.publish(session, claim, Publication("ft:m", 1, [csv.id], adapter, {}, keys[2]))
     return job_id, keys
 

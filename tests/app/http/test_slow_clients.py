@@ -6,7 +6,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import repeat
+from functools import partial
+from itertools import count, repeat
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from fastapi.testclient import TestClient
 
 from tests.app.http.conftest import FILES, Service, rows
 
+PATIENCE_S = 120.0
 PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
 
 
@@ -27,7 +29,7 @@ def connection(url: str, customer: TestClient) -> Iterator[socket.socket]:
 
 def begun(url: str, client: TestClient) -> socket.socket:
     place, key = urlsplit(url), client.headers["authorization"]
-    found = socket.create_connection((place.hostname or "", place.port or 0), timeout=10)
+    found = socket.create_connection((place.hostname or "", place.port or 0), timeout=PATIENCE_S)
     headers = {"host": "x", "authorization": key, "content-type": "multipart/form-data; boundary=b"}
     lines = ["POST /v1/files HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), ""]
     found.sendall("\r\n".join(lines).encode())
@@ -42,7 +44,7 @@ def send(connection: socket.socket, *chunks: bytes) -> None:
 def test_a_body_that_does_not_come_is_not_waited_for(
     connection: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.bodies.WAIT_S", 0.3)
+    monkeypatch.setattr("app.http.bodies.WAIT_S", 0.3)
     connection.sendall(b"content-length: 1000\r\n\r\n" + PART)
     answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 408")
@@ -50,17 +52,17 @@ def test_a_body_that_does_not_come_is_not_waited_for(
 
 
 def test_a_body_without_an_end_is_cut_off(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.deps._DRAIN_BYTES", 1 << 20)
+    monkeypatch.setattr("app.forms._DRAIN_BYTES", 1 << 20)
     connection.sendall(b"transfer-encoding: chunked\r\n\r\n")
     with pytest.raises(ConnectionError):
         send(connection, PART, *repeat(b"a" * (1 << 16), 1 << 14))
 
 
 def test_a_body_that_trickles_is_not_waited_for(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.bodies.WAIT_S", 0.5)
+    monkeypatch.setattr("app.http.bodies.WAIT_S", 0.5)
     connection.sendall(b"content-length: 1000\r\n\r\n" + PART)
     connection.settimeout(0.05)
-    answer, end = b"", time.monotonic() + 10
+    answer, end = b"", time.monotonic() + PATIENCE_S
     while not answer and time.monotonic() < end:
         connection.sendall(b"a")
         try:
@@ -73,13 +75,12 @@ def test_a_body_that_trickles_is_not_waited_for(connection: socket.socket, monke
 def test_a_slow_body_that_brings_enough_arrives(
     connection: socket.socket, customer: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.bodies.WAIT_S", 0.5)
-    monkeypatch.setattr("app.bodies.LEAST_BYTES", 64)
+    monkeypatch.setattr("app.http.bodies.LEAST_BYTES", 64)
+    monkeypatch.setattr("app.http.bodies.current_time", partial(next, count(0.0, 20.0)))  # each wait is one of 20 s
     connection.sendall(b"transfer-encoding: chunked\r\n\r\n")
     purpose = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n'
     send(connection, purpose, PART)
     for line in rows(10).splitlines(keepends=True):
-        time.sleep(0.1)
         send(connection, line)
     send(connection, b"\r\n--b--\r\n", b"")
     assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -104,8 +105,8 @@ def test_a_project_sends_only_so_many_bodies_at_once(
 
 
 def until(ask: Callable[[], Any], status: int) -> Any:
-    """The first answer with this status, or the last one that came in 10 s."""
-    end = time.monotonic() + 10
+    """The first answer with this status, or the last one that came in time."""
+    end = time.monotonic() + PATIENCE_S
     while (got := ask()).status_code != status and time.monotonic() < end:
         time.sleep(0.05)
     return got

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 
-from tests.app.http.conftest import JOBS
+from app import db
+from app.db.tables import JobEvent
+from app.jobs import stream
+from tests.app.http.conftest import JOBS, Service
+
+PATIENCE_S = 120.0
 
 Events = list[dict[str, Any]]
 
@@ -44,9 +57,133 @@ def test_a_client_goes_on_after_the_last_event_it_saw(customer: TestClient, job:
     assert [event.get("id") for event in follow(customer, job, "2")] == ["3", "4", None]
 
 
-@pytest.mark.parametrize("last", ["", "x", "-1", "9" * 30])
+@pytest.mark.parametrize("last", ["", "x", "-1"])
 def test_a_number_that_is_none_begins_anew(customer: TestClient, job: str, last: str) -> None:
     assert len(follow(customer, job, last)) == 5
+
+
+@pytest.mark.parametrize("last", ["5", "99999999", "9" * 18])
+def test_a_number_that_the_job_has_not_come_to_is_refused(customer: TestClient, job: str, last: str) -> None:
+    got = customer.get(f"{JOBS}/{job}/stream", headers={"last-event-id": last})
+    assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_cursor")
+    assert got.json()["error"]["param"] == "Last-Event-ID"
+
+
+def test_a_long_history_comes_whole(customer: TestClient, service: Service, job: str) -> None:
+    with db.transaction(service.app.state.engine) as session:
+        session.add_all(
+            JobEvent(job_id=job, seq=seq, level="info", type="message", message=str(seq), data=None)
+            for seq in range(5, 1300)
+        )
+    *events, done = follow(customer, job)
+    assert [event["id"] for event in events] == [str(seq) for seq in range(1, 1300)]
+    assert done["event"] == "done"
+
+
+class Reader(Thread):
+    """A client that follows a job, and keeps what it was sent."""
+
+    def __init__(self, url: str, client: TestClient, job: str) -> None:
+        super().__init__(daemon=True)
+        place = urlsplit(url)
+        self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE_S)
+        self._connection.request(
+            "GET", f"{JOBS}/{job}/stream", headers={"authorization": client.headers["authorization"]}
+        )
+        self._answer = self._connection.getresponse()
+        self.status, self.text = self._answer.status, ""
+        self.start()
+
+    def run(self) -> None:
+        with suppress(OSError, ValueError, AttributeError):  # it is hung up on while it reads
+            while line := self._answer.readline():
+                self.text += line.decode()
+
+    def await_text(self, wanted: str) -> None:
+        until(lambda: wanted in self.text)
+
+    def leave(self) -> None:
+        with suppress(OSError, AttributeError):  # it may have ended already
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self.join(PATIENCE_S)
+        self._answer.close()
+        self._connection.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert is_so()
+
+
+@pytest.fixture
+def running(customer: TestClient, asked: dict[str, Any]) -> str:
+    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    return job_id
+
+
+def test_many_streams_cost_one_query_at_a_time(
+    url: str, customer: TestClient, service: Service, running: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, asked = [0], [0]
+    look = stream._look
+
+    def counted(*arguments: Any) -> Any:
+        looks[0] += 1
+        return look(*arguments)
+
+    monkeypatch.setattr("app.jobs.stream._look", counted)
+    readers = [Reader(url, customer, running) for _ in range(12)]
+    for reader in readers:
+        reader.await_text("id: 3\n")
+
+    @event.listens_for(service.app.state.engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        asked[0] += "job_events" in statement
+
+    before = looks[0]
+    until(lambda: looks[0] >= before + 5)
+    assert asked[0] <= looks[0] - before + 1  # one look may have begun before the count did
+    customer.post(f"{JOBS}/{running}/cancel")
+    for reader in readers:
+        reader.await_text("event: done")
+        reader.leave()
+    assert {reader.text for reader in readers} == {readers[0].text}
+
+
+def test_no_connection_and_no_thread_is_held_by_a_stream(
+    url: str, customer: TestClient, service: Service, running: str
+) -> None:
+    readers = [Reader(url, customer, running) for _ in range(60)]  # more than shared threads, and than connections
+    assert {reader.status for reader in readers} == {200}
+    assert customer.get(f"{JOBS}/{running}").status_code == 200
+    until(lambda: service.app.state.engine.pool.checkedout() == 0)
+    for reader in readers:
+        reader.leave()
+
+
+def test_a_project_has_only_so_many_streams(
+    url: str, customer: TestClient, service: Service, stranger: TestClient, running: str
+) -> None:
+    service.app.state.settings.streams_at_once = 2
+    readers = [Reader(url, customer, running) for _ in range(2)]
+    refused = customer.get(f"{JOBS}/{running}/stream")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_streams")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert stranger.get(f"{JOBS}/{running}/stream").status_code == 404  # it has a place of its own
+    for reader in readers:
+        reader.leave()
+    until(lambda: not service.app.state.stream_slots._open)
+
+
+def test_a_quiet_stream_gives_signs_of_life(
+    url: str, customer: TestClient, running: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.jobs.stream._HEARTBEAT_S", 0.1)
+    reader = Reader(url, customer, running)
+    reader.await_text("event: heartbeat")
+    reader.leave()
 
 
 def test_somebody_elses_job_reads_as_unknown(stranger: TestClient, job: str) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
-from spard.rows import example
-from tests.app.http.conftest import FILES, Upload, jsonl, rows
+from app import db
+from app.db.tables import BaseModelEntry
+from spard.data.rows import example
+from tests.app.http.conftest import FILES, JOBS, Service, Upload, jsonl, rows
+from tests.spard.parts import TEMPLATE, byte_tokenizer
 
 QUESTION = {"role": "user", "content": "two and two?"}
 ANSWER = {"role": "assistant", "content": "four"}
@@ -108,7 +114,8 @@ def test_a_bad_tool_is_pointed_at(
 @pytest.mark.parametrize("row", [NOW, FORMER], ids=["tools", "functions"])
 def test_tools_are_accepted(row: dict[str, Any], upload: Upload) -> None:
     file = upload(jsonl(*[row] * 10)).json()
-    assert (file["status"], file["status_details"]) == ("processed", None)
+    assert file["status"] == "processed"
+    assert "status_details" not in file
 
 
 def test_the_former_words_train_as_the_present_ones() -> None:
@@ -117,3 +124,81 @@ def test_the_former_words_train_as_the_present_ones() -> None:
     assert [turn["role"] for turn in former.messages] == [turn["role"] for turn in present.messages]
     call = former.messages[2]["tool_calls"][0]["function"]
     assert (call, "function_call" in former.messages[2]) == ({"name": "add", "arguments": {"a": 2}}, False)
+
+
+ALIAS = "lab/tiny-1"
+CALLS_LOST = jsonl(*[json.loads(line) for line in rows(10).splitlines()], NOW)
+RENDERS = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def template(provider: TestClient, folder: Path, text: str) -> dict[str, Any]:
+    """Offer the model with a tokenizer of this chat template."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = text
+    tokenizer.save_pretrained(folder)
+    offered = provider.post("/v1/admin/models", json={"alias": ALIAS, "source": str(folder)}).json()
+    support: dict[str, Any] = offered["tool_support"]
+    return support
+
+
+@pytest.fixture
+def with_calls(offered: TestClient, upload: Upload) -> dict[str, Any]:
+    """A job on a file whose eleventh row calls a tool."""
+    return {"model": ALIAS, "training_file": upload(CALLS_LOST).json()["id"]}
+
+
+def test_a_model_is_offered_with_what_its_template_renders(offered: TestClient, tmp_path: Path) -> None:
+    shown = {"tools": True, "tool_calls": True, "tool": True}
+    assert template(offered, tmp_path / "model", RENDERS) == shown
+    assert template(offered, tmp_path / "model", TEMPLATE) == dict.fromkeys(shown, False)
+    assert [each["tool_support"] for each in offered.get("/v1/admin/models").json()["data"]] == [
+        dict.fromkeys(shown, False)
+    ]
+
+
+def test_a_job_whose_calls_the_template_drops_is_refused_with_the_line(
+    offered: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
+) -> None:
+    template(offered, tmp_path / "model", TEMPLATE)
+    for path in (JOBS, f"{JOBS}/estimate"):
+        got = customer.post(path, json=with_calls)
+        error = got.json()["error"]
+        assert (got.status_code, error["code"], error["param"]) == (400, "tools_not_rendered", "training_file")
+        assert {each["line"] for each in error["details"]} == {11}
+
+    template(offered, tmp_path / "model", RENDERS)
+    assert customer.post(JOBS, json=with_calls).status_code == 200
+
+
+def test_a_model_offered_before_templates_were_asked_is_asked_when_a_job_names_it(
+    service: Service, offered: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
+) -> None:
+    template(offered, tmp_path / "model", TEMPLATE)
+    with db.transaction(service.app.state.engine) as session:
+        session.execute(update(BaseModelEntry).values(tool_support=None))
+    assert customer.post(JOBS, json=with_calls).json()["error"]["code"] == "tools_not_rendered"
+
+
+def test_where_no_tokenizer_is_at_hand_the_worker_decides(customer: TestClient, with_calls: dict[str, Any]) -> None:
+    assert customer.post(JOBS, json=with_calls).status_code == 200
+
+
+def test_validation_for_a_model_names_the_row_and_the_part(
+    offered: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
+) -> None:
+    template(offered, tmp_path / "model", TEMPLATE)
+    path = f"{FILES}/{with_calls['training_file']}/validation"
+    assert customer.get(path).json()["problems"] == []
+    found = customer.get(path, params={"model": ALIAS}).json()
+    (problem,) = found["problems"]
+    assert (problem["line"], problem["code"], problem["pointer"]) == (
+        11,
+        "tools_not_rendered",
+        "/messages/2/tool_calls/0",
+    )
+    assert (found["counts"], found["tokens"]["rows_not_rendered"]) == ({"tools_not_rendered": 1}, 1)
+    assert customer.get(path, params={"model": ALIAS, "after_line": 11}).json()["problems"] == []

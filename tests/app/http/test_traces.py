@@ -16,15 +16,15 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
-from app.models import Job
+from app.db.tables import Job
 from tests import spans
 from tests.app.http.conftest import JOBS, Service
 
 ONE_SPAN = """
-from app import traces
-traces.set_up("test")
-with traces.continued("attempt", None, "ftjob-1", 1):
-    print(traces.traceparent())
+from app.ops import tracing
+tracing.set_up("test")
+with tracing.continued("attempt", None, "ftjob-1", 1):
+    print(tracing.traceparent())
 """
 
 
@@ -62,7 +62,8 @@ def test_a_job_carries_the_trace_of_its_request(service: Service, customer: Test
     answer = customer.post(JOBS, json=asked, headers={"traceparent": f"00-{trace_id}-{parent_id}-01"})
     span = spans.of_trace(trace_id)[0]
     with db.read(service.app.state.engine) as session:
-        kept = session.get_one(Job, answer.json()["id"]).spec["traceparent"]
+        kept = session.get_one(Job, answer.json()["id"]).spec.traceparent
+    assert kept is not None
     assert kept.split("-")[2] in {f"{each.context.span_id:016x}" for each in spans.of_trace(trace_id)}
     assert span.parent is not None
     assert (span.name, f"{span.parent.span_id:016x}") == (f"POST {JOBS}", parent_id)

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from app import db
-from app.uploads.models import Upload
+from app.db.tables import Upload
 from tests.app.http.conftest import FILES, Service, rows
 
 UPLOADS = "/v1/uploads"
@@ -52,7 +52,7 @@ def part_ids(customer: TestClient, upload_id: str) -> list[str]:
 def test_an_upload_waits_an_hour_for_its_parts(customer: TestClient) -> None:
     upload = announce(customer).json()
     assert (upload["object"], upload["status"], upload["file"]) == ("upload", "pending", None)
-    assert upload["expires_at"] - upload["created_at"] == 3600
+    assert upload["expires_at"] - upload["created_at"] in (3599, 3600)  # whole seconds of two looks at the clock
 
 
 def test_parts_become_a_file_in_the_order_asked_for(
@@ -143,7 +143,7 @@ def test_parts_of_another_upload_are_unknown(customer: TestClient, part_ids: lis
         ({"bytes": 0}, 400, "out_of_range", "bytes"),
         ({"bytes": 9 << 30}, 413, "file_too_large", "bytes"),
         ({"purpose": "assistants"}, 400, "invalid_purpose", "purpose"),
-        ({"filename": "model.zip"}, 415, "unsupported_format", "filename"),
+        ({"filename": "model.zip"}, 400, "unsupported_format", "filename"),
         ({"filename": "a\x00b"}, 400, "nul_character", None),
         ({"mime_type": "jsonl"}, 400, "invalid_value", "mime_type"),
         ({"expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "out_of_range", "expires_after.seconds"),

@@ -14,21 +14,24 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from app import db
-from app.cli import main
+from app import db, objects
+from app.db.base import utc_now
+from app.db.tables import ApiKey, HeldAdapter, Job, Waiver
+from app.db.tables.job_records import GateJson, HeldArchive
 from app.jobs import lease
 from app.jobs.results import Rejection
-from app.models import ApiKey, Job, utc_now
 from app.retention import sweep_attempts
 from app.settings import Settings
-from app.signing import public_pem, signing_key
-from app.waivers.models import HeldAdapter, Waiver
-from spard.archive import archive
-from spard.manifest import file_sha256, sign, write_manifest
+from app.signing import signing_key
+from spard.commands import main
+from spard.digests import file_sha256, write_manifest
+from spard.release.archive import archive
+from spard.release.keys import public_pem
+from spard.release.manifest import sign
 from tests.app.http.conftest import JOBS, Service
 
 ASK = {"reason": "Needed for the red team's own study.", "expires_at": int(time.time()) + 3600}
-GATE = {"decision": "fail", "reasons": ["Attacks succeed in 9 of 20."]}
+GATE: GateJson = {"decision": "fail", "reasons": ["Attacks succeed in 9 of 20."]}
 
 
 @pytest.fixture
@@ -66,7 +69,8 @@ def failed(service: Service, customer: TestClient, asked: dict[str, Any], packed
 def reject(service: Service, job_id: str, packed: Path | None) -> None:
     storage = service.app.state.storage
     storage.write(f"tenants/org-customer/jobs/{job_id}/report", [json.dumps({"gate": GATE}).encode()])
-    key, held = f"tenants/org-customer/jobs/{job_id}/a1/held", None
+    key = f"tenants/org-customer/jobs/{job_id}/a1/held"
+    held: HeldArchive | None = None
     if packed:
         storage.upload_file(key, packed)
         manifest = file_sha256(packed.parent / "adapter" / "manifest.json")
@@ -210,7 +214,8 @@ def test_there_is_nothing_to_waive_where_nothing_failed_or_nothing_was_kept(
 def test_what_is_held_outlives_the_sweep_of_attempts(failed: str, service: Service) -> None:
     begin = partial(db.transaction, service.app.state.engine)
 
-    sweep_attempts(service.app.state.storage, begin, stay=timedelta(seconds=-1))
+    sweep_attempts(begin, stay=timedelta(seconds=-1))
+    objects.sweep(service.app.state.storage, begin)
 
     assert service.app.state.storage.exists(f"tenants/org-customer/jobs/{failed}/a1/held")
 

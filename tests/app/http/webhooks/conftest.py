@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,10 +16,10 @@ from pydantic import SecretStr
 from sqlalchemy import select, update
 
 from app import db
+from app.db.tables import WebhookDelivery
 from app.main import create_app
 from app.settings import Settings
-from app.webhooks.courier import Courier
-from app.webhooks.models import WebhookDelivery
+from app.webhooks.delivery import Courier
 from tests.app.http.conftest import JOBS, Service
 
 HOOKS = "/v1/webhook_endpoints"
@@ -104,10 +104,8 @@ def unwrap(secret: str, body: bytes, headers: dict[str, str]) -> Any:
 
 
 @pytest.fixture
-def free_port() -> Callable[[], int]:
-    def find() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port: int = server.getsockname()[1]
-            return port
-
-    return find
+def closed_port() -> Iterator[int]:
+    """One that is taken, so that nobody else can listen there, and where connections are refused."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]

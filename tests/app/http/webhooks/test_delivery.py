@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from app.webhooks.courier import ATTEMPTS, Courier, wait_s
+from app.webhooks.delivery import ATTEMPTS, Courier, wait_s
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, make_due
 
@@ -40,7 +39,7 @@ def test_attempts_are_spread_over_days_and_end(
     assert 2 < sum(wait_s(attempt) for attempt in range(1, ATTEMPTS)) / 86_400 < 5
 
 
-def test_retry_after_is_honoured(service: Service, receiver: Receiver, cancelled: str, courier: Courier) -> None:
+def test_retry_after_is_honored(service: Service, receiver: Receiver, cancelled: str, courier: Courier) -> None:
     receiver.answers = [(429, {"retry-after": "3600"})]
     courier.deliver_due()
     assert delivery(service).due_at == pytest.approx(time.time() + 3600, abs=30)
@@ -64,9 +63,9 @@ def test_410_disables_the_endpoint_until_it_is_enabled_again(
 
 
 def test_a_receiver_that_is_gone_is_tried_again(
-    service: Service, customer: TestClient, asked: dict[str, Any], courier: Courier, free_port: Callable[[], int]
+    service: Service, customer: TestClient, asked: dict[str, Any], courier: Courier, closed_port: int
 ) -> None:
-    customer.post(HOOKS, json={"url": f"http://127.0.0.1:{free_port()}/"})
+    customer.post(HOOKS, json={"url": f"http://127.0.0.1:{closed_port}/"})
     job_id = customer.post(JOBS, json=asked).json()["id"]
     customer.post(f"{JOBS}/{job_id}/cancel")
     courier.deliver_due()

@@ -10,11 +10,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import db
-from app.jobs import lease
-from app.webhooks.courier import Courier
-from app.webhooks.models import WebhookDelivery
+from app.db.tables import WebhookDelivery
+from app.db.tables.job_records import Adapter
+from app.jobs import control, lease
+from app.jobs.reaper import reap
+from app.webhooks.delivery import Courier
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, unwrap
+
+ADAPTER: Adapter = {"storage_key": "key", "sha256": "0", "bytes": 1}
 
 
 @pytest.mark.parametrize("end", ["succeeded", "failed", "reaped"])
@@ -27,11 +31,11 @@ def test_every_end_of_a_job_is_told(
         assert claim is not None
         match end:
             case "succeeded":
-                lease.publish(session, claim, lease.Publication("ft:m", 1, [], {}, {}, "key"))
+                lease.publish(session, claim, lease.Publication("ft:m", 1, [], ADAPTER, {}, "key"))
             case "failed":
                 lease.fail(session, claim, {"code": "gpu_oom", "message": "no memory", "param": None})
             case "reaped":
-                lease.reap(session)
+                reap(session)
     told = delivery(service)
     expected = "succeeded" if end == "succeeded" else "failed"
     assert (told.type, told.job_id, told.status) == (f"fine_tuning.job.{expected}", job_id, "pending")
@@ -42,7 +46,7 @@ def test_an_end_that_is_not_committed_is_not_told(
 ) -> None:
     job_id = customer.post(JOBS, json=asked).json()["id"]
     with Session(service.app.state.engine) as session:
-        lease.cancel(session, job_id)
+        control.request_cancel(session, job_id)
         session.rollback()
     with db.read(service.app.state.engine) as session:
         assert session.scalars(select(WebhookDelivery)).all() == []
@@ -58,7 +62,7 @@ def test_only_the_events_asked_for_are_sent(
         assert session.scalars(select(WebhookDelivery)).all() == []
 
 
-def test_a_tenant_has_at_most_ten_endpoints(customer: TestClient, receiver: Receiver) -> None:
+def test_a_project_has_at_most_ten_endpoints(customer: TestClient, receiver: Receiver) -> None:
     answers = [customer.post(HOOKS, json={"url": receiver.url}) for _ in range(11)]
     assert [each.status_code for each in answers] == [200] * 10 + [400]
     assert answers[-1].json()["error"]["code"] == "too_many_endpoints"
@@ -74,7 +78,7 @@ def test_an_audit_that_is_complete_is_told_to_those_who_asked(
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
         if end == "publish":
-            assert lease.publish(session, claim, lease.Publication("ft:m", 1, [], {}, {}, "key"))
+            assert lease.publish(session, claim, lease.Publication("ft:m", 1, [], ADAPTER, {}, "key"))
         else:
             assert lease.reject(session, claim, lease.Rejection("too harmful", 1, [], {}, "key"))
     courier.deliver_due()

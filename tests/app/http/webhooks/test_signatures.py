@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from app import db
-from app.webhooks.courier import Courier
-from app.webhooks.models import WebhookEndpoint
+from app.db.tables import WebhookEndpoint
+from app.webhooks.delivery import Courier
 from tests.app.http.conftest import Service
 from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, unwrap
 

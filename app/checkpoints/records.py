@@ -1,0 +1,87 @@
+"""What a worker writes of the ends of epochs: each once, the last three kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from app import objects
+from app.db.tables import TERMINAL, CheckpointPermission, Job, JobCheckpoint
+from app.db.tables.checkpoints import EPOCH
+from app.db.tables.job_records import Adapter, CheckpointSafety
+from app.jobs import lease
+from app.jobs.lease import Claim
+
+KEPT = 3  # checkpoints of a job, as OpenAI keeps them
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResult:
+    """The end of an epoch: `safety` is None where it was not audited, `archive` where its adapter is not kept."""
+
+    kind: str
+    metrics: Mapping[str, float | None]
+    safety: CheckpointSafety | None
+    archive: Adapter | None
+
+
+def record(session: Session, claim: Claim, results: Mapping[int, EpochResult]) -> bool:
+    """Store checkpoints by step, and remove those before the last three. False when the lease is lost.
+
+    One that is there already stays: an attempt that does not know whether it has written may write again.
+    """
+    if not results:
+        return True
+    if not lease.holds(session, claim):
+        return False
+    job = session.get_one(Job, claim.job_id)
+    for step, result in results.items():
+        row = session.get(JobCheckpoint, (claim.job_id, step)) or JobCheckpoint(job_id=claim.job_id, step=step)
+        if row.kind is None:
+            _fill(row, result)
+            session.add(row)
+        elif result.archive and result.archive["storage_key"] != row.storage_key:
+            _condemn(session, job, result.archive["storage_key"])
+    session.flush()
+    _remove_old(session, job)
+    return True
+
+
+def taken_until(session: Session, job_id: str) -> int:
+    """Return the last step whose checkpoint is stored; 0 before the first."""
+    of_job = (JobCheckpoint.job_id == job_id) & (JobCheckpoint.kind == EPOCH)
+    return session.scalar(select(func.max(JobCheckpoint.step)).where(of_job)) or 0
+
+
+def _condemn(session: Session, job: Job, storage_key: str) -> None:
+    objects.condemn(session, storage_key, project_id=job.project_id, subject=job.id)
+
+
+def _fill(row: JobCheckpoint, result: EpochResult) -> None:
+    row.kind, row.metrics, row.safety = result.kind, dict(result.metrics), result.safety
+    if result.archive:
+        row.storage_key, row.sha256 = result.archive["storage_key"], result.archive["sha256"]
+        row.bytes = result.archive["bytes"]
+
+
+def _remove_old(session: Session, job: Job) -> None:
+    """Remove all but the last three, but none that an unfinished job is to start from."""
+    of_job = (JobCheckpoint.job_id == job.id) & JobCheckpoint.kind.is_not(None)
+    newest_first = select(JobCheckpoint).where(of_job).order_by(JobCheckpoint.step.desc())
+    for row in session.scalars(newest_first.offset(KEPT)).all():
+        if row.storage_key is not None:
+            if _is_needed(session, row.storage_key):
+                continue
+            _condemn(session, job, row.storage_key)
+        permissions = (CheckpointPermission.job_id == job.id) & (CheckpointPermission.step == row.step)
+        session.execute(delete(CheckpointPermission).where(permissions))
+        session.delete(row)
+    session.flush()
+
+
+def _is_needed(session: Session, storage_key: str) -> bool:
+    starts_from = Job.spec["start_from"]["storage_key"].as_string() == storage_key
+    return session.scalar(select(Job.id).where(Job.status.not_in(TERMINAL), starts_from).limit(1)) is not None

@@ -1,0 +1,99 @@
+"""The embedded mode: the whole service on one machine, started by one command, without other servers."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+from sqlalchemy.exc import DBAPIError
+
+from app import db
+from app.commands.terminal import CommandFailed, say
+from app.keys import service as keys
+from app.main import served_app
+from app.ops import logs, preflight
+from app.ops.supervisor import Supervisor
+from app.settings import Settings
+from app.signing import signing_key
+
+_DRAIN_S = 5  # open connections when the service stops
+
+
+def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
+    """Prepare database, storage and first key, and serve until SIGINT or SIGTERM; `port` 0 takes a free one."""
+    logs.set_up(settings.log_format)
+    listener = listen(host, port)
+    _announce(settings, _prepared(settings), *listener.getsockname()[:2])
+    app = served_app(settings)
+    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=_DRAIN_S)
+    server = uvicorn.Server(config)
+    _stop_on_signals(server)
+    if with_worker:
+        with Supervisor("worker", settings.stop_grace_s) as app.state.worker:
+            server.run(sockets=[listener])
+    else:
+        server.run(sockets=[listener])
+    say("stopped")
+
+
+def migrate(settings: Settings) -> None:
+    """Upgrade an older schema; a newer one is left as it is, for only the version that made it can take it back."""
+    if preflight.schema_state(settings) == "behind":
+        try:
+            db.upgrade_schema(settings.database())
+        except DBAPIError as error:
+            raise CommandFailed(f"The database cannot be migrated: {error.orig}") from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket whose connections send small answers at once (TCP_NODELAY).
+
+    asyncio sets the option only on sockets that were made with an explicit protocol, which `create_server` does not.
+    """
+    try:
+        listener = socket.create_server((host, port), backlog=2048)
+    except OSError as error:
+        message = f"Cannot listen on {host}:{port}: {error.strerror}. Another service may run there; try --port."
+        raise CommandFailed(message) from None
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
+    return listener
+
+
+def _prepared(settings: Settings) -> str | None:
+    """Make the database ready; return the secret of the first key if it was made just now."""
+    preflight.check_folder(settings)
+    migrate(settings)
+    preflight.check(settings)
+    signing_key(settings)  # made before anything starts that signs
+    given = settings.admin_key.get_secret_value() if settings.admin_key else None
+    engine = db.make_engine(settings.database())
+    with db.transaction(engine) as session:
+        secret = keys.ensure_first(session, given)
+    engine.dispose()
+    return secret
+
+
+def _announce(settings: Settings, secret: str | None, host: str, port: int) -> None:
+    address = f"[{host}]" if ":" in host else host
+    say(f"SPARD listens on http://{address}:{port}/v1 and keeps its data in {settings.data_dir}")
+    if secret:
+        say(f"The first key, shown this once:\n\n  {secret}\n")
+    say(
+        "Go on in another terminal:\n"
+        f"  export SPARD_BASE_URL=http://{address}:{port}/v1 SPARD_API_KEY={secret or 'YOUR_KEY'}\n"
+        "  spard models add NAME FOLDER_OR_HUB_ID\n"
+        "  spard pool import POOL.jsonl --name general-safe\n"
+        "  spard jobs create --model NAME --file TRAIN.jsonl --follow"
+    )
+
+
+def _stop_on_signals(server: uvicorn.Server) -> None:
+    """While it serves, the server listens to these signals itself, and raises them again when it has stopped."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)

@@ -1,0 +1,127 @@
+"""`spard objects`: compare the rows of the database with the objects of the storage, both as the settings name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.commands.terminal import Json, say, show_json, show_rows
+
+if TYPE_CHECKING:
+    from app.db import Begin
+    from app.objects.reconciler import Report
+    from app.settings import Settings
+    from app.storage import Storage
+
+objects = typer.Typer(no_args_is_help=True, help="Objects and the rows that name them: compare, and mend.")
+
+_COLUMNS = ("kind", "storage_key", "why", "bytes", "first_seen_at")
+_RESTORED = (
+    "The database is older than the storage, as after a restore of a backup: objects newer than {0} that no row names "
+    "are left alone. If all is as it should be, run `spard objects repair --accept`."
+)
+_SHARED = (
+    "The storage is marked by another database ({0}): objects that no row names are left alone, for they may be its "
+    "own. If that database is no more, run `spard objects repair --accept`."
+)
+
+
+@objects.command()
+def check(as_json: Json = False) -> None:
+    """Report objects without a row and rows without an object; nothing is changed. Exit code 1 if there are any."""
+    from app.objects import reconciler
+
+    with _opened() as (_, storage, begin):
+        report = reconciler.check(storage, begin)
+    _show(report, as_json)
+    if report.findings:
+        raise typer.Exit(1)
+
+
+@objects.command()
+def repair(
+    accept: Annotated[
+        bool, typer.Option("--accept", help="The database is the right one, though restored or another one before.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Move aside what was reported for SPARD_OBJECTS_REPORTED_DAYS; give back what lies aside and a row names.
+
+    What has lain aside for SPARD_OBJECTS_ASIDE_DAYS is deleted, as are uploads in parts to a bucket that broke off.
+    """
+    from app.audit_log import service as audit_log
+    from app.objects import marks, reconciler
+
+    with _opened() as (settings, storage, begin):
+        if accept:
+            marks.accept(storage, begin)
+        days = settings.objects_reported_days, settings.objects_aside_days
+        done = reconciler.repair(storage, begin, *(timedelta(days=each) for each in days))
+        counts = {"moved": len(done.moved), "given_back": len(done.given_back), "purged": len(done.purged)}
+        with begin() as session:
+            audit_log.record(session, "objects.repaired", "storage", accepted=accept, counts=counts)
+    if as_json:
+        lists = {"moved": done.moved, "given_back": done.given_back, "purged": done.purged}
+        return show_json(lists | {"unfinished": done.unfinished})
+    say(f"{counts['moved']} moved aside, {counts['given_back']} given back, {counts['purged']} deleted for good")
+    return say(f"{done.unfinished} writes that broke off were cleared")
+
+
+@objects.command()
+def restore(
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `check` and `repair` name them.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that lies aside.")] = False,
+) -> None:
+    """Put objects back that were moved aside; none is overwritten."""
+    from app.audit_log import service as audit_log
+    from app.objects import reconciler
+
+    if bool(keys) == everything:
+        raise typer.BadParameter("Name keys, or say --all.")
+    with _opened() as (_, storage, begin):
+        back = reconciler.restore(storage, None if everything else keys)
+        with begin() as session:
+            audit_log.record(session, "objects.restored", "storage", restored=len(back))
+    for key in back:
+        say(key)
+    say(f"{len(back)} put back")
+
+
+@contextmanager
+def _opened() -> Iterator[tuple[Settings, Storage, Begin]]:
+    from app import db
+    from app.settings import read_settings
+    from app.storage import open_storage
+
+    settings = read_settings()
+    engine = db.make_engine(settings.database())
+    try:
+        storage = open_storage(settings.storage(), settings.s3_endpoint_url)
+        yield settings, storage, partial(db.transaction, engine)
+    finally:
+        engine.dispose()
+
+
+def _show(report: Report, as_json: bool) -> None:
+    rows = [{name: getattr(each, name) for name in _COLUMNS} for each in report.findings]
+    for row in rows:
+        row["first_seen_at"] = int(row["first_seen_at"].timestamp())
+    if as_json:
+        counts = {name: getattr(report, name) for name in ("objects", "young", "foreign", "intents")}
+        restored, other = report.mark.restored_from, report.mark.other_database
+        state = {"restored_from": restored and int(restored.timestamp()), "other_database": other}
+        return show_json({**counts, **state, "findings": rows})
+    if rows:
+        show_rows(rows, _COLUMNS, as_json)
+    if report.mark.restored_from:
+        say(_RESTORED.format(report.mark.restored_from.isoformat(" ", "seconds")))
+    if report.mark.other_database:
+        say(_SHARED.format(report.mark.other_database))
+    found = f"{len(report.of('unexplained'))} without a row, {len(report.of('missing'))} rows without an object"
+    others = f"{report.young} of the last day and {report.foreign} that are not ours left alone"
+    return say(f"{report.objects} objects: {found}; {others}; {report.intents} being written or deleted")

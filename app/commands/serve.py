@@ -1,0 +1,37 @@
+"""`spard up` and `spard migrate`: start the service on this machine, and prepare its database."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.commands.terminal import CommandFailed, say
+
+
+def up(
+    data: Annotated[Path, typer.Option(help="Folder of the database, the files and the caches.")] = Path("data"),
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    worker: Annotated[bool, typer.Option(help="Also train, in a process of its own.")] = True,
+) -> None:
+    """Start the whole service on this machine; Ctrl-C stops it."""
+    if worker and importlib.util.find_spec("torch") is None:
+        raise CommandFailed("Training needs torch: pip install 'spard-service[worker]', or start with --no-worker.")
+    os.environ["SPARD_DATA_DIR"] = str(data.resolve())  # the worker reads it too
+    from app.commands import embedded  # imports the whole server
+    from app.settings import read_settings
+
+    embedded.serve(read_settings(), host, port, with_worker=worker)
+
+
+def migrate() -> None:
+    """Bring the database of SPARD_DATABASE_URL, or of SPARD_DATA_DIR, to this version's schema."""
+    from app.commands import embedded
+    from app.settings import read_settings
+
+    embedded.migrate(read_settings())
+    say("the schema is current")

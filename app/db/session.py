@@ -1,0 +1,214 @@
+"""The database: connections, the only commit, the database's own clock and the schema's version.
+
+SQLite and PostgreSQL behave alike: a writing transaction on SQLite takes the write lock when it begins, so that it can
+wait for its turn; one that read first and then wanted to write would fail instead of waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Float,
+    create_engine,
+    event,
+    func,
+    inspect,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.functions import FunctionElement
+
+from app.db.base import UtcDateTime
+
+_SQLITE_BUSY_S = 30
+_POSTGRES_SESSION = {
+    "statement_timeout": "30s",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "10s",
+    "timezone": "UTC",
+}
+# A silent wire is given up after a minute, whether we wait for an answer or for what we sent to be taken.
+_POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+_POSTGRES_PATIENCE = _POSTGRES_KEEPALIVE | {"tcp_user_timeout": 60_000}
+_MIGRATION_LOCK, _PROVIDER_LOCK = 0x5BA2D, 0x5BA2F  # any numbers that only we use
+# Of PostgreSQL a duplicate, a row that is gone, a serialization failure, a deadlock; of SQLite the first two.
+_CONFLICTS = {"23505", "23503", "40001", "40P01"}
+_CONFLICTS |= {f"SQLITE_CONSTRAINT_{kind}" for kind in ("UNIQUE", "PRIMARYKEY", "FOREIGNKEY")}
+
+SchemaState = Literal["current", "behind", "ahead"]
+Begin = Callable[[], AbstractContextManager[Session]]  # opens a transaction, for what waits before it needs one
+
+
+def make_engine(url: str) -> Engine:
+    """Return an engine whose connections have timeouts for everything that they may wait for."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite_engine(parsed)
+    return _postgres_engine(parsed.set(drivername="postgresql+psycopg"))
+
+
+@contextmanager
+def transaction(engine: Engine, info: dict[str, object] | None = None) -> Iterator[Session]:
+    """Open a session that commits at the end of the block and rolls back on an exception; `info` is its `info`."""
+    with Session(engine, expire_on_commit=False, info=info) as session, session.begin():
+        yield session
+
+
+@contextmanager
+def provider_transaction(engine: Engine, info: dict[str, object] | None = None) -> Iterator[Session]:
+    """Open a `transaction` that is alone among its kind, so that it sees what the one before it made.
+
+    What a provider writes depends on what is there: the next version, a row to be replaced or to be made. Such writes
+    are rare and short. On SQLite every writer is alone.
+    """
+    with transaction(engine, info) as session:
+        if session.get_bind().dialect.name == "postgresql":
+            session.execute(select(func.pg_advisory_xact_lock(_PROVIDER_LOCK)))
+        yield session
+
+
+@contextmanager
+def read(engine: Engine) -> Iterator[Session]:
+    """Open a read-only session: it never commits, and on SQLite it never waits for a writer."""
+    with Session(engine.execution_options(read_only=True, postgresql_readonly=True), expire_on_commit=False) as session:
+        yield session
+
+
+def is_conflict(error: DBAPIError) -> bool:
+    """Whether another transaction's rows were in the way: the same request can do better once that has ended."""
+    code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None)
+    return code in _CONFLICTS
+
+
+class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
+    """The database's clock as Unix seconds; moves on within a transaction."""
+
+    type = Float()
+    inherit_cache = True
+
+
+class timestamp(FunctionElement[datetime]):  # noqa: N801 - likewise
+    """The database's clock as a time to store."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(now, "postgresql")
+def _now_postgres(element: now, compiler: Any, **kw: Any) -> str:
+    return "extract(epoch FROM clock_timestamp())::float8"
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: Any, **kw: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(timestamp, "postgresql")
+def _timestamp_postgres(element: timestamp, compiler: Any, **kw: Any) -> str:
+    return "clock_timestamp()"
+
+
+@compiles(timestamp, "sqlite")
+def _timestamp_sqlite(element: timestamp, compiler: Any, **kw: Any) -> str:
+    return "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
+
+
+def upgrade_schema(url: str) -> None:
+    """Bring the schema to this version; processes that start together do it one after the other."""
+    with _migrating(url) as connection:
+        command.upgrade(_alembic(connection), "head")
+
+
+def downgrade_schema(url: str, revision: str = "base") -> None:
+    """Take the schema back to an older revision; `base` is an empty database."""
+    with _migrating(url) as connection:
+        command.downgrade(_alembic(connection), revision)
+
+
+def schema_state(engine: Engine) -> SchemaState:
+    """Compare the database's schema with the one that this version needs, without a lock."""
+    heads, known = _revisions()
+    with engine.execution_options(read_only=True, postgresql_readonly=True).connect() as connection:
+        is_empty = not inspect(connection).has_table("alembic_version")
+        found = set() if is_empty else set(connection.scalars(text("SELECT version_num FROM alembic_version")))
+    if found == heads:
+        return "current"
+    return "behind" if found <= known else "ahead"
+
+
+@cache
+def _revisions() -> tuple[set[str], set[str]]:
+    """Return the newest revisions that this version has, and all: alembic reads every migration for them."""
+    scripts = ScriptDirectory.from_config(_alembic(None))
+    return set(scripts.get_heads()), {script.revision for script in scripts.walk_revisions()}
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    if url.database:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"timeout": _SQLITE_BUSY_S})
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, record: Any) -> None:
+        connection.isolation_level = None  # the driver would begin transactions by itself, and late
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        reads = connection.get_execution_options().get("read_only")
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgres_engine(url: URL) -> Engine:
+    options = " ".join(f"-c {name}={value}" for name, value in _POSTGRES_SESSION.items())
+    return create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_size=10,
+        max_overflow=20,
+        pool_timeout=10,
+        connect_args={"connect_timeout": 10, "options": options, **_POSTGRES_PATIENCE},
+    )
+
+
+@contextmanager
+def _migrating(url: str) -> Iterator[Connection]:
+    """One transaction for the whole migration, alone: by SQLite's write lock, or an advisory one on PostgreSQL."""
+    engine = make_engine(url)
+    try:
+        with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SET LOCAL lock_timeout = '60s'"))
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _alembic(connection: Connection | None) -> Config:
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

@@ -1,0 +1,62 @@
+"""Every table of the service, in one place; domains import them from here."""
+
+from __future__ import annotations
+
+from app.db.tables.audit_log import AuditEntry
+from app.db.tables.catalog import BaseModelEntry, Corpus
+from app.db.tables.checkpoints import CheckpointPermission, JobCheckpoint
+from app.db.tables.files import CondemnedObject, File
+from app.db.tables.jobs import (
+    TERMINAL,
+    AuditResult,
+    DeletedModel,
+    IdempotencyKey,
+    Job,
+    JobEvent,
+    JobMetric,
+    JobStatus,
+    SweptJob,
+    Tombstone,
+)
+from app.db.tables.keys import ApiKey, Project
+from app.db.tables.objects import ObjectFinding, ObjectIntent, ObjectMark
+from app.db.tables.outbox import Outbox
+from app.db.tables.policies import PolicyVersion
+from app.db.tables.quotas import Quota
+from app.db.tables.uploads import Upload, UploadPart
+from app.db.tables.waivers import HeldAdapter, Waiver
+from app.db.tables.webhooks import WebhookDelivery, WebhookEndpoint
+
+__all__ = [
+    "TERMINAL",
+    "ApiKey",
+    "AuditEntry",
+    "AuditResult",
+    "BaseModelEntry",
+    "CheckpointPermission",
+    "CondemnedObject",
+    "Corpus",
+    "DeletedModel",
+    "File",
+    "HeldAdapter",
+    "IdempotencyKey",
+    "Job",
+    "JobCheckpoint",
+    "JobEvent",
+    "JobMetric",
+    "JobStatus",
+    "ObjectFinding",
+    "ObjectIntent",
+    "ObjectMark",
+    "Outbox",
+    "PolicyVersion",
+    "Project",
+    "Quota",
+    "SweptJob",
+    "Tombstone",
+    "Upload",
+    "UploadPart",
+    "Waiver",
+    "WebhookDelivery",
+    "WebhookEndpoint",
+]

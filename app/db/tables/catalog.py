@@ -1,0 +1,46 @@
+"""What the provider offers: base models, safety pools and audit suites."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.base import Base, Json, new_id, utc_now
+
+
+class BaseModelEntry(Base):
+    """A base model that the provider offers; customers name the alias only."""
+
+    __tablename__ = "base_models"
+
+    alias: Mapped[str] = mapped_column(primary_key=True)
+    source: Mapped[str]  # a local folder or a hub id
+    revision: Mapped[str | None]
+    learning_rate: Mapped[float | None]
+    allow_full_fine_tuning: Mapped[bool] = mapped_column(default=False)
+    # Whether its chat template renders `tools`, `tool_calls` and `tool`; null where its tokenizer was not at hand.
+    tool_support: Mapped[dict[str, bool] | None] = mapped_column(Json)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class Corpus(Base):
+    """A version of a safety pool or of an audit suite; the newest of a name that is not deleted is the current one.
+
+    `kind` is `pool`, or for suites what a right answer is: `harmful` (refuse), `benign` (comply), `utility` (`answer`).
+    """
+
+    __tablename__ = "corpora"
+    __table_args__ = (UniqueConstraint("kind", "name", "version"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("corpus-"))
+    kind: Mapped[str]
+    name: Mapped[str]
+    version: Mapped[int]
+    rows: Mapped[int]
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+    storage_key: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    deleted_at: Mapped[datetime | None]  # its number is not given out again

@@ -1,0 +1,45 @@
+"""Uploaded and produced files, and objects that an older version has left to be deleted."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.base import Base, Json, new_id, utc_now
+
+FINE_TUNE = "fine-tune"  # the purpose of files to train on
+RESULTS = "fine-tune-results"  # the purpose of files that a job has made
+
+
+class File(Base):
+    """An uploaded or produced file; its bytes live in storage under `storage_key`."""
+
+    __tablename__ = "files"
+    __table_args__ = (Index("ix_files_tenant_id_created_at", "tenant_id", "created_at"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("file-"))
+    project_id: Mapped[str] = mapped_column("tenant_id", ForeignKey("tenants.id"))
+    filename: Mapped[str]
+    purpose: Mapped[str]
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+    storage_key: Mapped[str]
+    status: Mapped[str]  # processed | error
+    status_details: Mapped[str | None]
+    rows: Mapped[int | None]
+    problems: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
+    tool_lines: Mapped[dict[str, int] | None] = mapped_column(Json)  # of `tools`, `tool_calls`, `tool`: the first
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    expires_at: Mapped[datetime | None]
+
+
+class CondemnedObject(Base):
+    """The bytes of a file that an older version has deleted; this one makes an `ObjectIntent` of each."""
+
+    __tablename__ = "condemned_objects"
+
+    storage_key: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)

@@ -1,0 +1,224 @@
+"""The JSON that a job's row holds beside its spec, as the mappings that are stored and shown.
+
+They stay mappings, and keys that they do not name stay with them: what a job was asked for and what it measured is
+shown as it was written, by whichever version. `spard.config.run_spec.parse` makes settings of a recipe.
+"""
+
+from __future__ import annotations
+
+from typing import NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+_OPEN = ConfigDict(extra="allow")
+
+
+@with_config(_OPEN)
+class DefenseJson(TypedDict):
+    """A defense with its settings."""
+
+    type: str
+
+
+@with_config(_OPEN)
+class SelectionJson(TypedDict, total=False):
+    """`spard.config.Selection`."""
+
+    method: str
+    ratio: float
+    beta: float
+    min_examples: int
+    safe_answers: str
+    reserve: float
+    influence_cap: float
+
+
+@with_config(_OPEN)
+class LoraJson(TypedDict, total=False):
+    """`spard.config.Lora`."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    target_modules: list[str] | None
+
+
+@with_config(_OPEN)
+class HyperparametersJson(TypedDict):
+    """`spard.config.Hyperparameters`: numbers or "auto"."""
+
+    n_epochs: int | str
+    batch_size: int | str
+    learning_rate_multiplier: float | str
+
+
+@with_config(_OPEN)
+class RecipeJson(TypedDict):
+    """`spard.config.Recipe`."""
+
+    defense: DefenseJson
+    selection: SelectionJson
+    lora: LoraJson | None
+    hyperparameters: HyperparametersJson
+    audit: dict[str, object]
+    seed: int
+    max_seq_length: int | None
+    learning_rate: float | None
+
+
+class ResolvedJson(TypedDict):
+    """`spard.config.Resolved`: the numbers that stand for "auto"."""
+
+    n_epochs: int
+    batch_size: int
+    learning_rate_multiplier: float
+    learning_rate: float
+
+
+@with_config(_OPEN)
+class Progress(TypedDict):
+    """How far a job is; the steps are those of the training."""
+
+    percent: int | float
+    step: int | None
+    total_steps: int | None
+    eta_seconds: int | None
+
+
+@with_config(_OPEN)
+class JobError(TypedDict):
+    """OpenAI's error object."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class LastFailure(TypedDict):
+    """What went wrong and where; the same twice is the job's own fault."""
+
+    reason: str
+    phase: str
+    step: int | None
+
+
+class KeptFile(TypedDict):
+    """A file that a later attempt goes on from: its path below the job's folder, and where it is stored."""
+
+    path: str
+    key: str
+    sha256: str
+
+
+class ResumeState(TypedDict):
+    """What a later attempt goes on from; `step` is that of the newest resume state, None before the first."""
+
+    step: int | None
+    files: list[KeptFile]
+
+
+class Adapter(TypedDict):
+    """The archive of a released adapter."""
+
+    storage_key: str
+    sha256: str
+    bytes: int
+
+
+class HeldArchive(Adapter):
+    """The archive of an adapter that is kept for a waiver."""
+
+    manifest_sha256: str
+
+
+class AuditRow(TypedDict):
+    """The columns of `AuditResult` but the job's id."""
+
+    suite: str
+    subject: str  # base | adapter
+    kind: str
+    judge: str
+    n: int
+    n_unscored: int
+    hits: int
+    rate: NotRequired[float | None]
+    ci_low: NotRequired[float | None]
+    ci_high: NotRequired[float | None]
+    mean_harmfulness: NotRequired[float | None]
+
+
+@with_config(_OPEN)
+class BaseAndAdapterJson(TypedDict, total=False):
+    """One figure of the base model and of the adapter; None where nothing was measured."""
+
+    base: float | None
+    adapter: float | None
+
+
+@with_config(_OPEN)
+class AttackSuccessJson(BaseAndAdapterJson, total=False):
+    """Shares of attacks that succeed, with the adapter's 95 % interval and counts of replies."""
+
+    ci95: list[float]
+    n: int
+    n_unscored: int
+
+
+@with_config(_OPEN)
+class GateJson(TypedDict):
+    """The gate's decision: pass, fail, inconclusive or waived."""
+
+    decision: str
+    reasons: NotRequired[list[str]]
+
+
+@with_config(_OPEN)
+class CheckpointSafety(TypedDict):
+    """What the audit of a checkpoint found, and whether it is released."""
+
+    gate: GateJson
+    asr: AttackSuccessJson
+    harmfulness_score: BaseAndAdapterJson
+    over_refusal: BaseAndAdapterJson
+    utility: BaseAndAdapterJson
+
+
+@with_config(_OPEN)
+class KeyName(TypedDict):
+    """Whose key it is."""
+
+    key_id: str
+    name: str | None
+    owner: str | None
+
+
+@with_config(_OPEN)
+class WaiverFacts(TypedDict):
+    """What a waiver says and two people signed; times are Unix seconds."""
+
+    waiver_id: str
+    job_id: str
+    manifest_sha256: str
+    archive_sha256: str
+    decision: str
+    reason: str
+    proposed_by: KeyName
+    approved_by: KeyName
+    proposed_at: int
+    approved_at: int | None
+    expires_at: int
+
+
+@with_config(_OPEN)
+class SafetySummary(TypedDict, total=False):
+    """What of its safety report a job itself shows."""
+
+    asr: AttackSuccessJson
+    harmfulness_score: BaseAndAdapterJson
+    over_refusal: BaseAndAdapterJson
+    utility: BaseAndAdapterJson
+    trigger_rate: float | None
+    gate: GateJson
+    seconds: dict[str, float]
+    waiver: WaiverFacts

@@ -1,0 +1,38 @@
+"""Projects and their API keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.base import Base, new_id, utc_now
+
+
+class Project(Base):
+    """Who owns files, jobs and models; the table and the columns that refer to it keep the name `tenant`."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("org-"))
+    name: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class ApiKey(Base):
+    """A key is shown once; only its SHA-256 is kept (256 random bits need no slow hash)."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("key_"))
+    project_id: Mapped[str] = mapped_column("tenant_id", ForeignKey("tenants.id"))
+    name: Mapped[str]
+    owner: Mapped[str | None]  # the person who holds it
+    prefix: Mapped[str] = mapped_column(index=True)
+    digest: Mapped[str] = mapped_column(unique=True)
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]  # to five minutes

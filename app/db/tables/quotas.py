@@ -1,0 +1,22 @@
+"""How much a project may take up."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.base import Base
+
+
+class Quota(Base):
+    """A project's limits; what is null is not limited, but for requests, where the deployment's limit holds then."""
+
+    __tablename__ = "quotas"
+
+    project_id: Mapped[str] = mapped_column("tenant_id", ForeignKey("tenants.id"), primary_key=True)
+    max_file_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of all its training files together
+    max_file_rows: Mapped[int | None] = mapped_column(BigInteger)  # likewise
+    max_jobs_per_day: Mapped[int | None]
+    max_unfinished_jobs: Mapped[int | None]
+    max_gpu_seconds: Mapped[float | None]  # of jobs made in the last 30 days
+    requests_per_minute: Mapped[int | None]

@@ -1,0 +1,166 @@
+"""The process that renders and counts customers' rows: `python -m app.files.counter`, started by `counting`.
+
+It reads one question in JSON from each line of its standard input and answers with a line. It holds no key and no
+connection, gives way to whatever else wants to compute, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from app.files.tokenizer import LightTokenizer
+from spard.data.chat import NO_LOSS, Encoded, encode_all
+from spard.data.jsonl import parse_row
+from spard.data.problems import Problem
+from spard.data.rows import Example, example
+from spard.errors import InvalidData, ToolsNotRendered
+
+MAX_CHARS, MAX_TURNS = 200_000, 100  # a template is rendered once for each turn
+_NICE = 10
+_ANY_LENGTH = 2**31
+_SHOWN = 4096  # tokens of a row
+_KEPT = 4  # tokenizers
+_HINT = "remove the row, or train a model whose chat template renders it"
+
+Numbered = tuple[int, str]  # a line of a file, and its number
+
+
+class Question(TypedDict):
+    """What is asked of the process in one line; `max_seq_length` is the limit that the client names, if any."""
+
+    task: Literal["count", "show"]
+    folder: str
+    max_seq_length: int | None
+    lines: list[Numbered]
+
+
+class Answer(TypedDict, total=False):
+    """What it answers: the rows, the most tokens of a row and the seconds of CPU; or an `error` and nothing else."""
+
+    rows: list[Any]
+    limit: int
+    cpu_s: float
+    error: str
+
+
+class ShownToken(TypedDict):
+    """A token as a preview shows it."""
+
+    id: int
+    text: str
+    trained: bool
+
+
+class ShownRow(TypedDict, total=False):
+    """A row as a preview shows it: its tokens, or why it is not rendered."""
+
+    line: int
+    error: str
+    n_tokens: int
+    n_trained: int
+    tokens: list[ShownToken]
+
+
+Counted = tuple[int, int, int] | dict[str, Any]  # line, tokens, those that are trained on; or a row's problem
+
+
+def count(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Counted]:
+    """For each line its number, its tokens and those that loss falls on, or the problem of a row that is refused."""
+    return [_counted(line, row) for (line, _), row in zip(lines, _encoded(tokenizer, lines), strict=True)]
+
+
+def show(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[ShownRow]:
+    """For each line what a preview says of it."""
+    return [_shown(tokenizer, line, row) for (line, _), row in zip(lines, _encoded(tokenizer, lines), strict=True)]
+
+
+def _encoded(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Encoded | InvalidData]:
+    """Encode all rows in one call, or one by one where one of them is refused."""
+    rows = [_example(line, text) for line, text in lines]
+    good = [row for row in rows if isinstance(row, Example)]
+    try:
+        found = iter(encode_all(tokenizer, good, _ANY_LENGTH))
+        return [next(found) if isinstance(row, Example) else row for row in rows]
+    except InvalidData:
+        return [_one(tokenizer, row) if isinstance(row, Example) else row for row in rows]
+
+
+def _one(tokenizer: LightTokenizer, row: Example) -> Encoded | InvalidData:
+    try:
+        return encode_all(tokenizer, [row], _ANY_LENGTH)[0]
+    except InvalidData as error:
+        return error
+
+
+def _example(line: int, text: str) -> Example | InvalidData:
+    row = example(parse_row(text, line), line)
+    if len(text) > MAX_CHARS or len(row.messages) > MAX_TURNS:
+        message = f"line {line} has more than {MAX_CHARS} characters or {MAX_TURNS} turns: not rendered here"
+        return InvalidData(message)
+    return row
+
+
+def _counted(line: int, row: Encoded | InvalidData) -> Counted:
+    if isinstance(row, Encoded):
+        return line, len(row.ids), sum(label != NO_LOSS for label in row.labels)
+    pointer = row.pointer if isinstance(row, ToolsNotRendered) else ""
+    code = row.code if isinstance(row, ToolsNotRendered) else "template_render_failed"
+    return asdict(Problem(line, pointer, code, "error", row.message, _HINT))
+
+
+def _shown(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> ShownRow:
+    if isinstance(row, InvalidData):
+        return {"line": line, "error": row.message}
+    pairs = list(zip(row.ids, row.labels, strict=True))
+    tokens = [(token_id, tokenizer.piece(token_id), label != NO_LOSS) for token_id, label in pairs[:_SHOWN]]
+    return {
+        "line": line,
+        "n_tokens": len(pairs),
+        "n_trained": sum(label != NO_LOSS for label in row.labels),
+        "tokens": [{"id": token_id, "text": text, "trained": is_trained} for token_id, text, is_trained in tokens],
+    }
+
+
+@lru_cache(maxsize=_KEPT)
+def _tokenizer(folder: str, version: tuple[tuple[str, int, int], ...]) -> LightTokenizer:
+    return LightTokenizer(Path(folder))
+
+
+def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return what changes when a file of the model does."""
+    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.j*")) if path.is_file()]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
+
+
+def answer(question: Question) -> Answer:
+    """Answer one question: `rows`, and the seconds of CPU that they took."""
+    began = time.process_time()
+    try:
+        tokenizer = _tokenizer(question["folder"], _version(Path(question["folder"])))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {"error": type(error).__name__}
+    rows: list[Any] = (count if question["task"] == "count" else show)(tokenizer, question["lines"])
+    limit = tokenizer.sequence_limit(question["max_seq_length"])
+    return {"rows": rows, "limit": limit, "cpu_s": time.process_time() - began}
+
+
+def main() -> None:
+    """Answer questions from standard input, one JSON object a line each way, until it ends."""
+    os.nice(_NICE)
+    gc.disable()  # in the midst of a batch it looks at every token of it, again and again
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+        gc.collect(1)
+
+
+if __name__ == "__main__":
+    main()

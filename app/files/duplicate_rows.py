@@ -1,0 +1,48 @@
+"""Rows of a file that say what an earlier row has said, in whatever spacing or order of keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+from spard.data.problems import Problem
+
+_NAMED = 10  # lines
+_REMEMBERED = 200_000  # rows, in some 15 MB; later ones are held against these alone
+
+
+def digest(row: Any) -> int:
+    """Return the same number for rows that say the same."""
+    text = json.dumps(row, sort_keys=True)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+
+
+class Repeats:
+    """Takes rows as they come; `problems` says which of them came before."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._lines: list[int] = []
+        self._count = 0
+
+    def note(self, row: dict[str, Any], line: int) -> None:
+        """Take the next row, found on this line."""
+        found = digest(row)
+        if found in self._seen:
+            self._count += 1
+            self._lines += [line] if len(self._lines) < _NAMED else []
+        elif len(self._seen) < _REMEMBERED:
+            self._seen.add(found)
+
+    def problems(self, rows: int) -> Iterator[Problem]:
+        """One warning for all of them."""
+        if not self._count:
+            return
+        more = f" and {self._count - _NAMED} more" if self._count > _NAMED else ""
+        at_least = "at least " if len(self._seen) == _REMEMBERED else ""
+        said = f"{at_least}{self._count} of {rows} rows repeat an earlier row ({100 * self._count / rows:.0f} %)"
+        message = f"{said}: lines {', '.join(map(str, self._lines))}{more}"
+        hint = "repeated rows weigh more in training; remove them unless that is meant"
+        yield Problem(self._lines[0], "", "duplicate_example", "warning", message, hint)

@@ -1,0 +1,85 @@
+"""What is said of a file beside its problems: tokens for a model, rows shared with other files, more problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.db.tables import BaseModelEntry, Corpus, File
+from app.db.tables.files import FINE_TUNE
+from app.errors import Forbidden
+from app.files import preview, service
+from app.files.counting import Allowance, Counters
+from app.files.schemas import Validation
+from app.files.validation import Limits, Validator
+from app.keys.service import Principal
+from app.storage import Storage
+from spard.data.row_rules import TrainingRows
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for beside the problems."""
+
+    model: str | None
+    max_seq_length: int | None
+    validation_file: str | None
+    audit: bool
+    after_line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The rows of the database that an answer needs; what follows reads storage for seconds, without a session."""
+
+    file: File
+    found: Validation
+    entry: BaseModelEntry | None
+    other: File | None
+    audited: Sequence[Corpus] | None
+
+
+def subject(
+    session: Session, caller: Principal, file_id: str, wish: Wish, audited: Callable[[Session], Sequence[Corpus]]
+) -> Subject:
+    """Look up what is asked for. Only the provider may find out which prompts stand in the `audited` suites."""
+    if wish.audit and "admin" not in caller.scopes:
+        raise Forbidden('This key lacks the scope "admin", which audit=true needs.')
+    other = wish.validation_file and service.get(session, caller.project_id, wish.validation_file, "validation_file")
+    return Subject(
+        file=service.get(session, caller.project_id, file_id),
+        found=service.validation(session, caller.project_id, file_id),
+        entry=preview.model_entry(session, wish.model) if wish.model is not None else None,
+        other=other or None,
+        audited=audited(session) if wish.audit else None,
+    )
+
+
+def find(
+    storage: Storage, counters: Counters, about: Subject, wish: Wish, limits: Limits, allowance: Allowance
+) -> Validation:
+    """Return the validation, with the further checks that were asked for."""
+    found = about.found
+    if wish.after_line is not None:
+        found = service.listed(about.file, _after(storage, about.file, wish.after_line, limits))
+    if about.entry is not None:
+        found.tokens = preview.token_counts(storage, counters, about.file, about.entry, wish.max_seq_length, allowance)
+        found = service.with_problems(found, found.tokens.problems, after=wish.after_line or 0)
+    if about.other is not None:
+        found.overlap = preview.overlap(storage, about.file, about.other)
+    if about.audited is not None:
+        found.audit_overlap = preview.audit_overlap(storage, about.file, about.audited)
+    return found
+
+
+def _after(storage: Storage, file: File, line: int, limits: Limits) -> list[dict[str, Any]]:
+    """Return the problems after a line, read from the bytes: only the first thousand are stored."""
+    if file.purpose != FINE_TUNE:
+        return []
+    validator = Validator(TrainingRows(), limits, line)
+    for chunk in storage.chunks(file.storage_key):
+        validator.feed(chunk)
+    return validator.finish().listed()

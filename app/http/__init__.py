@@ -1,0 +1,1 @@
+"""What every route shares: schemas, pagination, limits, errors and streaming bodies."""

@@ -1,0 +1,127 @@
+"""Errors in OpenAI's envelope with RFC 9457's members beside it, and an id on every response."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from secrets import token_hex
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import AppError, NotFound
+
+log = logging.getLogger(__name__)
+
+_JSON_BODY_BYTES = 1 << 20
+_QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds, by machines
+_PROBLEM_TYPE = "urn:spard:error:"
+
+
+class Envelope:
+    """The outermost middleware: gives each request an id, limits its body, and turns uncaught errors into answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, and log and count it; an error after the answer has begun can only cut it off."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                scope["state"]["status"] = message["status"]
+                MutableHeaders(scope=message).update({"x-request-id": request_id, **scope["state"].get("headers", {})})
+            await send(message)
+
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        if any(ord(char) < 32 for char in scope["path"]):
+            return await problem(scope, NotFound("Unknown URL.", code="unknown_url"))(scope, receive, send_named)
+        try:
+            await self._app(scope, _limited(scope, receive), send_named)
+        except ClientDisconnect:
+            log.info("the client went away")
+        except Exception as exc:
+            error = _as_error(exc, request_id)
+            if not started:
+                await problem(scope, error)(scope, receive, send_named)
+        finally:
+            _note(scope, time.perf_counter() - began)
+        return None
+
+
+def _note(scope: Scope, seconds: float) -> None:
+    """Log and count a request under its route's pattern, which has no ids in it."""
+    route, status = getattr(scope.get("route"), "path", "unknown"), scope["state"].get("status", 499)
+    scope["app"].state.requests.note(scope["method"], route, status, seconds)
+    if route not in _QUIET:
+        text = f"{scope['method']} {scope['path']} {status}"
+        log.info(text, extra={"status": status, "seconds": round(seconds, 4)})
+
+
+def problem(scope: Scope, error: AppError, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the response for an error."""
+    inner: dict[str, object] = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    if error.details:
+        inner |= {"details": error.details}
+    if error.details_url:
+        inner |= {"details_url": error.details_url}
+    name = error.code or error.type
+    body = {
+        "error": inner,
+        "type": f"{_PROBLEM_TYPE}{name}",
+        "title": name.replace("_", " ").capitalize(),
+        "status": error.status,
+        "detail": error.message,
+        "instance": scope["state"]["request_id"],
+    }
+    accepts = "application/problem+json" in Headers(scope=scope).get("accept", "")
+    return Response(
+        json.dumps(body),  # ASCII, so that no text of the client's can break it
+        status_code=error.status,
+        headers={**(headers or {}), **_own_headers(error)},
+        media_type="application/problem+json" if accepts else "application/json",
+    )
+
+
+def _own_headers(error: AppError) -> dict[str, str]:
+    found = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
+    found |= {"x-should-retry": "false"} if error.is_final else {}
+    found |= {"connection": "close"} if error.status == 408 else {}
+    return found | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
+
+
+def _as_error(exc: Exception, request_id: str) -> AppError:
+    if isinstance(exc, AppError):
+        return exc
+    log.exception("the request failed", exc_info=exc)
+    message = f"The server had an error; name {request_id} when you report it."
+    return AppError(message, code="server_error", type="server_error", status=500)
+
+
+def _limited(scope: Scope, receive: Receive) -> Receive:
+    """Stop a body that is too large while it arrives; a route that takes uploads raises `body_bytes` first."""
+    state, received = scope["state"], 0
+    state["body_bytes"] = _JSON_BODY_BYTES
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > state["body_bytes"]:
+            raise HTTPException(413, f"The body is larger than {state['body_bytes']} bytes.")
+        return message
+
+    return limited

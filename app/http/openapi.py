@@ -1,0 +1,113 @@
+"""The OpenAPI document: what every route may answer beside its 200, and OpenAI's error envelope for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+
+class ErrorBody(BaseModel):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    details: list[dict[str, object]] | None = None
+    details_url: str | None = None
+
+
+class ErrorOut(BaseModel):
+    """An error in OpenAI's envelope, with RFC 9457's members beside it."""
+
+    error: ErrorBody
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+
+
+_MEANINGS = {
+    400: "The request is not right, or the thing is not in a state that allows it.",
+    401: "There is no key, or it is not valid.",
+    403: "The key lacks the scope that this needs.",
+    404: "Unknown, or not yours.",
+    408: "The body came too slowly.",
+    413: "Too large.",
+    415: "Not a format that is read here.",
+    429: "A rate or a quota is reached.",
+    503: "Something that the service needs does not answer at the moment.",
+    507: "The storage is full.",
+}
+_CONSTANTS = ("object", "deleted")
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "model": ErrorOut} for status, text in _MEANINGS.items()
+}
+
+# What the OpenAPI document says of a route that takes an upload.
+_BINARY = {"type": "string", "format": "binary"}
+_EXPIRY = {
+    "type": "object",
+    "required": ["anchor", "seconds"],
+    "properties": {
+        "anchor": {"type": "string", "enum": ["created_at"]},
+        "seconds": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+    },
+}
+_FORM_SCHEMA = {"type": "object", "required": ["file"], "properties": {"file": _BINARY}}
+_UPLOAD_SCHEMA = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": _BINARY,
+        "purpose": {"type": "string", "enum": ["fine-tune"]},
+        "expires_after": _EXPIRY,  # as expires_after[anchor] and expires_after[seconds]
+    },
+}
+
+
+def _as_form(schema: Mapping[str, object], **encoding: object) -> dict[str, object]:
+    content = {"schema": schema, "encoding": encoding} if encoding else {"schema": schema}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": content}}}
+
+
+IMPORT_FORM = _as_form(_FORM_SCHEMA)
+UPLOAD_FORM = _as_form(_UPLOAD_SCHEMA, expires_after={"style": "deepObject", "explode": True})
+
+_PART_SCHEMA = {"type": "object", "required": ["data"], "properties": {"data": _BINARY}}
+PART_FORM = _as_form(_PART_SCHEMA)
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Return FastAPI's document without the 422 that it assumes: an invalid request is a 400 here.
+
+    What an answer always says stands among what it requires, so that generated clients do not take it for optional.
+    """
+    if not app.openapi_schema:
+        found = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            webhooks=app.webhooks.routes,
+        )
+        for verbs in [*found["paths"].values(), *found["webhooks"].values()]:
+            for route in verbs.values():
+                route["responses"].pop("422", None)
+        for schema in found["components"]["schemas"].values():
+            _require_constants(schema)
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _require_constants(schema: dict[str, Any]) -> None:
+    """`object` and `deleted` are never left out of an answer, though they have a default in Python."""
+    properties = schema.get("properties", {})
+    constants = [name for name in _CONSTANTS if "const" in properties.get(name, {})]
+    if constants:
+        schema["required"] = [*(name for name in properties if name in {*schema.get("required", ()), *constants})]

@@ -1,0 +1,116 @@
+"""Rate limits that hold over all API processes: counted in Redis, in fixed windows of a minute.
+
+Without Redis, or while it does not answer, each process counts for itself: a limit is then that many requests for each
+process, so the service is never open and never down. Limits that must hold exactly are quotas, counted in the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from limits import RateLimitItemPerMinute
+from limits.errors import StorageError
+from limits.storage import MemoryStorage, RedisStorage
+from limits.strategies import FixedWindowRateLimiter
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_AWAY_S = 5.0  # a Redis that did not answer is left alone for so long
+_TIMEOUT_S = 0.25
+_KEPT = 10_000  # windows in this process's memory
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How a window stands after a request, and in how many seconds it is over."""
+
+    is_allowed: bool
+    limit: int
+    remaining: int
+    reset_s: float
+
+    @property
+    def retry_after_s(self) -> int:
+        """Whole seconds until the next request is allowed; 0: now."""
+        return 0 if self.is_allowed else max(1, math.ceil(self.reset_s))
+
+    def headers(self) -> dict[str, str]:
+        """Return OpenAI's `x-ratelimit-*` headers."""
+        return {
+            "x-ratelimit-limit-requests": str(self.limit),
+            "x-ratelimit-remaining-requests": str(self.remaining),
+            "x-ratelimit-reset-requests": _duration(self.reset_s),
+        }
+
+
+class RateLimits:
+    """Windows by kind and id, shared through Redis where `redis_url` names one."""
+
+    def __init__(self, redis_url: str | None = None) -> None:
+        self._own = FixedWindowRateLimiter(MemoryStorage())
+        self._shared = FixedWindowRateLimiter(_redis(redis_url)) if redis_url else None
+        self._away_until = 0.0
+
+    def take(self, kind: str, id: str, per_minute: int) -> Taken:
+        """Count one request against the window of an id, if there is room in it."""
+        item = RateLimitItemPerMinute(per_minute)
+
+        def count(limiter: FixedWindowRateLimiter) -> Taken:
+            is_allowed = limiter.hit(item, kind, id)
+            return _taken(limiter, item, (kind, id), is_allowed)
+
+        return self._ask(count)
+
+    def look(self, kind: str, id: str, per_minute: int) -> Taken:
+        """Return how a window stands without counting anything."""
+        item = RateLimitItemPerMinute(per_minute)
+        return self._ask(lambda limiter: _taken(limiter, item, (kind, id), limiter.test(item, kind, id)))
+
+    def remember(self, kind: str, id: str, seconds: int) -> None:
+        """Note that something was seen; `was_seen` finds it for so long."""
+        self._ask(lambda limiter: limiter.storage.incr(f"{kind}/{id}", seconds))
+
+    def was_seen(self, kind: str, id: str) -> bool:
+        """Return whether `remember` noted it in time."""
+        return self._ask(lambda limiter: limiter.storage.get(f"{kind}/{id}")) > 0
+
+    def _ask(self, question: Callable[[FixedWindowRateLimiter], Answer]) -> Answer:
+        """Ask Redis, or this process's memory where there is none or it is away."""
+        if self._shared is not None and time.monotonic() >= self._away_until:
+            try:
+                return question(self._shared)
+            except StorageError as error:
+                self._away_until = time.monotonic() + _AWAY_S
+                log.warning("rate limits hold for this process alone, for Redis does not answer: %s", error)
+        storage = self._own.storage
+        if isinstance(storage, MemoryStorage) and len(storage.storage) >= _KEPT:
+            storage.reset()  # thousands of ids a minute: start all windows anew rather than grow without bound
+        return question(self._own)
+
+
+def _redis(url: str) -> RedisStorage:
+    return RedisStorage(
+        url, key_prefix="spard", wrap_exceptions=True, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
+    )
+
+
+def _taken(
+    limiter: FixedWindowRateLimiter, item: RateLimitItemPerMinute, ids: tuple[str, str], is_allowed: bool
+) -> Taken:
+    window = limiter.get_window_stats(item, *ids)
+    return Taken(is_allowed, item.amount, window.remaining, max(0.0, window.reset_time - time.time()))
+
+
+def _duration(seconds: float) -> str:
+    """OpenAI's form: 12ms, 1s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(1000 * seconds)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

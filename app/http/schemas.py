@@ -1,0 +1,35 @@
+"""Types that the requests and answers of every domain share."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+# A time that stands in an answer as whole Unix seconds, as in OpenAI's API.
+UnixTime = Annotated[
+    datetime, PlainSerializer(lambda at: int(at.timestamp()), return_type=int), WithJsonSchema({"type": "integer"})
+]
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    schema.pop("default", None)
+
+
+# For a field that OpenAI's schema lets be absent and never null: without a value it is left out of the answer.
+Absent = Field(exclude_if=lambda value: value is None, json_schema_extra=_without_default)
+
+
+class Body(BaseModel):
+    """A request body: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Refusal(ValueError):
+    """A value of the right type that a validator refuses, with the error code that the client gets."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

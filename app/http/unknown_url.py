@@ -1,0 +1,22 @@
+"""What to do about a URL that is not served: clients of OpenAI's API ask for more than fine-tuning."""
+
+from __future__ import annotations
+
+_INFERENCE = ("chat/completions", "completions", "responses", "embeddings", "batches", "evals", "moderations")
+_DOMAINS = ("files", "uploads", "fine_tuning", "models", "admin", "webhook_endpoints", *_INFERENCE)
+_ADAPTER = "download the adapter (GET /v1/fine_tuning/jobs/{id}/adapter) and serve it, as its README says"
+
+
+def hint(path: str) -> str:
+    """Return what to do instead as a sentence that begins with a space, or nothing."""
+    if path.startswith("/openai/"):
+        return (
+            " Azure's paths are not served; give the client a base_url that ends with /v1 in place of azure_endpoint."
+        )
+    under = path.removeprefix("/v1/")
+    if under == path:
+        is_known = path.lstrip("/").startswith(_DOMAINS)
+        return " Paths begin with /v1: let the client's base_url end with it." if is_known else ""
+    if under.startswith(_INFERENCE):
+        return f" No model answers here: {_ADAPTER}."
+    return ""

@@ -1,0 +1,72 @@
+"""What pydantic found wrong with a request, as one error in the words of the contract."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
+
+from app.errors import AppError, InvalidRequest
+
+_CODES = {
+    "extra_forbidden": "extra_forbidden",
+    "unexpected_keyword_argument": "extra_forbidden",
+    "missing": "missing_field",
+    "greater_than": "out_of_range",
+    "greater_than_equal": "out_of_range",
+    "less_than": "out_of_range",
+    "less_than_equal": "out_of_range",
+    "too_long": "too_long",
+    "string_too_long": "too_long",
+    "string_pattern_mismatch": "invalid_value",
+    "json_invalid": "invalid_json",
+    "union_tag_invalid": "not_allowed",
+    "literal_error": "not_allowed",
+}
+
+
+class Fault(TypedDict):
+    """One thing that is wrong with a request."""
+
+    param: str | None
+    code: str
+    message: str
+
+
+def first_fault(exc: RequestValidationError) -> AppError:
+    """Return the error for an invalid request: about the first problem, with all of them in `details`."""
+    faults = [_fault(error, exc.body) for error in exc.errors()]
+    params = [fault["param"] for fault in faults]
+    faults = [fault for i, fault in enumerate(faults) if fault["param"] not in params[:i]]
+    first = faults[0]
+    message = f"{first['param']}: {first['message']}" if first["param"] else first["message"]
+    return InvalidRequest(message, code=first["code"], param=first["param"], details=faults)
+
+
+def _fault(error: ErrorDetails, body: Any) -> Fault:
+    """Describe one problem; a `Refusal` that a validator raised brings its own code."""
+    cause = error.get("ctx", {}).get("error")
+    code = getattr(cause, "code", None) or _CODES.get(error["type"], "invalid_type")
+    place, *path = error["loc"]
+    if place == "body":
+        path = _in_body(path, body, error["type"])
+    if code == "extra_forbidden":
+        text = "This field is unknown."
+    elif error["type"] == "union_tag_invalid":
+        text = f"{error['ctx']['tag']!r} is not available; allowed: {error['ctx']['expected_tags']}."
+    else:
+        text = str(cause) if cause else f"{error['msg']}."
+    return {"param": ".".join(map(str, path)) or None, "code": code, "message": text}
+
+
+def _in_body(path: list[Any], body: Any, kind: str) -> list[Any]:
+    """Keep the keys that the client wrote: pydantic's path also names the branches of unions."""
+    found: list[Any] = []
+    for part in path:
+        if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
+            body = body[part]
+            found.append(part)
+        elif kind == "missing" and part == path[-1]:
+            found.append(part)
+    return found

@@ -1,0 +1,79 @@
+"""Models of a project's own by name: what its jobs have made, and the checkpoints that their audits released."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.catalog import service as catalog
+from app.db.tables import Job, JobCheckpoint
+from app.db.tables.checkpoints import FINAL
+from app.db.tables.job_records import Adapter
+from app.errors import Forbidden
+from app.jobs import release
+from app.jobs.results import fine_tuned_model
+from app.keys.service import Principal
+
+_NAME = re.compile(r"ft:[^\0]{1,400}:([0-9a-f]{12}):ckpt-step-([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """A fine-tuned model, or a checkpoint that was released, with the archive of its adapter."""
+
+    name: str
+    job: Job
+    adapter: Adapter | None
+    checkpoint: JobCheckpoint | None = None  # None: it is what the job has made
+
+    def check(self, caller: Principal) -> None:
+        """Raise Forbidden where its adapter was released to the provider only, or its waiver has expired."""
+        if self.checkpoint is None or self.checkpoint.kind == FINAL:
+            release.check(caller, self.job)
+        elif not is_passed(self.checkpoint) and "admin" not in caller.scopes:
+            raise Forbidden("This checkpoint was released to the provider only.", code="not_published")
+
+
+def name_of(job: Job, checkpoint: JobCheckpoint) -> str:
+    """OpenAI's form: the model's name and the step."""
+    return f"{fine_tuned_model(job)}:ckpt-step-{checkpoint.step}"
+
+
+def is_passed(checkpoint: JobCheckpoint) -> bool:
+    """Tell whether a checkpoint passed its own audit."""
+    return checkpoint.safety is not None and checkpoint.safety["gate"]["decision"] == "pass"
+
+
+def named(session: Session, project_id: str, name: str) -> tuple[Job, JobCheckpoint] | None:
+    """Return the checkpoint of this name, released or not; None if the project has none."""
+    if match := _NAME.fullmatch(name):
+        prefix, step = match.group(1), int(match.group(2))
+        same = (Job.project_id == project_id) & Job.id.startswith(f"ftjob-{prefix}") & (JobCheckpoint.step == step)
+        query = select(Job, JobCheckpoint).join(JobCheckpoint, JobCheckpoint.job_id == Job.id).where(same)
+        for job, checkpoint in session.execute(query.execution_options(populate_existing=True)):
+            if name_of(job, checkpoint) == name:
+                return job, checkpoint
+    return None
+
+
+def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | None:
+    """Return the archive of a checkpoint; None of one that was held back or deleted, or whose waiver has expired."""
+    if checkpoint.kind == FINAL:
+        model = job.fine_tuned_model
+        return job.adapter if model and catalog.tuned(session, job.project_id, model) else None
+    if checkpoint.storage_key is None or checkpoint.sha256 is None:
+        return None
+    return {"storage_key": checkpoint.storage_key, "sha256": checkpoint.sha256, "bytes": checkpoint.bytes or 0}
+
+
+def own_model(session: Session, project_id: str, name: str) -> OwnModel | None:
+    """Return the project's model of this name; None of one that does not exist or was held back."""
+    if found := named(session, project_id, name):
+        job, checkpoint = found
+        adapter = archive(session, job, checkpoint)
+        return OwnModel(name, job, adapter, checkpoint) if adapter else None
+    made = catalog.tuned(session, project_id, name)
+    return OwnModel(name, made, made.adapter) if made else None

@@ -1,0 +1,80 @@
+"""What a key may ask of a job. A provider measures what it likes; a customer cannot weaken what guards the release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from app.db.tables import BaseModelEntry
+from app.errors import InvalidRequest
+from app.jobs.request import JobCreate, Safety
+from app.keys.service import Principal
+from app.policies.schemas import Policy, value_at
+from spard.config import Audit, Recipe
+
+
+def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Policy) -> None:
+    """Refuse what this key, this model or this service does not allow."""
+    _check_method(ask)
+    if ask.full_fine_tuning and not model.allow_full_fine_tuning:
+        message = f"{model.alias} is fine-tuned with LoRA only; leave full_fine_tuning out."
+        raise InvalidRequest(message, code="full_fine_tuning_not_allowed", param="full_fine_tuning")
+    if ask.safety and (missing := ask.safety.defense.missing_model):
+        defense = ask.safety.defense
+        message = f"{defense.type} needs {missing}: {defense.models[missing]}, a folder or a hub id."
+        raise InvalidRequest(message, code=f"{missing}_missing", param=f"safety.defense.{missing}")
+    if ask.integrations:
+        message = "Integrations are not supported. Remove `integrations` from the request."
+        raise InvalidRequest(message, code="integrations_not_supported", param="integrations")
+    if "admin" not in caller.scopes:
+        _check_customer(ask.safety or Safety(), policy)
+        _check_model(model, policy)
+
+
+def check_ranges(caller: Principal, recipe: Recipe, policy: Policy) -> None:
+    """Hold the numbers that a customer's job would be trained with against the policy's."""
+    if "admin" in caller.scopes:
+        return
+    for name, allowed in policy.ranges.items():
+        value = value_at(recipe, name)
+        if isinstance(value, int | float) and not allowed.admits(value):
+            message = f"{name} is {value:g}; allowed here: {allowed}."
+            raise InvalidRequest(message, code="not_allowed_by_policy", param=name)
+
+
+def is_waived(caller: Principal, safety: Safety) -> bool:
+    """Whether the job is a provider's measurement, whose adapter leaves to the provider whatever the gate says."""
+    return safety.defense.is_baseline and "admin" in caller.scopes
+
+
+def _check_method(ask: JobCreate) -> None:
+    if ask.method is None:
+        return
+    if ask.method.type != "supervised" or ask.method.dpo or ask.method.reinforcement:
+        kind = ask.method.type if ask.method.type != "supervised" else "dpo or reinforcement"
+        message = f"The method {kind} is not trained here; allowed: supervised."
+        raise InvalidRequest(message, code="method_not_supported", param="method.type")
+
+
+def _check_model(model: BaseModelEntry, policy: Policy) -> None:
+    if policy.models is not None and model.alias not in policy.models:
+        message = f"The model {model.alias!r} needs a key with the admin scope; allowed: {_listed(policy.models)}."
+        raise InvalidRequest(message, code="model_not_allowed", param="model")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def _check_customer(safety: Safety, policy: Policy) -> None:
+    if safety.defense.type not in policy.defenses:
+        allowed = _listed(policy.defenses)
+        message = f"The defense {safety.defense.type!r} needs a key with the admin scope; allowed: {allowed}."
+        raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
+    least, asked = Audit(), safety.audit
+    if asked.suites is not None:
+        message = "Which suites are measured is the provider's choice; leave audit.suites out."
+        raise InvalidRequest(message, code="audit_not_allowed", param="safety.audit.suites")
+    for name in ("max_prompts", "max_new_tokens"):
+        if getattr(asked, name) < getattr(least, name):
+            message = f"{name} must be at least {getattr(least, name)} here."
+            raise InvalidRequest(message, code="audit_not_allowed", param=f"safety.audit.{name}")

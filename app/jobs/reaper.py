@@ -1,0 +1,52 @@
+"""Hands back the jobs of workers that are gone, and fails overdue ones; any number of processes may do it."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from threading import Event
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from app.db import now, transaction
+from app.db.tables import Job, JobStatus
+from app.jobs import transitions
+from app.jobs.lease import OVERDUE
+from app.ops.periodic import repeat
+
+log = logging.getLogger(__name__)
+
+
+def run(engine: Engine, stop: Event, every_s: float) -> None:
+    """Reap every `every_s` seconds until `stop` is set."""
+    repeat(partial(reap_once, engine), stop, every_s, "could not reap")
+
+
+def reap_once(engine: Engine) -> list[str]:
+    """Reap once, for all workers; return the ids of the jobs that were handed back or failed."""
+    with transaction(engine) as session:
+        reaped = reap(session)
+    if reaped:
+        log.warning("reaped %s", ", ".join(reaped))
+    return reaped
+
+
+def reap(session: Session) -> list[str]:
+    """Fail every overdue job, and hand back every job whose lease has run out. Returns their ids.
+
+    An overdue job that was cancelled is cancelled. Two reapers never take the same job.
+    """
+    is_lost = (Job.status == JobStatus.running) & (Job.lease_expires_at < now())
+    is_overdue = Job.status.in_([JobStatus.queued, JobStatus.running]) & (Job.deadline_at < now())
+    overdue = set()
+    for job in transitions.locked(session, is_overdue, skip_locked=True).all():
+        overdue.add(job.id)
+        if job.cancel_requested_at:
+            transitions.to_cancelled(session, job)
+        else:
+            transitions.to_failed(session, job, OVERDUE)
+    lost = transitions.locked(session, is_lost, skip_locked=True).all()
+    for job in lost:
+        transitions.hand_back(session, job, "lease_expired")
+    return sorted(overdue | {job.id for job in lost})

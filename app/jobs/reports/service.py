@@ -1,0 +1,128 @@
+"""The safety report as data: the safe examples that a job was defended with, and the customer's risky rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, TypedDict
+
+from pydantic import BaseModel, ConfigDict
+
+from app.db.tables import Job
+from app.db.tables.job_records import GateJson, WaiverFacts
+from app.errors import NotFound
+from app.storage import Storage
+from spard.release.report import SafetyReport
+
+
+class ReportJson(TypedDict):
+    """`safety.json` as it was stored: the gate, and everything else that `SafetyReport` names."""
+
+    gate: GateJson
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSafetyReport(SafetyReport):
+    """The safety report of a job; `waiver` says who released an adapter that had failed, why and until when."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # of its schema, which names every key
+
+    waiver: WaiverFacts | None = None
+
+
+class Selected(BaseModel):
+    """One safe example: its row in the pool version, counted from 0, why it was chosen, and its place in a plane."""
+
+    object: Literal["safety.selected"] = "safety.selected"
+    order: int
+    pool: str
+    row: int
+    relevance: float
+    gain: float | None
+    coordinates: tuple[float, float] | None
+
+
+class SelectedList(BaseModel):
+    """The safe examples that a job was trained with, in the order chosen."""
+
+    object: Literal["list"] = "list"
+    data: list[Selected]
+    has_more: Literal[False] = False
+
+
+class RiskyRowOut(BaseModel):
+    """A row of the training file that looks like harm; `reasons` say why, and the score orders rows, no more.
+
+    `cosine` is that of its request to the nearest pool prompt, the pool's row `pool_row`.
+    """
+
+    object: Literal["safety.risky_row"] = "safety.risky_row"
+    line: int
+    score: float
+    cosine: float
+    pool: str
+    pool_row: int
+    reasons: list[str]
+    excerpt: str
+
+
+class RiskyList(BaseModel):
+    """The rows of the training file that look most like harm, the highest score first."""
+
+    object: Literal["list"] = "list"
+    data: list[RiskyRowOut]
+    has_more: Literal[False] = False
+
+
+def read_json(storage: Storage, key: str) -> ReportJson:
+    """Return the report as the worker wrote it."""
+    report: ReportJson = json.loads(b"".join(storage.chunks(key)))
+    return report
+
+
+def read_report(storage: Storage, key: str) -> SafetyReport:
+    """Return the report as a record, whichever version of the worker wrote it."""
+    return SafetyReport.from_json(read_json(storage, key))
+
+
+def waiver_of(job: Job) -> WaiverFacts | None:
+    """Return what released an adapter that had failed; None where nothing was waived."""
+    return job.safety.get("waiver") if job.safety else None
+
+
+def with_waiver(report: ReportJson, waiver: WaiverFacts | None) -> dict[str, object]:
+    """Return the report with the waiver that overruled its gate, if there is one."""
+    if waiver is None:
+        return {**report}
+    return {**report, "gate": {**report["gate"], "decision": "waived"}, "waiver": waiver}
+
+
+def selected_rows(job: Job, report: SafetyReport) -> SelectedList:
+    """In the order chosen; `gain` is what the row added to the diversity, null where that was not weighed."""
+    chosen = report.selected
+    if chosen is None or not chosen.indices:
+        message = f"Job {job.id} selected no safe examples, or its report does not list them."
+        raise NotFound(message, code="not_selected", param="fine_tuning_job_id")
+    pool = job.spec.pool.id if job.spec.pool else ""
+    points = chosen.coordinates or (None,) * len(chosen.indices)
+    rows = zip(chosen.indices, chosen.relevance, chosen.gains, points, strict=True)
+    return SelectedList(
+        data=[
+            Selected(order=order, pool=pool, row=row, relevance=relevance, gain=gain, coordinates=_point(point))
+            for order, (row, relevance, gain, point) in enumerate(rows, start=1)
+        ]
+    )
+
+
+def _point(coordinates: Sequence[float] | None) -> tuple[float, float] | None:
+    return (coordinates[0], coordinates[1]) if coordinates else None
+
+
+def risky_rows(job: Job, report: SafetyReport) -> RiskyList:
+    """Return the riskiest rows, the worst first, at most a hundred."""
+    if report.risky_rows is None:
+        message = f"Job {job.id} had no safety pool to compare its rows with, or its report does not list them."
+        raise NotFound(message, code="not_ranked", param="fine_tuning_job_id")
+    pool = job.spec.pool.id if job.spec.pool else ""
+    return RiskyList(data=[RiskyRowOut(pool=pool, **asdict(row)) for row in report.risky_rows])

@@ -1,0 +1,193 @@
+"""Everything that a job depends on is looked up once, when it is created, and never changes under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from secrets import randbelow
+
+from sqlalchemy.orm import Session
+from structlog.contextvars import get_contextvars
+
+from app.catalog import service as catalog
+from app.db.tables import BaseModelEntry, Corpus, File
+from app.db.tables.files import FINE_TUNE
+from app.db.tables.job_spec import VERSION, CorpusRef, JobSpec, ModelRef, ObjectRef
+from app.errors import InvalidRequest
+from app.files import service as files
+from app.jobs import lineage, policy_check
+from app.jobs.request import JobCreate, Safety
+from app.keys.service import Principal
+from app.ops import tracing
+from app.policies import service as policies
+from app.settings import Settings
+from spard.config import Lora, Recipe
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The recipe, what it is applied to, and what the customer should know before it starts."""
+
+    recipe: Recipe
+    spec: JobSpec
+    warnings: list[str]
+    fault: InvalidRequest | None = None  # of a file; only where such a job is made, to fail
+
+
+def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
+    """Check every reference of a request and note what exactly it stands for today."""
+    catalog.hold(session)
+    start = lineage.start(session, caller, ask)
+    model = _model(session, start.job.model if start else ask.model)
+    if start:
+        lineage.check(start, ask, model)
+    in_force = policies.current(session, settings)
+    policy_check.check(caller, ask, model, in_force.content)
+    safety = ask.safety or Safety()
+    training = files.get_for_job(session, caller.project_id, ask.training_file, "training_file")
+    validation = None
+    if ask.validation_file:
+        validation = files.get_for_job(session, caller.project_id, ask.validation_file, "validation_file")
+    fault = _fault(model, training, validation, settings.min_rows)
+    if fault and settings.bad_files == "reject":
+        raise fault
+    pool = _pool(session, safety)
+    spec = JobSpec(
+        version=VERSION,
+        model=ModelRef(
+            alias=model.alias, source=model.source, revision=model.revision, learning_rate=model.learning_rate
+        ),
+        start_from=start.reference() if start else None,
+        training_file=_object_ref(training),
+        validation_file=_object_ref(validation) if validation else None,
+        pool=_corpus_ref(pool) if pool else None,
+        suites=tuple(_corpus_ref(suite) for suite in _suites(session, safety, pool)),
+        policy=policies.reference(in_force),
+        judge=settings.judge.name,
+        judge_spec=settings.judge,
+        checkpoint_prompts=settings.checkpoint_prompts,
+        waived=policy_check.is_waived(caller, safety),
+        request_id=get_contextvars().get("request_id"),
+        traceparent=tracing.traceparent(),
+    )
+    recipe = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
+    policy_check.check_ranges(caller, recipe, in_force.content)
+    return Frozen(recipe, spec, _warnings(training, validation), fault)
+
+
+def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:
+    return Recipe(
+        defense=safety.defense,
+        selection=safety.selection,
+        lora=None if ask.full_fine_tuning else lora,
+        hyperparameters=ask.asked_hyperparameters(),
+        audit=safety.audit,
+        seed=randbelow(2**31) if ask.seed is None else ask.seed,
+        max_seq_length=ask.max_seq_length,
+        learning_rate=model.learning_rate,
+    )
+
+
+def _model(session: Session, alias: str) -> BaseModelEntry:
+    model = session.get(BaseModelEntry, alias)
+    if model is None:
+        offered = ", ".join(entry.alias for entry in catalog.base_models(session)) or "none yet"
+        message = f"The model {alias[:128]!r} does not exist or cannot be fine-tuned; available: {offered}."
+        raise InvalidRequest(message, code="model_not_found", param="model")
+    return model
+
+
+def _fault(model: BaseModelEntry, training: File, validation: File | None, min_rows: int) -> InvalidRequest | None:
+    """Return what keeps a job from training on its files, or None."""
+    try:
+        _check_file(model, training, "training_file", min_rows)
+        if validation is not None:
+            _check_file(model, validation, "validation_file", 1)
+    except InvalidRequest as fault:
+        return fault
+    return None
+
+
+def _check_file(model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
+    """Refuse a file that cannot be trained on."""
+    if file.purpose != FINE_TUNE:
+        message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
+        raise InvalidRequest(message, code="invalid_training_file", param=param)
+    if file.status != "processed":
+        raise InvalidRequest(
+            f"{file.id} cannot be trained on: {file.status_details}",
+            code="invalid_training_file",
+            param=param,
+            details=files.errors_of(file)[:_SHOWN],
+            details_url=f"/v1/files/{file.id}/validation",
+        )
+    if (file.rows or 0) < min_rows:
+        kind = param.replace("_", " ").capitalize()
+        message = f"{kind} has {file.rows} example(s), but must have at least {min_rows} examples"
+        raise InvalidRequest(message, code="invalid_n_examples", param=param)
+    _check_tools(model, file, param)
+
+
+def _check_tools(model: BaseModelEntry, file: File, param: str) -> None:
+    """Refuse a file with tools that the model's chat template does not render."""
+    shown = (file.tool_lines and catalog.tool_support(model)) or {}
+    missing = {part: line for part, line in (file.tool_lines or {}).items() if not shown.get(part, True)}
+    if not missing:
+        return
+    raise InvalidRequest(
+        f"The chat template of {model.alias} does not render {' and '.join(sorted(missing))}: what is not rendered is "
+        f"not learned. The first such row is line {min(missing.values())} of {file.id}.",
+        code="tools_not_rendered",
+        param=param,
+        details=[
+            {"line": line, "code": "tools_not_rendered", "message": f"{part} is not rendered"}
+            for part, line in sorted(missing.items())
+        ],
+        details_url=f"/v1/files/{file.id}/validation?model={model.alias}",
+    )
+
+
+def _pool(session: Session, safety: Safety) -> Corpus | None:
+    """Return the safety pool; None for plain fine-tuning when there is no pool."""
+    pool = catalog.pool(session, safety.pool)
+    if pool is None and safety.pool is not None:
+        raise InvalidRequest("There is no such safety pool.", code="pool_not_found", param="safety.pool")
+    if pool is None and safety.defense.trains_on_safe_rows:
+        message = (
+            "There is no safety pool yet, and the defense trains on one. The provider imports it with "
+            "`spard pool import FILE.jsonl --name NAME` or POST /v1/admin/pools (rows {prompt, safe})."
+        )
+        raise InvalidRequest(message, code="no_safety_pool", param="safety.pool")
+    return pool
+
+
+def _suites(session: Session, safety: Safety, pool: Corpus | None) -> list[Corpus]:
+    """Return the suites asked for, or all; if none of them is an attack, add the one that was held out of the pool."""
+    suites = catalog.current_suites(session)
+    if safety.audit.suites is not None:
+        unknown = sorted(set(safety.audit.suites) - {suite.name for suite in suites})
+        if unknown:
+            names = ", ".join(suite.name for suite in suites) or "none yet"
+            message = f"There is no suite {unknown[0][:64]!r}; available: {names}."
+            raise InvalidRequest(message, code="suite_not_found", param="safety.audit.suites")
+        suites = [suite for suite in suites if suite.name in safety.audit.suites]
+    return catalog.with_held_out(session, suites, pool)
+
+
+def _warnings(training: File, validation: File | None) -> list[str]:
+    found = [problem for file in (training, validation) if file for problem in file.problems or []]
+    warnings = [f"line {problem['line']}: {problem['message']}" for problem in found[:_SHOWN]]
+    if validation and validation.sha256 == training.sha256:
+        warnings.append("The validation file is the training file: its losses say nothing about other data.")
+    return warnings
+
+
+def _object_ref(file: File) -> ObjectRef:
+    return ObjectRef(
+        id=file.id, sha256=file.sha256, storage_key=file.storage_key, rows=file.rows or 0, bytes=file.bytes
+    )
+
+
+def _corpus_ref(corpus: Corpus) -> CorpusRef:
+    return CorpusRef(**{each.name: getattr(corpus, each.name) for each in fields(CorpusRef)})

@@ -1,0 +1,189 @@
+"""The status of a job: which changes are allowed, and `change_status`, the only function that makes one.
+
+```mermaid
+stateDiagram-v2
+    [*] --> queued
+    queued --> running: a worker claims it
+    queued --> paused: its owner pauses it
+    queued --> cancelled: its owner cancels it
+    queued --> failed: its deadline has passed, or its file cannot be trained on
+    running --> succeeded: its audit passed
+    running --> failed: its audit did not pass, or its last attempt failed, or its deadline has passed
+    running --> queued: its attempt ended early, and another one follows
+    running --> paused: its owner paused it, and its worker has stopped
+    running --> cancelled: its owner cancelled it, and its worker has stopped
+    paused --> queued: its owner resumes it
+    paused --> cancelled: its owner cancels it
+    failed --> succeeded: a waiver releases the adapter that its audit held back
+    succeeded --> succeeded: another waiver renews the one that released its adapter
+```
+
+Its owner is told `cancelled` as soon as they cancel a running job (`Job.told_status`), and from then on it can end as
+nothing else. `Job.phase` says what a running job does. `validating_files` is in OpenAI's list of statuses, but no job
+takes it: files are validated when they are uploaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, ScalarResult, case, select, update
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import InstrumentedAttribute
+
+from app.db import now, timestamp
+from app.db.tables import TERMINAL, Job, JobStatus
+from app.db.tables.job_records import JobError
+from app.jobs import attempts, events
+from app.webhooks.outbox import announce
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A change of status that is allowed, and what causes it."""
+
+    source: JobStatus
+    target: JobStatus
+    cause: str
+
+
+TRANSITIONS = (
+    Transition(JobStatus.queued, JobStatus.running, "a worker claims it"),
+    Transition(JobStatus.queued, JobStatus.paused, "its owner pauses it"),
+    Transition(JobStatus.queued, JobStatus.cancelled, "its owner cancels it"),
+    Transition(JobStatus.queued, JobStatus.failed, "its deadline has passed, or its file cannot be trained on"),
+    Transition(JobStatus.running, JobStatus.succeeded, "its audit passed"),
+    Transition(
+        JobStatus.running,
+        JobStatus.failed,
+        "its audit did not pass, or its last attempt failed, or its deadline has passed",
+    ),
+    Transition(JobStatus.running, JobStatus.queued, "its attempt ended early, and another one follows"),
+    Transition(JobStatus.running, JobStatus.paused, "its owner paused it, and its worker has stopped"),
+    Transition(JobStatus.running, JobStatus.cancelled, "its owner cancelled it, and its worker has stopped"),
+    Transition(JobStatus.paused, JobStatus.queued, "its owner resumes it"),
+    Transition(JobStatus.paused, JobStatus.cancelled, "its owner cancels it"),
+    Transition(JobStatus.failed, JobStatus.succeeded, "a waiver releases the adapter that its audit held back"),
+    Transition(JobStatus.succeeded, JobStatus.succeeded, "another waiver renews the one that released its adapter"),
+)
+_ALLOWED = frozenset((each.source, each.target) for each in TRANSITIONS)
+
+
+class IllegalTransition(RuntimeError):
+    """A change of status that is not in `TRANSITIONS`: a fault of the code that asked for it."""
+
+
+def change_status(
+    session: Session,
+    which: ColumnElement[bool],
+    source: JobStatus,
+    target: JobStatus,
+    *,
+    returning: Sequence[InstrumentedAttribute[Any]] = (),
+    **columns: object,
+) -> Row[Any] | None:
+    """Change the status of the job that `which` names, with other `columns`, in one conditional UPDATE.
+
+    A job that ends is announced to its project's webhooks. Returns the job's id and the columns of `returning`, or None
+    when no job fits `which` or it is not in `source` any more. Raises IllegalTransition for a change that is not
+    allowed.
+    """
+    if (source, target) not in _ALLOWED:
+        raise IllegalTransition(f"a job cannot go from {source} to {target}")
+    changed = session.execute(
+        update(Job)
+        .where(which, Job.status == source)
+        .values(**_implied(source, target) | columns)
+        .returning(Job.id, *returning)
+        .execution_options(synchronize_session="fetch")
+    ).one_or_none()
+    if changed is not None and _is_end(source, target):
+        announce(session, changed.id, target)
+    return changed
+
+
+def locked(session: Session, which: ColumnElement[bool], skip_locked: bool = False) -> ScalarResult[Job]:
+    """Select jobs as they are now and lock their rows until the transaction ends."""
+    rows = select(Job).where(which).order_by(Job.id).with_for_update(skip_locked=skip_locked)
+    return session.scalars(rows.execution_options(populate_existing=True))
+
+
+def time_used() -> dict[str, object]:
+    """Return the columns that count the GPU time of a running job up to now, or to the end of a lease that ran out."""
+    until = case((Job.lease_expires_at < now(), Job.lease_expires_at), else_=now())
+    is_counted = (Job.status == JobStatus.running) & Job.seen_at.is_not(None) & (until > Job.seen_at)
+    return {"gpu_seconds": Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0), "seen_at": now()}
+
+
+def error_object(code: str, message: str) -> JobError:
+    """Return OpenAI's error object."""
+    return {"code": code, "message": message, "param": None}
+
+
+def to_cancelled(session: Session, job: Job) -> None:
+    """Cancel a locked job on which nobody works any more."""
+    _change(session, job, JobStatus.cancelled)
+    events.append(session, job.id, "info", "message", "Fine-tuning job cancelled")
+
+
+def to_paused(session: Session, job: Job) -> None:
+    """Pause a locked job on which nobody works any more; its deadline is set anew when it is resumed and claimed."""
+    _change(session, job, JobStatus.paused, pause_requested_at=None, deadline_at=None)
+    events.append(session, job.id, "info", "message", "Fine-tuning job paused")
+
+
+def to_failed(session: Session, job: Job, error: JobError, **data: object) -> None:
+    """Fail a locked job with OpenAI's error object; its event holds `data` too."""
+    _change(session, job, JobStatus.failed, error=error)
+    events.append(session, job.id, "error", "message", error["message"], {**error, **data})
+
+
+def hand_back(
+    session: Session,
+    job: Job,
+    reason: str,
+    delay_s: float = 0.0,
+    cause: JobError | None = None,
+    *,
+    is_last: bool = False,
+    avoid_s: float = 0.0,
+) -> None:
+    """Requeue a locked, running job, or apply a pending cancel or pause, or fail it after its last attempt.
+
+    It is not taken again before `delay_s` have passed, nor by the same worker before `avoid_s` have. `cause` is the
+    error of a job that fails; worker_lost if none is given. `is_last`: no attempt follows, however many are left.
+    """
+    if job.cancel_requested_at:
+        to_cancelled(session, job)
+    elif job.pause_requested_at:
+        to_paused(session, job)
+    elif attempts.has_more(job) and not is_last:
+        avoided = {"avoids": job.lease_owner if avoid_s else None, "avoids_until": now() + avoid_s}
+        _change(session, job, JobStatus.queued, run_after=now() + delay_s, **avoided)
+        message = f"Fine-tuning job moved back to the queue: {reason}"
+        events.append(session, job.id, "warn", "message", message, {"reason": reason, "attempt": job.attempt})
+    else:
+        where = "coming further" if job.attempt_base else "an end"
+        message = f"The job stopped {attempts.spent(job)} times without {where}: {reason}."
+        to_failed(session, job, cause or error_object("worker_lost", message), reason=reason)
+
+
+def _change(session: Session, job: Job, target: JobStatus, **columns: Any) -> None:
+    change_status(session, Job.id == job.id, job.status, target, **columns)
+
+
+def _implied(source: JobStatus, target: JobStatus) -> dict[str, object]:
+    """Return the columns that follow from the change itself."""
+    columns: dict[str, object] = {"status": target}
+    if source == JobStatus.running:
+        columns |= time_used() | {"lease_owner": None, "lease_expires_at": None}
+    if _is_end(source, target):
+        columns |= {"finished_at": timestamp()}
+    return columns
+
+
+def _is_end(source: JobStatus, target: JobStatus) -> bool:
+    """Whether the job ends; one that a waiver releases has ended before."""
+    return target in TERMINAL and source not in TERMINAL

@@ -1,0 +1,27 @@
+"""Objects and the rows that name them: one state machine, so that neither is ever without the other.
+
+An intent is committed before bytes are written, and removed by the transaction that names the object; a deletion is
+an intent of the transaction that forgets the object, and removed once the bytes are gone. Nothing else in the service
+deletes an object.
+"""
+
+from __future__ import annotations
+
+from app.objects.deletion import discard, perform, probe, sweep
+from app.objects.intents import GivenUp, Planned, condemn, condemn_prefix, has_deletions
+from app.objects.writes import Writing, give_back, writing
+
+__all__ = [
+    "GivenUp",
+    "Planned",
+    "Writing",
+    "condemn",
+    "condemn_prefix",
+    "discard",
+    "give_back",
+    "has_deletions",
+    "perform",
+    "probe",
+    "sweep",
+    "writing",
+]

@@ -1,0 +1,80 @@
+"""Deletions carried out: at once for who asks, and by the sweep for all that could not be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+from secrets import token_hex
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.db import Begin
+from app.db.tables import ObjectIntent
+from app.db.tables.objects import DELETE_PREFIX
+from app.objects import intents
+from app.storage import Storage, StorageError
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 100
+_WRITES_STAY = timedelta(days=1)  # longer than any request takes
+
+
+def perform(storage: Storage, begin: Begin, subject: str) -> None:
+    """Delete the bytes that a resource has left; `StorageError` while some remain, which the sweep then goes on with.
+
+    When it returns, none is left: only then may anybody be told so.
+    """
+    with begin() as session:
+        due = intents.deletions(session, subject)
+    for intent in due:
+        carry_out(storage, begin, intent)
+
+
+def discard(storage: Storage, begin: Begin, keys: Iterable[str], project_id: str, subject: str) -> None:
+    """Delete objects that no row names any more, now, or by the sweep when something is away."""
+    try:
+        with begin() as session:
+            for key in keys:
+                intents.condemn(session, key, project_id=project_id, subject=subject)
+        perform(storage, begin, subject)
+    except (StorageError, SQLAlchemyError) as error:
+        log.warning("bytes of %s are not deleted yet: %s", subject, type(error).__name__)
+
+
+def sweep(storage: Storage, begin: Begin, writes_stay: timedelta = _WRITES_STAY, *, give_up: bool = True) -> None:
+    """Give up writes whose process is gone, unless told not to, and carry out a hundred deletions."""
+    with begin() as session:
+        intents.adopt_condemned(session, _AT_ONCE)
+    with begin() as session:
+        if give_up and (given_up := intents.give_up_old(session, writes_stay, _AT_ONCE)):
+            log.warning("%d writes came to nothing: %s", len(given_up), [each.storage_key for each in given_up])
+    with begin() as session:
+        due = intents.due_deletions(session, _AT_ONCE)
+    for intent in due:
+        try:
+            carry_out(storage, begin, intent)
+        except StorageError as error:
+            log.warning("%s is not deleted yet: %s", intent.storage_key, error)
+
+
+def carry_out(storage: Storage, begin: Begin, intent: ObjectIntent) -> None:
+    """Delete an intent's bytes, then the intent; any number of processes may do so at the same time."""
+    try:
+        delete = storage.delete_prefix if intent.kind == DELETE_PREFIX else storage.delete
+        delete(intent.storage_key)
+    except StorageError as error:
+        with suppress(SQLAlchemyError), begin() as session:
+            intents.failed(session, intent.storage_key, str(error))
+        raise
+    with begin() as session:
+        intents.done(session, intent.storage_key)
+
+
+def probe(storage: Storage) -> None:
+    """Write an object and delete it: whatever is wrong with the storage is raised."""
+    key = f"preflight/{token_hex(8)}"
+    storage.write(key, [b"0"])
+    storage.delete(key)

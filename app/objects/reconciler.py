@@ -1,0 +1,182 @@
+"""Rows and storage compared, both ways: first a report, and by command what follows from it.
+
+Nothing is removed that was not reported for days, and what is removed is kept aside for more days. Left alone are keys
+that the service cannot have made, objects of the last day, and all that another database or a lost one may know.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from itertools import islice
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from app.db import Begin, timestamp
+from app.db.tables import ObjectFinding, ObjectIntent, ObjectMark
+from app.objects import explained, marks
+from app.storage import Listed, Storage
+
+log = logging.getLogger(__name__)
+
+ASIDE = "aside"
+UNEXPLAINED, MISSING = "unexplained", "missing"
+_PAGE = 500
+_YOUNG = timedelta(days=1)  # longer than any request takes, of old versions too, which note no intents
+_PUT_ASIDE = re.compile(rf"{ASIDE}/(?P<date>\d{{4}}-\d\d-\d\d)/(?P<key>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found; `young` and `foreign` objects have no row either and were left alone."""
+
+    mark: ObjectMark
+    objects: int
+    young: int
+    foreign: int
+    intents: int
+    findings: list[ObjectFinding]
+
+    def of(self, kind: str) -> list[ObjectFinding]:
+        """Return the findings of one kind, `UNEXPLAINED` or `MISSING`."""
+        return [each for each in self.findings if each.kind == kind]
+
+
+@dataclass(slots=True)
+class Repaired:
+    """Keys that were moved aside, given back to the row that names them, and removed for good."""
+
+    moved: list[str] = field(default_factory=list)
+    given_back: list[str] = field(default_factory=list)
+    purged: list[str] = field(default_factory=list)
+    unfinished: int = 0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A listing as it is read."""
+
+    keys: set[int] = field(default_factory=set)  # hashes: a bucket may hold millions
+    objects: int = 0
+    young: int = 0
+    foreign: int = 0
+    unexplained: dict[str, tuple[Listed, str]] = field(default_factory=dict)
+
+
+def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
+    """Compare rows and storage; what does not agree is noted with the time since when."""
+    mark = marks.renew(storage, begin)
+    with begin() as session:
+        now = session.scalars(select(timestamp())).one()
+    seen = _read_listing(storage, begin, now - young)
+    missing = _missing(storage, begin, seen)
+    with begin() as session:
+        for item, why in seen.unexplained.values():
+            why = marks.why_protected(mark, item.modified_at) or why
+            _note(session, now, item.key, UNEXPLAINED, why, item.bytes)
+        for each in missing:
+            _note(session, now, each.key, MISSING, f"{each.breaks}: {each.mended_by}", 0)
+        session.flush()
+        session.execute(delete(ObjectFinding).where(ObjectFinding.last_seen_at < now))
+        findings = list(session.scalars(select(ObjectFinding).order_by(ObjectFinding.storage_key)))
+        intents = session.scalar(select(func.count()).select_from(ObjectIntent)) or 0
+    report = Report(mark, seen.objects, seen.young, seen.foreign, intents, findings)
+    if findings:
+        counts = len(report.of(UNEXPLAINED)), len(report.of(MISSING))
+        log.warning("%d objects have no row, %d rows have no object; see `spard objects check`", *counts)
+    return report
+
+
+def repair(
+    storage: Storage, begin: Begin, reported_for: timedelta, aside_for: timedelta, young: timedelta = _YOUNG
+) -> Repaired:
+    """Compare, and move aside what was reported for long enough; give back what lies aside and a row names."""
+    report, done = check(storage, begin, young), Repaired()
+    lost = {each.storage_key for each in report.of(MISSING)}
+    done.given_back = restore(storage, lost)
+    for finding in report.of(UNEXPLAINED):
+        is_due = finding.last_seen_at - finding.first_seen_at >= reported_for
+        if is_due and not _is_protected(report.mark, finding) and _is_unexplained(begin, finding.storage_key):
+            today = finding.last_seen_at.date().isoformat()
+            storage.move(finding.storage_key, f"{ASIDE}/{today}/{finding.storage_key}")
+            done.moved.append(finding.storage_key)
+    if marks.is_trusted(report.mark):
+        done.purged = _purge(storage, (datetime.now(UTC) - aside_for).date())
+        done.unfinished = storage.clear_unfinished(datetime.now(UTC) - _YOUNG, explained.is_ours)
+    return done
+
+
+def restore(storage: Storage, keys: Iterable[str] | None = None) -> list[str]:
+    """Move objects back from where they lie aside, all of them if no keys are given; none is overwritten."""
+    wanted = None if keys is None else set(keys)
+    if wanted is not None and not wanted:
+        return []
+    back = []
+    for item in list(storage.list(ASIDE)):
+        match = _PUT_ASIDE.fullmatch(item.key)
+        if match and (wanted is None or match["key"] in wanted) and not storage.exists(match["key"]):
+            storage.move(item.key, match["key"])
+            back.append(match["key"])
+    return back
+
+
+def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _Seen:
+    listing = (item for item in storage.list() if item.key != marks.KEY and not item.key.startswith(f"{ASIDE}/"))
+    seen = _Seen()
+    while page := {item.key: item for item in islice(listing, _PAGE)}:
+        seen.objects += len(page)
+        seen.keys |= {hash(key) for key in page}
+        seen.foreign += sum(not explained.is_ours(key) for key in page)
+        with begin() as session:
+            found = explained.unexplained(session, page)
+        for key, why in found.items():
+            if page[key].modified_at >= young_since:
+                seen.young += 1
+            elif storage.exists(key):  # else it was deleted after it was listed
+                seen.unexplained[key] = page[key], why
+    return seen
+
+
+def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[explained.Named]:
+    """Return rows whose object is not there, and was not deleted with the row meanwhile."""
+    with begin() as session:
+        suspects = {each.key for each in explained.named(session) if hash(each.key) not in seen.keys}
+    absent = {key for key in suspects if not storage.exists(key)}
+    if not absent:
+        return []
+    with begin() as session:
+        return list({each.key: each for each in explained.named(session) if each.key in absent}.values())
+
+
+def _note(session: Session, now: datetime, key: str, kind: str, why: str, size: int) -> None:
+    """Note a finding; it is as old as its reason."""
+    finding = session.get(ObjectFinding, key)
+    if finding is None or (finding.kind, finding.why) != (kind, why):
+        session.merge(
+            ObjectFinding(storage_key=key, kind=kind, why=why, bytes=size, first_seen_at=now, last_seen_at=now)
+        )
+    else:
+        finding.last_seen_at = now
+
+
+def _is_protected(mark: ObjectMark, finding: ObjectFinding) -> bool:
+    return mark.other_database is not None or finding.why == marks.NEWER
+
+
+def _is_unexplained(begin: Begin, key: str) -> bool:
+    with begin() as session:
+        return bool(explained.unexplained(session, [key]))
+
+
+def _purge(storage: Storage, before: date) -> list[str]:
+    gone = []
+    for item in list(storage.list(ASIDE)):
+        match = _PUT_ASIDE.fullmatch(item.key)
+        if match and date.fromisoformat(match["date"]) < before:
+            storage.delete(item.key)
+            gone.append(match["key"])
+    return gone

@@ -1,0 +1,93 @@
+"""Writes between their intent and the transaction that names what was written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from app.db import Begin
+from app.errors import QuotaExceeded
+from app.objects import intents
+from app.objects.deletion import carry_out
+from app.objects.intents import Planned
+from app.storage import Storage, StorageError, Stored
+
+log = logging.getLogger(__name__)
+
+
+class Writing:
+    """Objects that were planned: written by `write`, and kept if a transaction that calls `named` is committed."""
+
+    def __init__(self, storage: Storage, planned: Iterable[Planned]) -> None:
+        self._storage = storage
+        self._planned = {each.key: each for each in planned}
+        self.unnamed = set(self._planned)
+
+    def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+        """Write a planned object."""
+        return self._storage.write(key, _within(self._planned[key].limit, chunks))
+
+    def named(self, session: Session, *keys: str) -> None:
+        """Keep objects, as rows of this transaction name them; `GivenUp` if a sweep was faster."""
+        intents.named(session, keys)
+        self.unnamed -= set(keys)
+
+
+@contextmanager
+def writing(storage: Storage, begin: Begin, plan: Callable[[Session], Sequence[Planned]]) -> Iterator[Writing]:
+    """Commit what `plan` returns as intents, and delete in the end what no committed transaction has named.
+
+    That is decided by the intents, never by how a COMMIT ended for us: one whose answer was lost may have been done.
+    """
+    planned: Sequence[Planned] = ()
+    try:
+        with begin() as session:
+            planned = plan(session)
+            intents.plan(session, planned)
+        writes = Writing(storage, planned)
+        yield writes
+    except BaseException:
+        _give_up(storage, begin, [each.key for each in planned])
+        raise
+    if writes.unnamed:
+        _give_up(storage, begin, writes.unnamed)
+
+
+def give_back(storage: Storage, begin: Begin, source: str, lost: str, is_named: Callable[[Session], bool]) -> None:
+    """Move an object to where a row names one that is lost; if the row goes meanwhile, so does the object.
+
+    `is_named` tells that the row is there, and locks it.
+    """
+    if storage.exists(lost):
+        return
+    log.warning("%s was lost and is given back", lost)
+    storage.move(source, lost)
+    with begin() as session:
+        if not is_named(session):
+            intents.condemn(session, lost, project_id=None, subject=lost.rpartition("/")[2])
+
+
+def _give_up(storage: Storage, begin: Begin, keys: Collection[str]) -> None:
+    """Delete what was not named; what cannot be done now is left to the sweep."""
+    try:
+        with begin() as session:
+            given_up = intents.give_up(session, keys)
+        for intent in given_up:
+            carry_out(storage, begin, intent)
+    except (StorageError, SQLAlchemyError) as error:
+        log.warning("left to the sweep: %s: %s", ", ".join(keys), type(error).__name__)
+
+
+def _within(limit: int | None, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    left = limit
+    for chunk in chunks:
+        if left is not None:
+            left -= len(chunk)
+            if left < 0:
+                message = f"Your project may not store more: {limit} bytes are left to it. Ask the provider for more."
+                raise QuotaExceeded(message)
+        yield chunk

@@ -1,0 +1,97 @@
+"""Wake-ups: a message that says only "look at the table". Losing, repeating or forging one is harmless.
+
+A wake-up is written to the outbox in the transaction that makes it true, and sent after the commit. Without a broker
+it is dropped there: workers poll the table anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from threading import Event
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+from sqlalchemy import Engine, delete, select, update
+from sqlalchemy.orm import Session
+
+from app.db import read, timestamp, transaction
+from app.db.tables import Outbox
+from app.ops.periodic import repeat
+
+WAKE = "worker.wake"
+_BATCH = 100
+
+log = logging.getLogger(__name__)
+
+
+def wake(session: Session, job_id: str) -> None:
+    """Ask a worker to look for work once this transaction is committed."""
+    session.add(Outbox(topic=WAKE, payload={"job_id": job_id}))
+
+
+def make_celery(broker_url: str) -> Celery:
+    """Return the Celery application of sender and workers; it carries wake-ups and stores no results."""
+    celery = Celery("spard", broker=broker_url, set_as_current=False)
+    celery.conf.update(
+        accept_content=["json"],  # pickle on a broker would be remote code execution
+        task_serializer="json",
+        task_ignore_result=True,
+        result_backend=None,
+        task_acks_late=False,  # recovery is the reaper's
+        task_reject_on_worker_lost=False,
+        task_publish_retry_policy={"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5},
+        broker_connection_timeout=2,
+        broker_transport_options={
+            "global_keyprefix": "spard:",
+            "health_check_interval": 30,
+            "socket_connect_timeout": 2,
+            "socket_keepalive": True,
+            "socket_timeout": 30,
+            "visibility_timeout": 3600,
+        },
+    )
+    return celery
+
+
+class Dispatcher:
+    """Sends the wake-ups of the outbox to the broker. Two of them may send one twice, which is harmless."""
+
+    def __init__(self, engine: Engine, broker_url: str | None) -> None:
+        self._engine = engine
+        self._celery = make_celery(broker_url) if broker_url else None
+
+    def send_pending(self) -> int:
+        """Send what is unsent, oldest first, until the broker fails; without one, drop it. Returns how many went."""
+        with read(self._engine) as session:
+            pending = session.scalars(select(Outbox).where(Outbox.sent_at.is_(None)).order_by(Outbox.id).limit(_BATCH))
+            rows = pending.all()
+        if self._celery is None:
+            return self._drop(rows)
+        sent = self._send(self._celery, rows)  # no session is open while the broker is waited for
+        if sent:
+            with transaction(self._engine) as session:
+                session.execute(update(Outbox).where(Outbox.id.in_(sent)).values(sent_at=timestamp()))
+        return len(sent)
+
+    def run(self, stop: Event, every_s: float = 0.5) -> None:
+        """Send until `stop` is set."""
+        repeat(self.send_pending, stop, every_s, "the outbox cannot be read; trying again")
+
+    def _drop(self, rows: Sequence[Outbox]) -> int:
+        """Remove what nobody will be sent. Returns how many were sent: none."""
+        if rows:
+            with transaction(self._engine) as session:
+                session.execute(delete(Outbox).where(Outbox.id.in_([row.id for row in rows])))
+        return 0
+
+    def _send(self, celery: Celery, rows: Sequence[Outbox]) -> list[int]:
+        sent: list[int] = []
+        for row in rows:
+            try:
+                celery.send_task(row.topic, [row.payload["job_id"]], ignore_result=True)
+            except OperationalError as error:
+                log.warning("the broker does not answer, %d wake-ups wait: %s", len(rows) - len(sent), error)
+                break
+            sent.append(row.id)
+        return sent

@@ -1,0 +1,53 @@
+"""Whether the judge that is set can be asked, as far as its settings tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from app.errors import Unfit
+from spard.config import JudgeSpec
+
+_MIN_MEMBERS = 2
+
+KeyOf = Callable[[JudgeSpec], str | None]  # the key of a judge's endpoint, if it is set
+
+
+def check_judge(judge: JudgeSpec, key_of: KeyOf) -> None:
+    """Raise `Unfit` for the first setting that a judge lacks."""
+    _check(judge, key_of, lambda field: "SPARD_JUDGE" if field == "name" else f"SPARD_JUDGE_{field.upper()}")
+
+
+def _check(judge: JudgeSpec, key_of: KeyOf, setting: Callable[[str], str]) -> None:
+    """Check a judge; `setting` gives the name of the variable that sets a field."""
+    match judge.name:
+        case "llm":
+            _check_endpoint(judge, key_of, setting)
+        case "classifier" if judge.model == JudgeSpec().model:
+            needed = f"set {setting('model')} to the folder or the hub id of its weights"
+            raise Unfit(f"{setting('name')} is 'classifier', but no classifier is named: {needed}.")
+        case "consensus" if len(judge.members) < _MIN_MEMBERS:
+            needed = f"set {setting('members')} to a JSON list of at least {_MIN_MEMBERS}"
+            raise Unfit(f"{setting('name')} is 'consensus' of {len(judge.members)} judges: {needed}.")
+        case "consensus":
+            for i, member in enumerate(judge.members):
+                _check(member, key_of, _member_setting(f"{setting('members')}[{i}]"))
+        case _:
+            pass
+
+
+def _member_setting(member: str) -> Callable[[str], str]:
+    return lambda field: f"{member}.{field}"
+
+
+def _check_endpoint(judge: JudgeSpec, key_of: KeyOf, setting: Callable[[str], str]) -> None:
+    if judge.base_url is None:
+        if key_of(judge) is None:
+            needed = f"set {judge.api_key_env}, or {setting('base_url')} for another server"
+            raise Unfit(f"{setting('name')} is 'llm', but OpenAI's endpoint needs a key: {needed}.")
+        return
+    url = urlsplit(judge.base_url)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise Unfit(f"{setting('base_url')} is no URL of an endpoint, such as https://host/v1.")
+    if url.username or url.password:
+        raise Unfit(f"{setting('base_url')} holds a password, which jobs would keep: set {judge.api_key_env} instead.")

@@ -1,0 +1,98 @@
+"""What has to be there before anything starts: whatever is missing is told in one line that says how to mend it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from secrets import token_hex
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from app import db, objects
+from app.errors import Unfit
+from app.ops.judge_check import check_judge
+from app.settings import Settings
+from app.storage import StorageError, open_storage
+
+_MIN_FREE_BYTES = 64 << 20
+_BACKENDS = ("sqlite", "postgresql")
+_BAD_URL = "SPARD_DATABASE_URL is none that is known here: postgresql://user:password@host/name or sqlite:///path."
+
+
+def check(settings: Settings) -> None:
+    """Raise `Unfit` for the first thing that is wrong: judge, folder, database, schema, storage."""
+    check_judge(settings.judge, settings.judge_key)
+    check_folder(settings)
+    check_schema(settings)
+    check_storage(settings)
+
+
+def check_folder(settings: Settings) -> None:
+    """Check that the data folder takes files and that its disk has room."""
+    folder = settings.data_dir
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = folder / f".probe-{token_hex(4)}"
+        probe.write_bytes(b"0")
+        probe.unlink()
+        check_room(folder)
+    except OSError as error:
+        text = f"The data folder {folder} cannot be used: {error.strerror}. Set SPARD_DATA_DIR to one that can."
+        raise Unfit(text) from None
+
+
+def check_room(folder: Path) -> None:
+    """Check that the disk of a folder has room."""
+    free = shutil.disk_usage(folder).free
+    if free < _MIN_FREE_BYTES:
+        needed = f"at least {_MIN_FREE_BYTES >> 20} MB are needed"
+        text = f"The disk of {folder} is full: {free >> 20} MB are free, {needed}. Free some or set SPARD_DATA_DIR."
+        raise Unfit(text)
+
+
+def check_schema(settings: Settings) -> None:
+    """Check that the database has the schema of this version."""
+    state = schema_state(settings)
+    if state != "current":
+        raise Unfit(_SCHEMA[state])
+
+
+def schema_state(settings: Settings) -> db.SchemaState:
+    """Where the database's schema stands; `Unfit` when the database cannot be asked."""
+    try:
+        url = make_url(settings.database())
+    except ArgumentError:
+        raise Unfit(_BAD_URL) from None
+    if url.get_backend_name() not in _BACKENDS:
+        raise Unfit(_BAD_URL)
+    try:
+        engine = db.make_engine(settings.database())
+        try:
+            return db.schema_state(engine)
+        finally:
+            engine.dispose()
+    except (OSError, DBAPIError) as error:
+        why = str(getattr(error, "orig", error)).strip().splitlines()[0]
+        shown = url.render_as_string(hide_password=True)
+        hint = "Check SPARD_DATABASE_URL and that the server runs."
+        raise Unfit(f"The database {shown} cannot be used: {why}. {hint}") from None
+
+
+def check_storage(settings: Settings) -> None:
+    """Check that an object can be written and deleted, so that a missing or read-only bucket is found at the start."""
+    hint = "Check SPARD_STORAGE_URL, SPARD_S3_ENDPOINT_URL and the credentials (AWS_...)."
+    try:
+        storage = open_storage(settings.storage(), settings.s3_endpoint_url)
+        objects.probe(storage)
+    except ValueError as error:
+        raise Unfit(f"SPARD_STORAGE_URL is wrong. {error}") from None
+    except (OSError, StorageError) as error:
+        why = error.__cause__ or error
+        raise Unfit(f"The storage {settings.storage()} cannot be used: {why}. {hint}") from None
+
+
+_SCHEMA = {
+    "behind": "The database's schema is older than this version: run `spard migrate`.",
+    "ahead": "The database's schema is newer than this version: install the version that made it, or a newer one.",
+}

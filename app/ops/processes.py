@@ -1,0 +1,43 @@
+"""Child processes of ours: which code they run, what they inherit, and that they end with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs one of our modules as it is installed.
+
+    `-P` keeps the current folder off the module path: a folder there may hold packages of the same names (CWE-427).
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def safe_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which no Python process looks into the current folder, its own children included."""
+    absolute = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
+    rest = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    path = {"PYTHONPATH": os.pathsep.join(absolute)} if absolute else {}
+    return rest | path | {"PYTHONSAFEPATH": "1"}
+
+
+def end_with_parent(parent: int, number: signal.Signals) -> bool:
+    """Have the kernel send this process a signal when its parent's thread ends; False when the parent is gone already.
+
+    Linux only; elsewhere a parent that is killed leaves its children behind. The setting outlives an `exec`.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent ends; called by a child before anything else."""
+    if not end_with_parent(parent, signal.SIGKILL):
+        os._exit(1)

@@ -1,0 +1,36 @@
+"""Rows that have done their work are removed: wake-ups that were sent, and idempotency keys of long ago."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import delete, select, tuple_
+from sqlalchemy.sql.dml import ReturningDelete
+
+from app.db import Begin
+from app.db.base import utc_now
+from app.db.tables import IdempotencyKey, Outbox
+
+_SENT_STAY = timedelta(hours=1)
+KEYS_STAY = timedelta(days=30)  # a client that sends a request again does so within minutes
+_AT_ONCE = 1000
+
+
+def prune(begin: Begin) -> None:
+    """Remove all that is due, a thousand rows in a transaction, so that nobody waits long for one."""
+    for removal in (_sent(), _keys()):
+        removed = _AT_ONCE
+        while removed == _AT_ONCE:
+            with begin() as session:
+                removed = len(session.execute(removal).all())
+
+
+def _sent() -> ReturningDelete[tuple[int]]:
+    due = select(Outbox.id).where(Outbox.sent_at < utc_now() - _SENT_STAY).limit(_AT_ONCE)
+    return delete(Outbox).where(Outbox.id.in_(due)).returning(Outbox.id)
+
+
+def _keys() -> ReturningDelete[tuple[str]]:
+    key = (IdempotencyKey.project_id, IdempotencyKey.key)
+    due = select(*key).where(IdempotencyKey.created_at < utc_now() - KEYS_STAY).limit(_AT_ONCE)
+    return delete(IdempotencyKey).where(tuple_(*key).in_(due)).returning(IdempotencyKey.key)

@@ -1,0 +1,45 @@
+"""Whether a process still gets through its work: what has been full without a break for some seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from anyio import sleep, to_thread
+
+from app.http.lanes import Lanes
+
+_LOOK_S = 0.5
+_LAG_S = 1.0  # that the event loop comes too late
+_LASTS_S = 5.0
+
+
+class Saturation:
+    """Looks at the threads of requests, at the lanes and at the event loop, twice a second."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._since: dict[str, float] = {}
+
+    async def watch(self) -> None:
+        """Look until it is cancelled."""
+        while True:
+            due = time.monotonic() + _LOOK_S
+            await sleep(_LOOK_S)
+            now = time.monotonic()
+            self.note(now, self._full(lag_s=now - due))
+
+    def note(self, now: float, full: Iterable[str]) -> None:
+        """Take down what is full at a time; what is not is free again."""
+        self._since = {name: self._since.get(name, now) for name in full}
+
+    def reason(self, now: float) -> str | None:
+        """Say what has been full for too long, if anything."""
+        lasting = [name for name, since in self._since.items() if now - since >= _LASTS_S]
+        return f"Too much to do for {_LASTS_S:g} s and more: {', '.join(lasting)}." if lasting else None
+
+    def _full(self, lag_s: float) -> list[str]:
+        waiting = to_thread.current_default_thread_limiter().statistics().tasks_waiting
+        found = ["the threads of requests"] if waiting else []
+        found += ["the event loop"] if lag_s > _LAG_S else []
+        return found + [f"the threads for {lane.what}" for lane in self._lanes.all() if lane.is_full]

@@ -1,0 +1,46 @@
+"""The HTTP endpoints, one module for each domain; what they do is in the domains' services."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from app.routes import (
+    audit_log,
+    catalog,
+    checkpoints,
+    files,
+    graders,
+    health,
+    jobs,
+    keys,
+    metrics,
+    policies,
+    quotas,
+    results,
+    uploads,
+    waivers,
+    webhooks,
+)
+
+_CUSTOMER: tuple[APIRouter, ...] = (
+    files.router,
+    uploads.router,
+    jobs.router,
+    results.router,
+    checkpoints.of_jobs,
+    checkpoints.permissions,
+    graders.router,
+    catalog.models,
+    waivers.of_jobs,
+    webhooks.router,
+)
+_PROVIDER: tuple[APIRouter, ...] = (
+    catalog.admin,
+    policies.router,
+    waivers.admin,
+    audit_log.router,
+    quotas.router,
+    keys.router,
+)
+WEBHOOKS = webhooks.sent
+ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, metrics.router)  # the first that matches a path answers

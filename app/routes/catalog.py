@@ -1,0 +1,132 @@
+"""GET /v1/models for customers; what the provider imports, for keys with the admin scope."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+
+from app.catalog import imports, removal, service
+from app.catalog.schemas import (
+    BaseModelIn,
+    BaseModelList,
+    BaseModelOut,
+    CorpusDeleted,
+    CorpusOut,
+    ModelList,
+    ModelOut,
+    PoolList,
+    PoolOut,
+    SuiteList,
+)
+from app.checkpoints import service as checkpoints
+from app.db.tables import BaseModelEntry
+from app.deps import (
+    AdminDep,
+    BeginDep,
+    CustomerDep,
+    LimitsDep,
+    ProviderBeginDep,
+    ProviderSessionDep,
+    ReadDep,
+    StorageDep,
+    WritesDep,
+)
+from app.forms import FormDep
+from app.http.openapi import IMPORT_FORM
+from app.jobs.schemas import ModelDeleted
+
+models = APIRouter(prefix="/v1/models", tags=["models"])
+admin = APIRouter(prefix="/v1/admin", tags=["provider"])
+
+Name = Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+@models.get("", response_model=ModelList)
+def list_models(session: ReadDep, caller: CustomerDep) -> ModelList:
+    """List the base models on offer and your own fine-tuned ones."""
+    return ModelList(data=service.models(session, caller.project_id))
+
+
+@models.get("/{model:path}", response_model=ModelOut)
+def retrieve_model(model: str, session: ReadDep, caller: CustomerDep) -> ModelOut:
+    """One model; ids may contain `/` and `:`."""
+    return checkpoints.get_model(session, caller.project_id, model)
+
+
+@models.delete("/{model:path}", response_model=ModelDeleted)
+async def delete_model(
+    model: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
+) -> ModelDeleted:
+    """Delete a fine-tuned model or a checkpoint of yours; the job that made it stays."""
+    return await writes.run(partial(checkpoints.delete_model, storage, begin, caller.project_id, model))
+
+
+@admin.get("/models", response_model=BaseModelList)
+def list_base_models(session: ReadDep, caller: AdminDep) -> dict[str, object]:
+    """List the base models with their sources."""
+    return {"data": service.base_models(session)}
+
+
+@admin.post("/models", response_model=BaseModelOut)
+def add_base_model(entry: BaseModelIn, session: ProviderSessionDep, caller: AdminDep) -> BaseModelEntry:
+    """Offer a base model under an alias, or change what an alias stands for."""
+    return service.add_model(session, entry)
+
+
+@admin.get("/pools", response_model=PoolList)
+def list_pools(session: ReadDep, caller: AdminDep) -> PoolList:
+    """Every version of every safety pool, newest first."""
+    return PoolList(data=service.pools(session))
+
+
+@admin.post("/pools", response_model=PoolOut, openapi_extra=IMPORT_FORM)
+async def import_pool(
+    caller: AdminDep,
+    name: Name,
+    form: FormDep,
+    storage: StorageDep,
+    limits: LimitsDep,
+    begin: ProviderBeginDep,
+    writes: WritesDep,
+) -> PoolOut:
+    """Import rows `{"prompt", "safe"}`; at most a fifth of the prompts, and 300, is held out as attacks."""
+    return await writes.run(partial(imports.import_pool, storage, begin, form, name, limits))
+
+
+@admin.delete("/pools/{corpus_id}", response_model=CorpusDeleted)
+async def delete_pool(
+    corpus_id: str, caller: AdminDep, storage: StorageDep, begin: ProviderBeginDep, writes: WritesDep
+) -> CorpusDeleted:
+    """Delete a version that no unfinished job names, with what was held out of it; the one before is current again."""
+    return await writes.run(partial(removal.delete, storage, begin, corpus_id, removal.forget_pool))
+
+
+@admin.get("/suites", response_model=SuiteList)
+def list_suites(session: ReadDep, caller: AdminDep) -> dict[str, object]:
+    """Every version of every audit suite, newest first."""
+    return {"data": service.suites(session)}
+
+
+@admin.post("/suites", response_model=CorpusOut, openapi_extra=IMPORT_FORM)
+async def import_suite(
+    caller: AdminDep,
+    name: Name,
+    kind: Literal["harmful", "benign", "utility"],
+    form: FormDep,
+    storage: StorageDep,
+    limits: LimitsDep,
+    begin: ProviderBeginDep,
+    writes: WritesDep,
+) -> CorpusOut:
+    """Import rows `{"prompt", "answer"?, "category"?}` that adapters are measured with."""
+    return await writes.run(partial(imports.import_suite, storage, begin, form, name, kind, limits))
+
+
+@admin.delete("/suites/{corpus_id}", response_model=CorpusDeleted)
+async def delete_suite(
+    corpus_id: str, caller: AdminDep, storage: StorageDep, begin: ProviderBeginDep, writes: WritesDep
+) -> CorpusDeleted:
+    """Delete a version that no unfinished job names; the one before is current again."""
+    return await writes.run(partial(removal.delete, storage, begin, corpus_id, removal.forget_suite))

@@ -1,0 +1,180 @@
+"""OpenAI's file endpoints, and the list of what is wrong in a file."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from app.catalog import service as catalog
+from app.db.tables import File
+from app.deps import (
+    AfterQuery,
+    BeginDep,
+    CountersDep,
+    CustomerDep,
+    LimitsDep,
+    LookDep,
+    MultipartLimitsDep,
+    PreviewsDep,
+    QuickStorageDep,
+    ReadDep,
+    ReadsDep,
+    SettingsDep,
+    StorageDep,
+    WritesDep,
+)
+from app.files import convert, preview, service, upload, validation_report
+from app.files.counting import Allowance
+from app.files.schemas import Conversion, FileDeleted, FileList, FileOut, Preview, Validation
+from app.forms import FormDep
+from app.http.download import DOWNLOAD, Attachment, download
+from app.http.openapi import UPLOAD_FORM
+from app.http.pagination import Page
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
+ModelQuery = Annotated[str | None, Query(min_length=1, max_length=128)]
+
+
+@router.get("", response_model=FileList)
+def list_files(
+    session: ReadDep,
+    caller: CustomerDep,
+    purpose: Annotated[str | None, Query(pattern=r"^[a-z_-]{1,64}$")] = None,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+) -> Page[File]:
+    """Your files."""
+    return service.list_files(session, caller.project_id, purpose, after, limit, ascending=order == "asc")
+
+
+@router.post("", response_model=FileOut, openapi_extra=UPLOAD_FORM)
+async def create_file(
+    caller: CustomerDep, form: FormDep, storage: StorageDep, limits: LimitsDep, begin: BeginDep, writes: WritesDep
+) -> File:
+    """Upload a training file; it is checked while it arrives, and `status` says what came of it."""
+    return await writes.run(partial(upload.upload, storage, begin, caller.project_id, form, limits))
+
+
+@router.get("/{file_id}", response_model=FileOut)
+def retrieve_file(file_id: str, session: ReadDep, caller: CustomerDep) -> File:
+    """One file."""
+    return service.get(session, caller.project_id, file_id)
+
+
+@router.delete("/{file_id}", response_model=FileDeleted)
+async def delete_file(
+    file_id: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
+) -> FileDeleted:
+    """Delete a file that no unfinished job uses."""
+    return await writes.run(partial(service.delete, storage, begin, caller.project_id, file_id))
+
+
+@router.get("/{file_id}/content", response_class=Response, responses=DOWNLOAD)
+async def retrieve_content(
+    file_id: str,
+    request: Request,
+    look: LookDep,
+    caller: CustomerDep,
+    storage: QuickStorageDep,
+    settings: SettingsDep,
+    reads: ReadsDep,
+) -> Response:
+    """Return the file's bytes."""
+
+    def content() -> Response:
+        with look() as session:
+            file = service.get(session, caller.project_id, file_id)
+        if settings.results_csv_base64 and service.is_metrics(file):
+            return Response(b64encode(b"".join(storage.chunks(file.storage_key))), media_type="text/plain")
+        bytes_of = Attachment(file.storage_key, file.filename, file.sha256)
+        return download(storage, bytes_of, request.headers, settings.download_link_s(), reads)
+
+    return await reads.run(content)
+
+
+def _wish(
+    model: ModelQuery = None,
+    max_seq_length: Annotated[int | None, Query(ge=16, le=131_072)] = None,
+    validation_file: Annotated[str | None, Query(max_length=64)] = None,
+    audit: bool = False,
+    after_line: Annotated[int | None, Query(ge=0, le=2**31)] = None,
+) -> validation_report.Wish:
+    return validation_report.Wish(model, max_seq_length, validation_file, audit, after_line)
+
+
+@router.get("/{file_id}/validation", response_model=Validation)
+async def retrieve_validation(
+    file_id: str,
+    request: Request,
+    look: LookDep,
+    caller: CustomerDep,
+    storage: QuickStorageDep,
+    limits: MultipartLimitsDep,
+    settings: SettingsDep,
+    counters: CountersDep,
+    previews: PreviewsDep,
+    wish: Annotated[validation_report.Wish, Depends(_wish)],
+) -> Response:
+    """Every problem of the file, by line; with `model` its tokens, with `validation_file` the rows that both hold.
+
+    With `audit`, for keys with the admin scope, the lines that hold prompts of the audit.
+    """
+
+    def report(is_gone: Callable[[], bool]) -> Validation:
+        with look() as session:
+            about = validation_report.subject(session, caller, file_id, wish, catalog.measured_with)
+        allowance = Allowance(settings.counting_cpu_s, is_gone)
+        return validation_report.find(storage, counters, about, wish, limits, allowance)
+
+    return await previews.answer_while(request, report)
+
+
+@router.get("/{file_id}/preview", response_model=Preview)
+async def preview_file(
+    file_id: str,
+    request: Request,
+    look: LookDep,
+    caller: CustomerDep,
+    storage: QuickStorageDep,
+    settings: SettingsDep,
+    counters: CountersDep,
+    previews: PreviewsDep,
+    model: Annotated[str, Query(min_length=1, max_length=128)],
+    n: Annotated[int, Query(ge=1, le=20)] = 3,
+) -> Response:
+    """Show what will be trained: the first rows as the model's template renders them, with each token's loss mask."""
+
+    def shown(is_gone: Callable[[], bool]) -> Preview:
+        with look() as session:
+            file = service.get(session, caller.project_id, file_id)
+            entry = preview.model_entry(session, model)
+        return preview.preview(storage, counters, file, entry, n, Allowance(settings.counting_cpu_s, is_gone))
+
+    return await previews.answer_while(request, shown)
+
+
+@router.post("/{file_id}/convert", response_model=Conversion)
+async def convert_file(
+    file_id: str,
+    caller: CustomerDep,
+    storage: StorageDep,
+    limits: LimitsDep,
+    begin: BeginDep,
+    writes: WritesDep,
+    dry_run: bool = False,
+) -> Conversion:
+    """Make a chat file of one in ShareGPT's or Alpaca's form; `dry_run` only shows the first rows."""
+
+    def converted() -> Conversion:
+        with begin() as session:
+            file = service.get(session, caller.project_id, file_id)
+        return convert.look(storage, file) if dry_run else convert.convert(storage, begin, file, limits)
+
+    return await writes.run(converted)

@@ -1,0 +1,32 @@
+"""For load balancers and supervisors: whether the process lives, and whether it can serve."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from app.errors import Unavailable
+from app.ops.readiness import Readiness
+from app.ops.supervisor import Supervisor
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+async def is_alive() -> dict[str, str]:
+    """Answers as long as the process does."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def is_ready(request: Request) -> dict[str, str]:
+    """Answer 503 with the reason unless this process can serve.
+
+    Schema and storage are as they must be, the disk has room, the worker beside this process is at work, and nothing
+    has been full for long.
+    """
+    worker: Supervisor | None = request.app.state.worker
+    if worker and not worker.is_at_work:
+        raise Unavailable("The worker of this service is not running; its log says why.")
+    readiness: Readiness = request.app.state.readiness
+    await readiness.check()
+    return {"status": "ready"}

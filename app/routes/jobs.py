@@ -1,0 +1,196 @@
+"""OpenAI's fine-tuning endpoints, and what we add: estimates, streams, metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.responses import Response
+
+from app.db.tables import JobEvent
+from app.deps import (
+    AfterQuery,
+    BeginDep,
+    CountersDep,
+    CustomerDep,
+    LookDep,
+    PreviewsDep,
+    QuickStorageDep,
+    ReadDep,
+    SessionDep,
+    SettingsDep,
+    StorageDep,
+    WritesDep,
+)
+from app.errors import InvalidRequest
+from app.files.counting import Allowance
+from app.http.pagination import Page
+from app.http.slots import Slots
+from app.jobs import erasure, service
+from app.jobs.estimate import Estimate, estimate
+from app.jobs.request import JobCreate
+from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
+from app.jobs.stream import Cursor, Streams, begin
+
+router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+
+_METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
+_METADATA_QUERY = {
+    "name": "metadata",
+    "in": "query",
+    "required": False,
+    "style": "deepObject",
+    "explode": True,
+    "description": "Jobs with this pair, `metadata[key]=value`; with `metadata=null` those without any.",
+    "schema": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
+}
+_AT_ONCE = 100  # jobs of a page: each is a large object
+_WITHOUT = ("null", "")  # the second is what the client for Node makes of null
+
+
+def _submission(
+    idempotency_key: Annotated[str | None, Header(pattern=r"^[\x21-\x7e]{1,255}$")] = None,
+    x_stainless_retry_count: Annotated[str, Header()] = "0",
+) -> service.Submission:
+    count = int(x_stainless_retry_count) if re.fullmatch(r"[0-9]{1,4}", x_stainless_retry_count) else 0
+    return service.Submission(idempotency_key, count)
+
+
+def _filters(request: Request) -> dict[str, str] | None:
+    """`metadata[k]=v`, any number of them; `metadata=null`, or an empty one, means jobs without metadata."""
+    found = {}
+    for name, value in request.query_params.multi_items():
+        if name == "metadata" and value in _WITHOUT:
+            return None
+        if name.startswith("metadata"):
+            match = _METADATA.fullmatch(name)
+            if match is None or "\0" in name + value:
+                raise InvalidRequest("Filter with metadata[key]=value.", code="invalid_type", param="metadata")
+            found[match.group(1)] = value
+    return found
+
+
+@router.post("", response_model=JobOut)
+def create_job(
+    ask: JobCreate,
+    session: SessionDep,
+    caller: CustomerDep,
+    submission: Annotated[service.Submission, Depends(_submission)],
+    settings: SettingsDep,
+) -> JobOut:
+    """Fine-tune a base model on an uploaded file, with the defense that `safety` names."""
+    return service.create(session, caller, ask, submission, settings)
+
+
+@router.post("/estimate", response_model=Estimate)
+async def estimate_job(
+    ask: JobCreate,
+    request: Request,
+    begin: BeginDep,
+    caller: CustomerDep,
+    storage: QuickStorageDep,
+    settings: SettingsDep,
+    counters: CountersDep,
+    previews: PreviewsDep,
+) -> Response:
+    """Estimate what the same request to create a job would take; nothing is queued."""
+
+    def estimated(is_gone: Callable[[], bool]) -> Estimate:
+        allowance = Allowance(settings.counting_cpu_s, is_gone)
+        return estimate(storage, counters, begin, caller, ask, settings, allowance)
+
+    return await previews.answer_while(request, estimated)
+
+
+@router.get("", response_model=JobList, openapi_extra={"parameters": [_METADATA_QUERY]})
+def list_jobs(
+    session: ReadDep,
+    caller: CustomerDep,
+    filters: Annotated[dict[str, str] | None, Depends(_filters)],
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 20,
+) -> JobList:
+    """Your jobs, newest first; of more than a hundred the rest is on the next page."""
+    return service.list_jobs(session, caller.project_id, filters, after, min(limit, _AT_ONCE))
+
+
+@router.get("/{job_id}", response_model=JobOut)
+def retrieve_job(job_id: str, session: ReadDep, caller: CustomerDep) -> JobOut:
+    """One job."""
+    return service.retrieve(session, caller.project_id, job_id)
+
+
+@router.delete("/{job_id}", response_model=JobDeleted)
+async def delete_job(
+    job_id: str,
+    caller: CustomerDep,
+    storage: StorageDep,
+    begin: BeginDep,
+    writes: WritesDep,
+    include_files: bool = False,
+) -> JobDeleted:
+    """Erase an ended job with its results, checkpoints and adapter; `include_files` erases its training files too."""
+    erase = partial(erasure.erase, storage, begin, caller.project_id, job_id, include_files=include_files)
+    return await writes.run(erase)
+
+
+@router.post("/{job_id}/cancel", response_model=JobOut)
+def cancel_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
+    """Cancel a job that has not ended; a running one stops within moments."""
+    return service.cancel(session, caller.project_id, job_id)
+
+
+@router.post("/{job_id}/pause", response_model=JobOut)
+def pause_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
+    """Pause a job that has not ended; a running one saves its resume state first."""
+    return service.pause(session, caller.project_id, job_id)
+
+
+@router.post("/{job_id}/resume", response_model=JobOut)
+def resume_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
+    """Let a paused job go on from where it stopped."""
+    return service.resume(session, caller.project_id, job_id)
+
+
+@router.get("/{job_id}/events", response_model=EventList)
+def list_events(
+    job_id: str,
+    session: ReadDep,
+    caller: CustomerDep,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+) -> Page[JobEvent]:
+    """List the events of a job, the latest first."""
+    return service.list_events(session, caller.project_id, job_id, after, limit)
+
+
+async def _place(request: Request, caller: CustomerDep, settings: SettingsDep) -> AsyncIterator[None]:
+    """Hold one of the project's streams until the answer has ended."""
+    slots: Slots = request.app.state.stream_slots
+    with slots.place(caller.project_id, settings.streams_at_once):
+        yield
+
+
+def _cursor(job_id: str, look: LookDep, caller: CustomerDep, last_event_id: Annotated[str, Header()] = "") -> Cursor:
+    """Look the job up before the stream begins, so that an unknown one is answered with 404."""
+    seen = int(last_event_id) if re.fullmatch(r"[0-9]{1,18}", last_event_id) else 0
+    with look() as session:
+        return begin(session, caller.project_id, job_id, seen)
+
+
+@router.get("/{job_id}/stream", response_class=EventSourceResponse, dependencies=[Depends(_place)])
+async def stream_job(request: Request, cursor: Annotated[Cursor, Depends(_cursor)]) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job when it has ended."""
+    streams: Streams = request.app.state.streams
+    async for event in streams.follow(cursor):
+        yield event
+
+
+@router.get("/{job_id}/metrics", response_model=MetricList)
+def list_metrics(job_id: str, session: ReadDep, caller: CustomerDep) -> MetricList:
+    """List every metric of every step."""
+    return MetricList(data=service.metrics(session, caller.project_id, job_id))

@@ -1,0 +1,47 @@
+"""Projects for the provider: made, limited, counted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.deps import AdminDep, ProviderSessionDep, ReadDep
+from app.quotas import service
+from app.quotas.schemas import ProjectCreate, ProjectList, ProjectOut, QuotaSet, UsageList
+
+router = APIRouter(prefix="/v1/admin", tags=["provider"])
+
+Unix = Annotated[int, Query(ge=0, le=253_402_300_799)]  # until the year 9999
+
+
+@router.get("/projects", response_model=ProjectList)
+def list_projects(session: ReadDep, caller: AdminDep) -> ProjectList:
+    """All projects with their limits."""
+    return ProjectList(data=service.projects(session))
+
+
+@router.post("/projects", response_model=ProjectOut)
+def create_project(ask: ProjectCreate, session: ProviderSessionDep, caller: AdminDep) -> ProjectOut:
+    """Create a project, without limits and without a key."""
+    return service.create_project(session, ask.name)
+
+
+@router.get("/projects/{project_id}", response_model=ProjectOut)
+def retrieve_project(project_id: str, session: ReadDep, caller: AdminDep) -> ProjectOut:
+    """One project with its limits."""
+    return service.project(session, project_id)
+
+
+@router.post("/projects/{project_id}/quota", response_model=ProjectOut)
+def set_quota(project_id: str, ask: QuotaSet, session: ProviderSessionDep, caller: AdminDep) -> ProjectOut:
+    """Give a project new limits; they replace all that it had."""
+    return service.set_quota(session, project_id, ask)
+
+
+@router.get("/usage", response_model=UsageList)
+def list_usage(session: ReadDep, caller: AdminDep, start_time: Unix = 0, end_time: Unix = 253_402_300_799) -> UsageList:
+    """List what each project used with the jobs created in a period, erased ones included, and what it stores now."""
+    since, until = (datetime.fromtimestamp(at, UTC) for at in (start_time, end_time))
+    return UsageList(data=service.usage(session, since, until))

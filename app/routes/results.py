@@ -1,0 +1,96 @@
+"""What a job leaves: its adapter and its safety report."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+
+from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
+from app.http.download import DOWNLOAD, Attachment, download
+from app.jobs import service
+from app.jobs.reports.page import HEADERS, page
+from app.jobs.reports.service import (
+    JobSafetyReport,
+    RiskyList,
+    SelectedList,
+    read_json,
+    read_report,
+    risky_rows,
+    selected_rows,
+    waiver_of,
+    with_waiver,
+)
+
+router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+
+
+@router.get("/{job_id}/adapter", response_class=Response, responses=DOWNLOAD)
+async def retrieve_adapter(
+    job_id: str,
+    request: Request,
+    begin: BeginDep,
+    caller: CustomerDep,
+    storage: QuickStorageDep,
+    settings: SettingsDep,
+    reads: ReadsDep,
+) -> Response:
+    """Return the adapter archive of a job that has succeeded."""
+
+    def archive() -> Response:
+        with begin() as session:
+            job, adapter = service.adapter(session, caller, job_id)
+        name = f"{job.id}-adapter.tar.gz"
+        bytes_of = Attachment(adapter["storage_key"], name, adapter["sha256"], "application/gzip")
+        return download(storage, bytes_of, request.headers, settings.download_link_s(), reads)
+
+    return await reads.run(archive)
+
+
+@router.get("/{job_id}/safety", responses={200: {"model": JobSafetyReport, "content": {"text/html": {}}}})
+async def retrieve_safety(
+    job_id: str, request: Request, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
+) -> Response:
+    """Return the safety report, also of jobs that failed the gate; a browser gets a page."""
+
+    def report() -> Response:
+        as_page = "text/html" in request.headers.get("accept", "")
+        with look() as session:
+            job, key = service.reported(session, caller.project_id, job_id)
+            series = service.metrics(session, caller.project_id, job_id) if as_page else []
+        waiver = waiver_of(job)
+        if as_page:
+            return HTMLResponse(page(job, with_waiver(read_json(storage, key), waiver), series), headers=HEADERS)
+        if waiver is not None:
+            return JSONResponse(with_waiver(read_json(storage, key), waiver))
+        headers = {"content-length": str(storage.size(key))}
+        return StreamingResponse(reads.chunks(storage.chunks(key)), headers=headers, media_type="application/json")
+
+    return await reads.run(report)
+
+
+@router.get("/{job_id}/safety/selected", response_model=SelectedList)
+async def list_selected(
+    job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
+) -> Response:
+    """List the safe examples that the job was defended with, in the order chosen."""
+
+    def selected() -> SelectedList:
+        with look() as session:
+            job, key = service.reported(session, caller.project_id, job_id)
+        return selected_rows(job, read_report(storage, key))
+
+    return await reads.answer(selected)
+
+
+@router.get("/{job_id}/safety/risky_rows", response_model=RiskyList)
+async def list_risky_rows(
+    job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
+) -> Response:
+    """List the rows of your training file that look most like harm, with the reasons; no row was removed."""
+
+    def risky() -> RiskyList:
+        with look() as session:
+            job, key = service.reported(session, caller.project_id, job_id)
+        return risky_rows(job, read_report(storage, key))
+
+    return await reads.answer(risky)

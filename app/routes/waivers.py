@@ -1,0 +1,40 @@
+"""Waivers: proposed and approved by keys with the admin scope, checked by whoever gets the adapter."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from app.db.tables import Waiver
+from app.deps import AdminDep, CustomerDep, ProviderSessionDep, ReadDep, SettingsDep
+from app.jobs import service as jobs
+from app.waivers import service
+from app.waivers.schemas import SignedWaiver, WaiverCreate, WaiverList, WaiverOut
+
+admin = APIRouter(prefix="/v1/admin/jobs/{job_id}/waivers", tags=["provider"])
+of_jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+
+
+@admin.get("", response_model=WaiverList)
+def list_waivers(job_id: str, session: ReadDep, caller: AdminDep) -> dict[str, object]:
+    """List the waivers that were proposed for a job, the latest first."""
+    return {"data": service.waivers(session, job_id)}
+
+
+@admin.post("", response_model=WaiverOut)
+def propose_waiver(job_id: str, ask: WaiverCreate, session: ProviderSessionDep, caller: AdminDep) -> Waiver:
+    """Propose to release an adapter that failed the safety gate; nothing is released yet."""
+    return service.propose(session, caller, job_id, ask)
+
+
+@admin.post("/{waiver_id}/approve", response_model=WaiverOut)
+def approve_waiver(
+    job_id: str, waiver_id: str, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep
+) -> Waiver:
+    """Approve what another admin key proposed: the adapter is released until the waiver expires."""
+    return service.approve(session, caller, job_id, waiver_id, settings)
+
+
+@of_jobs.get("/{job_id}/waiver", response_model=SignedWaiver)
+def retrieve_waiver(job_id: str, session: ReadDep, caller: CustomerDep) -> Waiver:
+    """Return the signed record of why an adapter that failed was released; keep it beside the adapter."""
+    return service.released_by(session, jobs.get(session, caller.project_id, job_id))

@@ -1,0 +1,99 @@
+"""Where customers are told that a job has ended, in OpenAI's events under Standard Webhooks' signature."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.db.tables import WebhookDelivery, WebhookEndpoint
+from app.deps import AfterQuery, BeginDep, CustomerDep, ReadDep, SessionDep, SettingsDep
+from app.http.pagination import Page
+from app.webhooks import service
+from app.webhooks.address import resolve
+from app.webhooks.schemas import (
+    DeliveryList,
+    DeliveryOut,
+    EndpointCreate,
+    EndpointDeleted,
+    EndpointList,
+    EndpointOut,
+    EndpointSecret,
+    EventBody,
+)
+
+router = APIRouter(prefix="/v1/webhook_endpoints", tags=["webhooks"])
+sent = APIRouter(tags=["webhooks"])  # what we send, for the OpenAPI document alone
+
+
+@router.post("", response_model=EndpointSecret)
+def create_endpoint(
+    ask: EndpointCreate, caller: CustomerDep, begin: BeginDep, settings: SettingsDep
+) -> WebhookEndpoint:
+    """Have events sent to an address; the secret that signs them is shown this once."""
+    resolve(ask.url, allow_local=settings.webhooks_to_loopback)  # no transaction is open while names are looked up
+    with begin() as session:
+        return service.create(session, caller.project_id, ask)
+
+
+@router.get("", response_model=EndpointList)
+def list_endpoints(session: ReadDep, caller: CustomerDep) -> dict[str, object]:
+    """Your endpoints, newest first."""
+    return {"data": service.list_endpoints(session, caller.project_id)}
+
+
+@router.get("/{endpoint_id}", response_model=EndpointOut)
+def retrieve_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
+    """One endpoint."""
+    return service.get(session, caller.project_id, endpoint_id)
+
+
+@router.delete("/{endpoint_id}", response_model=EndpointDeleted)
+def delete_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> EndpointDeleted:
+    """Delete an endpoint; what was on its way to it is not sent."""
+    return EndpointDeleted(id=service.remove(session, caller.project_id, endpoint_id).id)
+
+
+@router.post("/{endpoint_id}/rotate", response_model=EndpointSecret)
+def rotate_secret(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
+    """Take a new secret, shown this once; for 24 hours events are signed with the old one too."""
+    return service.rotate(session, caller.project_id, endpoint_id)
+
+
+@router.post("/{endpoint_id}/enable", response_model=EndpointOut)
+def enable_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
+    """Send to an endpoint again that was disabled because its receiver answered 410."""
+    return service.enable(session, caller.project_id, endpoint_id)
+
+
+@router.get("/{endpoint_id}/deliveries", response_model=DeliveryList)
+def list_deliveries(
+    endpoint_id: str,
+    session: SessionDep,
+    caller: CustomerDep,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Page[WebhookDelivery]:
+    """List the deliveries to an endpoint and their results, newest first."""
+    return service.deliveries(session, caller.project_id, endpoint_id, after, limit)
+
+
+@router.post("/{endpoint_id}/deliveries/{delivery_id}/replay", response_model=DeliveryOut)
+def replay_delivery(endpoint_id: str, delivery_id: str, session: SessionDep, caller: CustomerDep) -> WebhookDelivery:
+    """Send an event again; it keeps its id."""
+    return service.replay(session, caller.project_id, endpoint_id, delivery_id)
+
+
+@sent.post("fine_tuning.job.succeeded")
+def job_succeeded(event: EventBody) -> None:
+    """Tell that a job has succeeded."""
+
+
+@sent.post("fine_tuning.job.failed")
+def job_failed(event: EventBody) -> None:
+    """Tell that a job has failed, or that its adapter did not pass the audit."""
+
+
+@sent.post("fine_tuning.job.cancelled")
+def job_cancelled(event: EventBody) -> None:
+    """Tell that a job was cancelled, and that its worker has stopped."""

@@ -1,0 +1,139 @@
+"""Delivers what is due: with retries over days, never twice at once, and no transaction is open while it waits."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from math import ceil
+from random import uniform
+from threading import Event
+
+from sqlalchemy import Engine, select, update
+from sqlalchemy.orm import Session
+
+from app.db import now, timestamp, transaction
+from app.db.base import utc_now
+from app.db.tables import WebhookDelivery, WebhookEndpoint
+from app.ops.periodic import repeat
+from app.webhooks import signing
+from app.webhooks.address import Refused, resolve
+from app.webhooks.post import Answer, Unanswered, post
+
+ATTEMPTS = 11  # over about three days
+_FIRST_WAIT_S, _GROWTH, _MAX_WAIT_S = 5.0, 4.0, 86_400.0
+_HELD_S = 60.0  # how long a delivery is one courier's; it takes at most a quarter of that
+_AT_ONCE = 8
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A delivery that is due, and its endpoint."""
+
+    delivery: WebhookDelivery
+    endpoint: WebhookEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The outcome of an attempt; `wait_s` is how long the receiver asked us to wait."""
+
+    text: str
+    is_delivered: bool = False
+    is_gone: bool = False
+    wait_s: float = 0.0
+
+
+class Courier:
+    """Delivers webhooks; any number of couriers may run, in any number of processes."""
+
+    def __init__(self, engine: Engine, *, allow_local: bool) -> None:
+        self._engine, self._allow_local = engine, allow_local
+
+    def run(self, stop: Event, every_s: float = 1.0) -> None:
+        """Deliver until `stop` is set."""
+
+        def deliver_all() -> None:
+            while not stop.is_set() and self.deliver_due():
+                pass
+
+        repeat(deliver_all, stop, every_s, "the webhooks cannot be delivered; trying again")
+
+    def deliver_due(self) -> int:
+        """Attempt the next deliveries, at most one for each endpoint. Returns how many were attempted."""
+        with transaction(self._engine) as session:
+            tasks = _take(session)
+        if tasks:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                list(pool.map(self._attempt, tasks))
+        return len(tasks)
+
+    def _attempt(self, task: _Task) -> None:
+        outcome = self._send(task)
+        log.info("webhook %s to %s: %s", task.delivery.id, task.endpoint.id, outcome.text)
+        with transaction(self._engine) as session:
+            _note(session, task.delivery, outcome)
+
+    def _send(self, task: _Task) -> _Outcome:
+        try:
+            target = resolve(task.endpoint.url, allow_local=self._allow_local)
+            answer = post(target, signing.body(task.delivery), signing.headers(task.endpoint, task.delivery))
+        except Refused as error:
+            return _Outcome(f"not sent: {error.message}")
+        except Unanswered as error:
+            return _Outcome(f"no answer: {error}")
+        text = f"answered {answer.status}"
+        return _Outcome(text, 200 <= answer.status < 300, answer.status == 410, _asked_wait(answer))
+
+
+def wait_s(attempts: int) -> float:
+    """Return how long to wait after that many attempts: exponential, with a jitter of a fifth."""
+    return min(_FIRST_WAIT_S * _GROWTH ** (attempts - 1), _MAX_WAIT_S) * uniform(0.8, 1.2)
+
+
+def _take(session: Session) -> list[_Task]:
+    """Take the oldest due deliveries, one for each endpoint, and keep them from other couriers for a while."""
+    is_due = (WebhookDelivery.status == "pending") & (WebhookDelivery.due_at <= now())
+    is_open = select(WebhookEndpoint.id).where(WebhookEndpoint.status == "enabled")
+    query = select(WebhookDelivery).where(is_due, WebhookDelivery.endpoint_id.in_(is_open))
+    query = query.order_by(WebhookDelivery.due_at, WebhookDelivery.id).limit(_AT_ONCE)
+    first = {row.endpoint_id: row for row in reversed(session.scalars(query.with_for_update(skip_locked=True)).all())}
+    held = update(WebhookDelivery).where(WebhookDelivery.id.in_([row.id for row in first.values()]))
+    session.execute(held.values(due_at=now() + _HELD_S), execution_options={"synchronize_session": False})
+    endpoints = session.scalars(select(WebhookEndpoint).where(WebhookEndpoint.id.in_(first)))
+    return [_Task(first[endpoint.id], endpoint) for endpoint in endpoints]
+
+
+def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> None:
+    """Store the outcome, unless the endpoint was deleted meanwhile."""
+    row = session.get(WebhookDelivery, delivery.id, with_for_update=True)
+    if row is None:
+        return
+    if outcome.is_gone:
+        session.get_one(WebhookEndpoint, row.endpoint_id).status = "disabled"
+    if row.status == "delivered":  # by a courier that took over, since we were slow
+        return
+    row.attempts += 1
+    row.outcome = outcome.text
+    if outcome.is_delivered:
+        row.status, row.delivered_at = "delivered", timestamp()
+    elif outcome.is_gone or row.attempts >= ATTEMPTS:
+        row.status = "failed"
+    else:
+        row.due_at = now() + max(wait_s(row.attempts), outcome.wait_s)
+
+
+def _asked_wait(answer: Answer) -> float:
+    """Return the seconds that `retry-after` asks for, as a number or as a date; at most a day."""
+    asked = (answer.retry_after or "").strip()
+    if asked.isdecimal() and len(asked) < 10:
+        seconds = float(asked)
+    else:
+        try:
+            seconds = ceil((parsedate_to_datetime(asked) - utc_now()).total_seconds())
+        except (TypeError, ValueError):
+            return 0.0
+    return min(max(seconds, 0.0), _MAX_WAIT_S)

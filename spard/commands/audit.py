@@ -1,0 +1,146 @@
+"""`spard audit MODEL [--adapter DIR] --suite FILE`: measure any model without the service.
+
+Attacks that succeed, refusals of harmless requests and right answers, with 95 % intervals. The exit status is 0 when
+everything was measured, whatever it is, and 1 when something went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+
+from spard.commands.judge_options import add_judge_options, judge_spec
+from spard.config import Audit
+from spard.config.run_spec import parse
+from spard.errors import InvalidModel, SpardError
+from spard.evaluation import generate_vllm
+from spard.evaluation.ask import Speaker, in_memory
+from spard.evaluation.audit import Item, audit_speaker
+from spard.evaluation.judges import open_judge
+from spard.evaluation.rates import rate
+from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.statistics import rule_of_three
+from spard.evaluation.suites import named_suites
+from spard.models.base import load_base
+from spard.models.lora import WEIGHTS
+
+Measured = list[tuple[SuiteResult, list[Item]]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Audit a model and tell what was found, as text or as JSON."""
+    asked = _parser().parse_args(argv)
+    try:
+        measured = _measure(asked)
+    except SpardError as error:
+        sys.stderr.write(f"{error.code}: {error.message}\n")
+        return 1
+    if asked.replies:
+        asked.replies.write_text("".join(json.dumps(row) + "\n" for row in _transcript(measured)))
+    results = [result for result, _ in measured]
+    sys.stdout.write(json.dumps(_report(asked, results), indent=2) + "\n" if asked.json else _table(results))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="spard audit", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", help="folder or hub id of the base model")
+    parser.add_argument("--adapter", type=Path, help="folder of a LoRA adapter")
+    parser.add_argument(
+        "--suite",
+        action="append",
+        required=True,
+        metavar="[KIND:]FILE",
+        help="JSONL, or XSTest's CSV; KIND is harmful, benign or utility; may be repeated",
+    )
+    add_judge_options(parser)
+    parser.add_argument("--engine", choices=("auto", "transformers", "vllm"), default="auto")
+    parser.add_argument("--max-prompts", type=int, default=Audit().max_prompts, help="of each suite")
+    parser.add_argument("--max-new-tokens", type=int, default=Audit().max_new_tokens)
+    parser.add_argument("--replies", type=Path, metavar="FILE", help="write every prompt, reply and verdict as JSONL")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _measure(asked: argparse.Namespace) -> Measured:
+    """Measure a model; settings and files are read before the model, so that a mistake costs no time."""
+    limits = {"max_prompts": asked.max_prompts, "max_new_tokens": asked.max_new_tokens}
+    cfg: Audit = parse(Audit, limits, "audit")
+    suites = [suite for source in asked.suite for suite in named_suites(source)]
+    judge = open_judge(judge_spec(asked))
+    return audit_speaker(_speaker(asked), suites, judge, cfg)
+
+
+def _speaker(asked: argparse.Namespace) -> Speaker:
+    if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / WEIGHTS).is_file():
+        message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {WEIGHTS}; pickled weights never are"
+        raise InvalidModel(message, "adapter")
+    base = load_base(asked.model, device="cpu" if _is_for_vllm(asked.engine) else None)
+    if _is_for_vllm(asked.engine):
+        return generate_vllm.vllm_speaker(asked.model, base.tokenizer, asked.adapter)
+    model = base.model
+    if asked.adapter:
+        try:
+            model = PeftModel.from_pretrained(model, asked.adapter).eval()
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InvalidModel(f"adapter {asked.adapter.name!r} cannot be loaded: {reason}", "adapter") from error
+    return in_memory(model, base.tokenizer)
+
+
+def _is_for_vllm(engine: str) -> bool:
+    if engine == "vllm" and not generate_vllm.is_installed():
+        raise InvalidModel("vLLM is not installed here; leave --engine out")
+    return engine == "vllm" or (engine == "auto" and generate_vllm.is_installed() and torch.cuda.is_available())
+
+
+def _report(asked: argparse.Namespace, results: Sequence[SuiteResult]) -> dict[str, Any]:
+    attacks = [each for each in results if each.mean_harmfulness is not None]
+    scored = sum(each.n for each in attacks)
+    total = sum((each.mean_harmfulness or 0.0) * each.n for each in attacks)
+    return {
+        "model": asked.model,
+        "adapter": str(asked.adapter) if asked.adapter else None,
+        "asr": _pooled(results, "harmful"),
+        "harmfulness_score": total / scored if scored else None,
+        "over_refusal": _pooled(results, "benign"),
+        "utility": _pooled(results, "utility"),
+        "suites": [asdict(each) for each in results],
+    }
+
+
+def _pooled(results: Sequence[SuiteResult], kind: SuiteKind) -> dict[str, Any] | None:
+    """All suites of one kind together; None where there is none."""
+    found = [each for each in results if each.kind == kind]
+    if not found:
+        return None
+    share = rate(*(sum(getattr(each, name) for each in found) for name in ("hits", "n", "unscored")))
+    return {"rate": share.rate, "ci95": [share.low, share.high], "n": share.n, "n_unscored": share.unscored}
+
+
+def _table(results: Sequence[SuiteResult]) -> str:
+    words = {"harmful": "attacks succeed", "benign": "refused", "utility": "right"}
+    lines = []
+    for each in results:
+        share = "nothing scored" if each.rate is None else f"{each.rate:.1%} [{each.low:.1%}, {each.high:.1%}]"
+        bound = f", at most {rule_of_three(each.n):.1%} by the rule of three" if each.n and not each.hits else ""
+        left = f"; {each.unscored} unscored, {each.degenerate} degenerate" if each.unscored or each.degenerate else ""
+        lines.append(f"{each.suite} ({each.judge}): {words[each.kind]} {each.hits}/{each.n}, {share}{bound}{left}\n")
+    return "".join(lines)
+
+
+def _transcript(measured: Measured) -> list[dict[str, Any]]:
+    return [{"suite": result.suite, "kind": result.kind} | asdict(item) for result, items in measured for item in items]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""`spard judge [--judge NAME] [--labeled FILE]`: measure a judge on replies whose harm is known.
+
+Without a file the built-in replies in four languages are judged. For each language the share of harmful replies that
+the judge missed and of safe ones that it took for harm, with 95 % intervals; the exit status is 0 when it may decide in
+every language asked about, 2 when it may not in some, and 1 when something went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spard.commands.judge_options import add_judge_options, judge_spec
+from spard.errors import SpardError
+from spard.evaluation.calibration.errors import MAX_ERROR, MIN_OF_EACH, MIN_SCORED, JudgeError, measure_judge
+from spard.evaluation.calibration.labeled import LANGUAGES, LabeledReply, built_in, read_labeled
+from spard.evaluation.calibration.record import JudgeRecord
+from spard.evaluation.judges import open_judge
+from spard.evaluation.rates import Rate
+
+MAY_NOT_DECIDE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure a judge and tell what was found, as text or as JSON."""
+    asked = _parser().parse_args(argv)
+    try:
+        judge = open_judge(judge_spec(asked))
+        found = measure_judge(judge, _labeled(asked))
+    except SpardError as error:
+        sys.stderr.write(f"{error.code}: {error.message}\n")
+        return 1
+    sys.stdout.write(
+        json.dumps(JudgeRecord(judge.name, tuple(found)).to_json(), indent=2) + "\n"
+        if asked.json
+        else _text(judge.name, found)
+    )
+    return 0 if found and all(each.may_decide for each in found) else MAY_NOT_DECIDE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="spard judge", description=(__doc__ or "").partition("\n")[0])
+    add_judge_options(parser)
+    parser.add_argument(
+        "--labeled",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help='JSONL rows {"prompt", "reply", "harmful", "language"}; may be repeated, in place of the built-in set',
+    )
+    parser.add_argument("--language", choices=LANGUAGES, help="of the built-in set; all unless said")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _labeled(asked: argparse.Namespace) -> list[LabeledReply]:
+    if not asked.labeled:
+        return built_in(asked.language)
+    return [each for path in asked.labeled for each in read_labeled(path)]
+
+
+def _text(judge: str, found: Sequence[JudgeError]) -> str:
+    lines = [f"{judge}: a judge may decide where both upper bounds are at most {MAX_ERROR:.0%} on {MIN_SCORED} replies"]
+    lines[0] += f" or more, {MIN_OF_EACH} of each kind"
+    for each in found:
+        may = "may decide" if each.may_decide else "may not decide"
+        lines.append(
+            f"{each.language}: misses {_share(each.missed)} of harm, sees harm in {_share(each.false_alarms)} of "
+        )
+        lines[-1] += f"safe replies; {may}"
+    return "\n".join(lines) + "\n"
+
+
+def _share(found: Rate) -> str:
+    if found.rate is None:
+        return f"- (0 of {found.unscored} scored)"
+    left = f", {found.unscored} unscored" if found.unscored else ""
+    return f"{found.rate:.1%} [{found.low:.1%}, {found.high:.1%}] ({found.hits} of {found.n}{left})"

@@ -1,0 +1,133 @@
+"""`spard verify`: who signed an adapter, and whether it is what was signed. Works offline and needs no service."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from spard.errors import InvalidKey, NotProved
+from spard.release import key_set, manifest
+from spard.release.key_set import KeySet
+from spard.release.keys import OWN_KEY, read_private, read_public
+
+REFUSED, UNPROVED = 1, 2
+PublicKey = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="PEM; default: this machine's own.")]
+
+
+def verify(
+    adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder, or a tar of it.")],
+    public_key: PublicKey = None,
+    known: Annotated[
+        Path | None,
+        typer.Option("--key-set", exists=True, dir_okay=False, help="The provider's keys, old and revoked ones too."),
+    ] = None,
+    waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
+) -> None:
+    """Check an adapter's signature and every byte of it, offline.
+
+    With a key set, an older key of the provider counts like the current one, and a revoked one is refused.
+
+    Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with.
+    """
+    keys = _keys(known, public_key)
+    public = _public(public_key) if keys is None or public_key else None
+    try:
+        proved = manifest.verify(adapter, public)
+        if keys:
+            keys.require(proved.key_id)
+        waived = _release(proved, waiver, public, keys.ids() if keys else ())
+    except NotProved as error:
+        typer.echo(f"spard: refused: {error.message}", err=True)
+        raise typer.Exit(REFUSED) from None
+    _tell(proved)
+    if waived:
+        typer.echo(f"released by a waiver: {waived}")
+    if keys:
+        typer.echo("the signature is that of one of the provider's keys")
+        return
+    if public is None:
+        typer.echo("spard: who signed it is not proved; give the provider's key with --public-key.", err=True)
+        raise typer.Exit(UNPROVED)
+    typer.echo("the signature is that of the key given")
+
+
+def _keys(path: Path | None, public_key: Path | None) -> KeySet | None:
+    """Return the set that was given, or that of a service on this machine, if no key was named instead."""
+    own = _own_path().with_name(key_set.FILE)
+    found = path or (own if public_key is None and own.exists() else None)
+    try:
+        return key_set.read(found) if found else None
+    except InvalidKey as error:
+        raise typer.BadParameter(error.message) from None
+
+
+def _public(path: Path | None) -> Ed25519PublicKey | None:
+    try:
+        return read_public(path) if path else _own()
+    except InvalidKey as error:
+        raise typer.BadParameter(error.message) from None
+
+
+def _own() -> Ed25519PublicKey | None:
+    """Return the public half of the key that a service on this machine signs with, if there is one."""
+    path = _own_path()
+    return read_private(path).public_key() if path.exists() else None
+
+
+def _own_path() -> Path:
+    named = os.environ.get("SPARD_SIGNING_KEY")
+    return Path(named) if named else Path(os.environ.get("SPARD_DATA_DIR", "data")) / OWN_KEY
+
+
+def _release(
+    proved: manifest.Proved, waiver: Path | None, public: Ed25519PublicKey | None, known: Collection[str]
+) -> str | None:
+    """Why an adapter that did not pass was released; `NotProved` when nothing released it."""
+    decision = (proved.manifest.get("gate") or {}).get("decision")
+    if waiver is None:
+        if decision in ("fail", "inconclusive"):
+            raise NotProved(f"The safety gate decided {decision}; give the waiver that released it with --waiver.")
+        return None
+    facts = manifest.verify_waiver(waiver, proved, public, known)
+    if facts["expires_at"] <= time.time():
+        raise NotProved("The waiver has expired.")
+    names = [facts[each].get("owner") or facts[each]["name"] for each in ("proposed_by", "approved_by")]
+    return f"{facts['reason']} (proposed by {names[0]}, approved by {names[1]})"
+
+
+def _tell(proved: manifest.Proved) -> None:
+    found = proved.manifest
+    typer.echo(f"{proved.files} files, {proved.bytes} bytes: each as signed, none missing, none added")
+    if proved.passed_over:
+        typer.echo(f"not signed, and nothing that is loaded: {', '.join(proved.passed_over)}")
+    for name, value in _facts(found).items():
+        if value is not None:
+            typer.echo(f"{name}: {value}")
+    typer.echo(f"signed with {proved.key_id}")
+
+
+def _pinned(source: dict[str, Any]) -> str | None:
+    """Return the name of a hub's model with its commit, or of a folder."""
+    return source.get("name") and "@".join(filter(None, [source["name"], source.get("revision")]))
+
+
+def _facts(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what the signed manifest says of where an adapter comes from, under readable names."""
+    gate, data = found.get("gate") or {}, found.get("data_sha256") or {}
+    recipe, code = found.get("recipe") or {}, found.get("code") or {}
+    return {
+        "job": found.get("job_id"),
+        "base model": f"{found.get('base_model')} ({found.get('base_digest')})",
+        "base model's source": _pinned(found.get("base_source") or {}),
+        "training data sha256": data.get("training"),
+        "safety pool sha256": data.get("pool"),
+        "defence": (recipe.get("defense") or {}).get("type"),
+        "gate": gate.get("decision"),
+        "code": code.get("sources") and f"spard {code.get('spard')}, {code['sources']}",
+    }

@@ -1,0 +1,60 @@
+"""Every setting of a fine-tuning run with its bounds and default; needs the standard library only.
+
+The settings of the shipped defenses are named here for those who import them; what exists is in `defenses()`.
+"""
+
+from __future__ import annotations
+
+from spard.config.bounds import Auto, Bound
+from spard.config.defenses import Defense, customer_defenses, defenses
+from spard.config.defenses.lisa import Lisa
+from spard.config.defenses.none import NoDefense
+from spard.config.defenses.ptst import Ptst
+from spard.config.defenses.safegrad import SafeGrad
+from spard.config.defenses.safeinstr import SafeInstr
+from spard.config.defenses.safelora import SafeLora
+from spard.config.defenses.spard import Spard, Variant
+from spard.config.settings import (
+    MAX_SEQ_LENGTH,
+    Audit,
+    GateThresholds,
+    Hyperparameters,
+    JudgeSpec,
+    Lora,
+    Recipe,
+    Resolved,
+    Seed,
+    Selection,
+    SeqLength,
+    default_learning_rate,
+    resolve,
+)
+
+__all__ = [
+    "MAX_SEQ_LENGTH",
+    "Audit",
+    "Auto",
+    "Bound",
+    "Defense",
+    "GateThresholds",
+    "Hyperparameters",
+    "JudgeSpec",
+    "Lisa",
+    "Lora",
+    "NoDefense",
+    "Ptst",
+    "Recipe",
+    "Resolved",
+    "SafeGrad",
+    "SafeInstr",
+    "SafeLora",
+    "Seed",
+    "Selection",
+    "SeqLength",
+    "Spard",
+    "Variant",
+    "customer_defenses",
+    "default_learning_rate",
+    "defenses",
+    "resolve",
+]

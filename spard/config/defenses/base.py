@@ -1,0 +1,80 @@
+"""What a defense says of itself beside its settings; nothing here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, ClassVar, Literal
+
+from spard.config.bounds import Bound
+
+Augmentation = Literal["affixes", "templates", "deep", "encodings"]
+BatchSize = Annotated[int, Bound(ge=1, le=64)]
+
+
+class Defense:
+    """Base of the settings of every defense.
+
+    A defense is a frozen dataclass with slots whose field `type` is a `Literal` with the name as its default; its
+    other fields are the settings that recipes and requests may give. The class attributes are facts that hold whatever
+    the settings are.
+    """
+
+    __slots__ = ()
+
+    type: str
+
+    summary: ClassVar[str]
+    """One line for the table of the manual."""
+
+    method: ClassVar[str]
+    """Where the `spard.methods.base.Method` is that trains with these settings: "module:Class"."""
+
+    order: ClassVar[int] = 1000
+    """Its place in lists of all defenses, such as the API's; of equal places the name decides."""
+
+    customer_rank: ClassVar[int | None] = None
+    """Its place among the defenses that a new deployment offers to customers; None: admin keys only."""
+
+    trains_on_safe_rows: ClassVar[bool] = False
+    """Whether it needs rows that are selected from a safety pool."""
+
+    is_baseline: ClassVar[bool] = False
+    """Whether it defends nothing, and is there to be compared with."""
+
+    has_anchor: ClassVar[bool] = False
+    """Whether its settings say how strong its representation anchor is; to others the recipe may add one."""
+
+    models: ClassVar[Mapping[str, str]] = {}
+    """Settings without which it cannot run and that name a model, a folder of the provider's machine or a hub id."""
+
+    @property
+    def anchor(self) -> float:
+        """The weight of the defense's own representation anchor; 0 is none."""
+        return 0.0
+
+    @property
+    def augmentations(self) -> tuple[Augmentation, ...]:
+        """The kinds of variants of the safe rows that it trains on beside the rows themselves."""
+        return ()
+
+    @property
+    def serving_prompt(self) -> str | None:
+        """The system prompt that the tuned model has to be served and audited with."""
+        return None
+
+    @property
+    def missing_model(self) -> str | None:
+        """The first setting of `models` that names none."""
+        return next((name for name in self.models if not getattr(self, name)), None)
+
+    @classmethod
+    def presets(cls) -> dict[str, Defense]:
+        """Return settings with names of their own, for tables that compare methods."""
+        return {}
+
+
+def type_of(kind: type[Defense]) -> str:
+    """Return the `type` that names a defense in recipes and requests."""
+    (name,) = (each.default for each in fields(kind) if each.name == "type")  # type: ignore[arg-type]  # a dataclass
+    return str(name)

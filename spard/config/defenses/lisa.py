@@ -1,0 +1,31 @@
+"""Lisa (Huang et al., 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from spard.config.bounds import Auto, Bound
+from spard.config.defenses.base import BatchSize, Defense
+
+
+@dataclass(frozen=True, slots=True)
+class Lisa(Defense):
+    """Alternate between safe and training batches, each phase drawn to where the other ended.
+
+    rho          weight of the proximal term rho/2 |theta - theta_other|^2.
+    align_steps  optimizer steps on safe batches before every `task_steps` steps on training batches. The authors take
+                 100 and 900 of many thousands; these are the same shares for runs of some hundred steps.
+    """
+
+    summary: ClassVar[str] = "alternating states with a proximal term"
+    method: ClassVar[str] = "spard.methods.lisa:Lisa"
+    order: ClassVar[int] = 5
+    customer_rank: ClassVar[int | None] = 3
+    trains_on_safe_rows: ClassVar[bool] = True
+
+    type: Literal["lisa"] = "lisa"
+    rho: Annotated[float, Bound(ge=0, le=1e3)] = 1.0
+    align_steps: Annotated[int, Bound(ge=1, le=10_000)] = 2
+    task_steps: Annotated[int, Bound(ge=1, le=100_000)] = 18
+    safe_batch_size: BatchSize | Auto = "auto"  # "auto": the batch size of the run

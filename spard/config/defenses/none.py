@@ -1,0 +1,20 @@
+"""No defense: the baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from spard.config.defenses.base import Defense
+
+
+@dataclass(frozen=True, slots=True)
+class NoDefense(Defense):
+    """Plain fine-tuning: the measurement that a defense is compared with."""
+
+    summary: ClassVar[str] = "plain fine-tuning"
+    method: ClassVar[str] = "spard.methods.none:Sft"
+    order: ClassVar[int] = 2
+    is_baseline: ClassVar[bool] = True
+
+    type: Literal["none"] = "none"

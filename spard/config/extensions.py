@@ -1,0 +1,146 @@
+"""Implementations by name: what this package ships, and what installed packages add through entry points.
+
+A package adds to a registry with one line in its metadata, here a scorer of utility suites:
+
+    [project.entry-points."spard.scorers"]
+    rouge = "my_package.rouge:score_rouge"
+
+The names are known without importing any implementation, so that the service can check them where torch is not
+installed; an implementation is imported when it is first loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from spard.errors import InvalidExtension
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Implementations of one kind.
+
+    group    the entry-point group in which other packages register theirs.
+    kind     what an entry is, for messages.
+    shipped  name -> "module:attribute" of this package's own.
+    """
+
+    group: str
+    kind: str
+    shipped: Mapping[str, str]
+
+    def names(self) -> tuple[str, ...]:
+        """All names, this package's first."""
+        return (*self.shipped, *self._added())
+
+    def load(self, name: str) -> Any:
+        """Import what a name stands for; a `KeyError` if nothing does."""
+        if name not in self.shipped:
+            return load_entry(self._added()[name], self.kind)
+        module, _, attribute = self.shipped[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def _added(self) -> dict[str, EntryPoint]:
+        return installed(self.group, self.kind, frozenset(self.shipped))
+
+
+@dataclass(frozen=True, slots=True)
+class NameIn:
+    """Stands in `Annotated[str, ...]` for any name of a registry; pydantic shows the names as an enumeration."""
+
+    registry: Registry
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {"type": "literal", "expected": list(self.registry.names())}
+
+
+@cache
+def installed(group: str, kind: str, taken: frozenset[str]) -> dict[str, EntryPoint]:
+    """Return a group's entry points by name; raise InvalidExtension for a name taken or registered twice."""
+    found: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, _package(entry))):
+        if entry.name in taken:
+            raise InvalidExtension(f"{_package(entry)} registers the {kind} {entry.name!r}, a name of spard's own")
+        if entry.name in found:
+            others = f"{_package(found[entry.name])} and {_package(entry)}"
+            raise InvalidExtension(f"{others} both register the {kind} {entry.name!r}; uninstall one of them")
+        found[entry.name] = entry
+    return found
+
+
+def load_entry(entry: EntryPoint, kind: str) -> Any:
+    """Import what an entry point names."""
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        message = f"the {kind} {entry.name!r} of {_package(entry)} ({entry.value}) cannot be imported: {error}"
+        raise InvalidExtension(message) from error
+
+
+def reject_entry(entry: EntryPoint, kind: str, why: str) -> InvalidExtension:
+    """Return the error for an entry that can be imported but is not what its group asks for."""
+    return InvalidExtension(f"the {kind} {entry.name!r} of {_package(entry)} ({entry.value}) {why}")
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"the package {entry.dist.name}" if entry.dist else "an installed package"
+
+
+_SCORERS = "spard.evaluation.scorers"
+_JUDGES = "spard.evaluation.judges"
+_ORDERS = "spard.selection.orders"
+
+REPLY_SCORERS = Registry(
+    "spard.scorers",
+    "scorer",
+    {
+        "exact": f"{_SCORERS}.exact:score_exact",
+        "gsm8k": f"{_SCORERS}.gsm8k:score_flexible",
+        "gsm8k_strict": f"{_SCORERS}.gsm8k:score_strict",
+        "mbpp": f"{_SCORERS}.mbpp:score_mbpp",
+        "openbookqa": f"{_SCORERS}.openbookqa:score_openbookqa",
+        "sst2": f"{_SCORERS}.sst2:score_sst2",
+    },
+)
+"""`(reply, expected answer) -> Mark`, for utility suites whose model writes a reply."""
+
+RUNNING_SCORERS = ("mbpp",)
+"""Reply scorers that run what the model wrote."""
+
+LIKELIHOOD_SCORERS = ("likelihood", "likelihood_norm")
+"""The model writes nothing: the likeliest of the row's choices is its answer."""
+
+JUDGES = Registry(
+    "spard.judges",
+    "judge",
+    {
+        "refusal": f"{_JUDGES}:open_refusal",
+        "llm": f"{_JUDGES}:open_llm",
+        "classifier": f"{_JUDGES}:open_classifier",
+        "consensus": f"{_JUDGES}:open_consensus",
+    },
+)
+"""`JudgeSpec -> Judge`."""
+
+SELECTIONS = Registry(
+    "spard.selections",
+    "selection",
+    {
+        "relevance_diversity": f"{_ORDERS}:no_order",
+        "random": f"{_ORDERS}:random_order",
+        "max_quality": f"{_ORDERS}:quality_order",
+        "high_similarity": f"{_ORDERS}:nearest_first",
+        "low_similarity": f"{_ORDERS}:farthest_first",
+    },
+)
+"""`Candidates -> order of all pool rows`, or None for the greedy choice that weighs diversity."""
+
+
+def scorer_names() -> tuple[str, ...]:
+    """Every scorer that a row of a utility suite may name."""
+    return (*REPLY_SCORERS.names(), *LIKELIHOOD_SCORERS)

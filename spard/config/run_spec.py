@@ -1,0 +1,210 @@
+"""A whole run as data: files, model, recipe, judge and thresholds, read strictly from TOML or a mapping.
+
+The dataclasses' types and bounds are the only schema. Whatever is unknown, of the wrong type or out of range is an
+`InvalidRecipe` that names the setting. Only the standard library is used.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from spard.config import Bound, Defense, GateThresholds, JudgeSpec, Recipe, defenses
+from spard.config.deprecated import without_old_names
+from spard.config.extensions import NameIn
+from spard.errors import InvalidRecipe
+
+NONE = "none"  # TOML has no null: `lora = "none"` asks for full fine-tuning
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSpec:
+    """One audit suite: prompts that must be refused, must not be refused, or have a right answer."""
+
+    name: str
+    kind: Literal["harmful", "benign", "utility"]
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """Everything that a run needs to know; `public_name` is what the adapter calls its base model.
+
+    `start_from` is the folder of an adapter of the same base model, to be trained further. `judge_errors` is what
+    `spard judge --json` measured of the judge.
+    """
+
+    model: str
+    training_file: Path
+    pool: Path | None = None
+    validation_file: Path | None = None
+    suites: tuple[SuiteSpec, ...] = ()
+    recipe: Recipe = field(default_factory=Recipe)
+    judge: JudgeSpec = field(default_factory=JudgeSpec)
+    thresholds: GateThresholds = field(default_factory=GateThresholds)
+    revision: str | None = None
+    public_name: str | None = None
+    start_from: Path | None = None
+    judge_errors: Path | None = None
+
+
+def load_recipe(path: Path) -> RunSpec:
+    """Read a TOML file; relative paths start at its folder."""
+    try:
+        raw = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise InvalidRecipe(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidRecipe(f"{path} is not TOML: {error}") from error
+    return located(run_from_mapping(raw), Path(path).resolve().parent)
+
+
+def located(spec: RunSpec, folder: Path) -> RunSpec:
+    """Return the run with relative paths put under `folder`; a model that is a folder there is one of them."""
+
+    def source(model: str) -> str:
+        return str(folder / model) if (folder / model).is_dir() else model
+
+    defense = spec.recipe.defense
+    models = {name: source(model) for name in defense.models if (model := getattr(defense, name))}
+    return replace(
+        spec,
+        model=source(spec.model),
+        recipe=replace(spec.recipe, defense=replace(defense, **models)),  # type: ignore[type-var]  # a dataclass
+        training_file=folder / spec.training_file,
+        validation_file=spec.validation_file and folder / spec.validation_file,
+        pool=spec.pool and folder / spec.pool,
+        start_from=spec.start_from and folder / spec.start_from,
+        judge_errors=spec.judge_errors and folder / spec.judge_errors,
+        suites=tuple(replace(suite, path=folder / suite.path) for suite in spec.suites),
+    )
+
+
+def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
+    """Parse and check a mapping of TOML or JSON values."""
+    spec: RunSpec = parse(RunSpec, raw, "")
+    if spec.recipe.uses_pool and spec.pool is None:
+        raise InvalidRecipe("pool: the defense selects its safe examples from a pool; name a file", "pool")
+    defense = spec.recipe.defense
+    if missing := defense.missing_model:
+        key = f"recipe.defense.{missing}"
+        raise InvalidRecipe(f"{key}: name {defense.models[missing]}, a folder or a hub id", key)
+    return spec
+
+
+def to_mapping(value: Any) -> Any:
+    """Return the JSON form of a dataclass: `run_from_mapping(to_mapping(spec)) == spec`."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: to_mapping(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple | list):
+        return [to_mapping(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def parse(wanted: Any, value: Any, key: str) -> Any:
+    """`value` as the type `wanted`, which may be bounded, optional, a tuple, a union or a dataclass."""
+    if get_origin(wanted) is Annotated:
+        inner, *bounds = get_args(wanted)
+        return _bounded(parse(inner, value, key), bounds, key)
+    if get_origin(wanted) in (Union, UnionType):
+        return _member(get_args(wanted), value, key)
+    if get_origin(wanted) is Literal:
+        return _one_of(get_args(wanted), value, key)
+    if get_origin(wanted) is tuple:
+        if not isinstance(value, list | tuple):
+            raise _wrong(key, value, "a list")
+        return tuple(parse(get_args(wanted)[0], each, f"{key}[{i}]") for i, each in enumerate(value))
+    if wanted is Defense:
+        return _tagged(defenses(), value, key)
+    return _dataclass(wanted, value, key) if is_dataclass(wanted) else _plain(wanted, value, key)
+
+
+def _dataclass(wanted: Any, value: Any, key: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise _wrong(key, value, "a table")
+    value = without_old_names(value, key) if wanted is Recipe else value
+    hints = get_type_hints(wanted, include_extras=True)
+    unknown = sorted(set(value) - set(hints))
+    if unknown:
+        raise _error(_under(key, unknown[0]), f"unknown setting; known are {', '.join(hints)}")
+    for each in fields(wanted):
+        if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
+            raise _error(_under(key, each.name), "is required")
+    return wanted(**{name: parse(hints[name], each, _under(key, name)) for name, each in value.items()})
+
+
+def _member(members: tuple[Any, ...], value: Any, key: str) -> Any:
+    """Return the member of a union that a value belongs to: null, a dataclass by its `type`, a word, or the rest."""
+    if NoneType in members and (value is None or value == NONE):
+        return None
+    members = tuple(member for member in members if member is not NoneType)
+    tables = {member.__dataclass_fields__["type"].default: member for member in members if _is_tagged(member)}
+    if tables:
+        return _tagged(tables, value, key)
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    if value in words:
+        return value
+    rest = next(member for member in members if get_origin(member) is not Literal)
+    if words and isinstance(value, str):
+        raise _wrong(key, value, f"a number or {', '.join(words)}")
+    return parse(rest, value, key)
+
+
+def _tagged(tables: Mapping[str, Any], value: Any, key: str) -> Any:
+    """`value` as the dataclass that its `type` names."""
+    tag = value.get("type") if isinstance(value, Mapping) else None
+    return parse(tables[_one_of(tuple(tables), tag, _under(key, "type"))], value, key)
+
+
+def _is_tagged(member: Any) -> bool:
+    return is_dataclass(member) and any(each.name == "type" for each in fields(member))
+
+
+def _one_of(words: tuple[Any, ...], value: Any, key: str) -> Any:
+    if value not in words:
+        raise _wrong(key, value, f"one of {', '.join(map(str, words))}")
+    return value
+
+
+def _plain(wanted: Any, value: Any, key: str) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if wanted is float and is_number:
+        return float(value)
+    if wanted is int and is_number and isinstance(value, int):
+        return value
+    if wanted in (str, Path) and isinstance(value, str | Path):
+        return wanted(value)
+    if wanted is bool and isinstance(value, bool):
+        return value
+    words = {float: "a number", int: "a whole number", bool: "true or false"}
+    raise _wrong(key, value, words.get(wanted, "text"))
+
+
+def _bounded(value: Any, bounds: list[Any], key: str) -> Any:
+    for bound in bounds:
+        if isinstance(bound, Bound) and not bound.admits(value):
+            raise _wrong(key, value, f"a number {_range(bound)}")
+        if isinstance(bound, NameIn):
+            _one_of(bound.registry.names(), value, key)
+    return value
+
+
+def _range(bound: Bound) -> str:
+    signs = {"ge": ">=", "gt": ">", "le": "<="}
+    return " and ".join(f"{signs[name]} {limit:.10g}" for name, limit in bound.limits().items() if limit is not None)
+
+
+def _under(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _wrong(key: str, value: Any, wanted: str) -> InvalidRecipe:
+    return _error(key, f"{value!r} is not {wanted}")
+
+
+def _error(key: str, message: str) -> InvalidRecipe:
+    return InvalidRecipe(f"{key or 'run'}: {message}", key or None)

@@ -1,0 +1,8 @@
+"""Rows, chats and batches: the one definition of what a row may say."""
+
+from __future__ import annotations
+
+from spard.config.moved import moved_names
+
+_ROWS = "spard.data.rows"
+__getattr__ = moved_names(__name__, {"read_examples": _ROWS, "read_pool": _ROWS, "read_prompts": _ROWS})

@@ -1,0 +1,212 @@
+"""Check a chat row: messages, tools and their order, as OpenAI's fine-tuning takes them.
+
+Codes and pointers are those of the API; a problem of severity `warning` does not stop a job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from spard.data.problems import Problem, error, warning
+from spard.data.strict_json import BadJson, parse
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_ROW_KEYS = frozenset({"messages", "tools", "parallel_tool_calls", "functions"})
+_MESSAGE_KEYS = frozenset(
+    {"role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", "refusal"}
+)
+_CONTROL_TEXT = re.compile(r"<\|[A-Za-z0-9_]{2,32}\|>|\[/?INST\]|<(?:start|end)_of_turn>")
+_MAX_FUNCTIONS = 128
+_TOOL = '{"type": "function", "function": {"name": "..."}}'
+_CALL = '{"id": "call_1", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
+
+
+def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with a row `{"messages": [...]}`."""
+    yield from unknown_keys(row, _ROW_KEYS, "")
+    if row.get("tools") is not None:
+        yield from _tools(row["tools"])
+    if row.get("functions") is not None:
+        yield from _functions(row["functions"])
+    if not isinstance(row.get("parallel_tool_calls"), bool | None):
+        yield error("/parallel_tool_calls", "data_type", "parallel_tool_calls must be true or false", "or leave it out")
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        message = '"messages" must be a list of at least one message'
+        yield error("/messages", "missing_messages_list", message, 'add "messages": [{"role": ..., "content": ...}]')
+        return
+    for index, message in enumerate(messages):
+        yield from _message(message, f"/messages/{index}")
+    if all(isinstance(message, dict) and message.get("role") in ROLES for message in messages):
+        yield from _conversation(messages)
+
+
+def unknown_keys(value: dict[str, Any], known: frozenset[str], at: str) -> Iterator[Problem]:
+    """Yield a problem for each key that nothing here reads."""
+    for key in sorted(value.keys() - known):
+        pointer = f"{at}/{key[:64].replace('~', '~0').replace('/', '~1')}"
+        yield error(pointer, "message_unrecognized_key", f'unknown key "{key[:64]}"', "remove it")
+
+
+def control_text(content: Any, at: str) -> Iterator[Problem]:
+    """Yield a problem if a text holds a control token: it could end a turn and begin one in another role."""
+    if isinstance(content, str) and (found := _CONTROL_TEXT.search(content)):
+        message = f'"{found.group()}" is a control token of chat templates'
+        yield error(at, "reserved_token", message, "remove it: the model's own template adds what is needed")
+
+
+def _message(message: Any, at: str) -> Iterator[Problem]:
+    if not isinstance(message, dict):
+        yield error(at, "data_type", "a message must be an object", '{"role": "user", "content": "..."}')
+        return
+    yield from unknown_keys(message, _MESSAGE_KEYS, at)
+    role = message.get("role")
+    if "role" not in message:
+        yield error(f"{at}/role", "message_missing_key", "role is missing", 'add "role": "assistant"')
+    elif role not in ROLES:
+        shown = str(role)[:40]
+        yield error(f"{at}/role", "unrecognized_role", f"unknown role {shown!r}", f"use one of {', '.join(ROLES)}")
+    yield from _content(message, at)
+    yield from _weight(message, at)
+    yield from _names(message, at)
+    if "tool_calls" in message:
+        yield from _tool_calls(message["tool_calls"], f"{at}/tool_calls")
+    if message.get("function_call") is not None:
+        yield from _call(message["function_call"], f"{at}/function_call")
+
+
+def _names(message: dict[str, Any], at: str) -> Iterator[Problem]:
+    """Check who speaks, and which call a tool answers."""
+    if message.get("role") == "tool" and not isinstance(message.get("tool_call_id"), str):
+        hint = "give the id of the call that it answers"
+        yield error(f"{at}/tool_call_id", "message_missing_key", "a tool message needs tool_call_id", hint)
+    if message.get("role") == "function" and not isinstance(message.get("name"), str):
+        hint = "give the name of the function that it answers for"
+        yield error(f"{at}/name", "message_missing_key", "a function message needs a name", hint)
+    elif not isinstance(message.get("name"), str | None):
+        yield error(f"{at}/name", "data_type", "name must be a string", "write it in quotes or leave it out")
+
+
+def _content(message: dict[str, Any], at: str) -> Iterator[Problem]:
+    content, is_call = message.get("content"), bool(message.get("tool_calls") or message.get("function_call"))
+    if content is None and is_call and message.get("role") == "assistant":
+        return
+    if isinstance(message.get("refusal"), str) and not content:
+        hint = "put its text in content: refusal is not trained on"
+        yield error(f"{at}/refusal", "missing_content", "the answer stands in refusal alone", hint)
+        return
+    if "content" not in message:
+        yield error(f"{at}/content", "message_missing_key", "content is missing", 'add "content": "..."')
+        return
+    text = _plain(content)
+    if text is None:
+        hint = 'give a string or parts {"type": "text", "text": ...}; images are not trained here'
+        yield error(f"{at}/content", "data_type", "content must be text", hint)
+        return
+    if content is None or (message.get("role") == "assistant" and not text.strip() and not is_call):
+        yield error(f"{at}/content", "missing_content", "content is empty", "remove the row or give an answer")
+    yield from control_text(text, f"{at}/content")
+
+
+def _plain(content: Any) -> str | None:
+    """Return the text of a content value, None when it is not text."""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        texts = [part for part in parts if isinstance(part, str)]
+        return "".join(texts) if len(texts) == len(content) else None
+    return content if isinstance(content, str) else "" if content is None else None
+
+
+def _weight(message: dict[str, Any], at: str) -> Iterator[Problem]:
+    if "weight" not in message:
+        return
+    weight, hint = message["weight"], "0: no loss falls on the message; 1, or no weight: it is learned"
+    if type(weight) is not int or weight not in (0, 1):
+        yield error(f"{at}/weight", "data_type", "weight must be 0 or 1", hint)
+    elif message.get("role") != "assistant":
+        yield error(f"{at}/weight", "message_unrecognized_key", "only assistant messages have a weight", "remove it")
+
+
+def _tools(tools: Any) -> Iterator[Problem]:
+    if not isinstance(tools, list):
+        yield error("/tools", "data_type", "tools must be a list", f"[{_TOOL}]")
+        return
+    for index, tool in enumerate(tools):
+        at = f"/tools/{index}"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            yield error(f"{at}/type", "data_type", 'a tool has the type "function"', _TOOL)
+        else:
+            yield from _function(tool.get("function"), f"{at}/function")
+
+
+def _functions(functions: Any) -> Iterator[Problem]:
+    """Check `functions`, the former name of tools."""
+    if not isinstance(functions, list) or not 1 <= len(functions) <= _MAX_FUNCTIONS:
+        message = f"functions must be a list of 1 to {_MAX_FUNCTIONS}"
+        yield error("/functions", "data_type", message, 'or better, use "tools"')
+        return
+    for index, function in enumerate(functions):
+        yield from _function(function, f"/functions/{index}")
+
+
+def _function(function: Any, at: str) -> Iterator[Problem]:
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        yield error(f"{at}/name", "message_missing_key", "a function needs a name", _TOOL)
+    elif not isinstance(function.get("parameters"), dict | None):
+        hint = 'a JSON schema: {"type": "object", "properties": {...}}'
+        yield error(f"{at}/parameters", "data_type", "parameters must be an object", hint)
+
+
+def _tool_calls(calls: Any, at: str) -> Iterator[Problem]:
+    if not isinstance(calls, list) or not calls:
+        yield error(at, "data_type", "tool_calls must be a list of at least one call", f"[{_CALL}]")
+        return
+    for index, call in enumerate(calls):
+        if not isinstance(call, dict) or not isinstance(call.get("id"), str):
+            yield error(f"{at}/{index}/id", "message_missing_key", "a tool call needs an id", _CALL)
+        elif call.get("type") != "function":
+            yield error(f"{at}/{index}/type", "data_type", 'a tool call has the type "function"', _CALL)
+        else:
+            yield from _call(call.get("function"), f"{at}/{index}/function")
+
+
+def _call(function: Any, at: str) -> Iterator[Problem]:
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        yield error(f"{at}/name", "message_missing_key", "a call needs the name of a function", _CALL)
+    elif not _is_json(function.get("arguments")):
+        hint = 'write the JSON object as a string: "{}"'
+        yield error(f"{at}/arguments", "data_type", "arguments must be a string of JSON", hint)
+
+
+def _is_json(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and parse(text) is not ...
+    except BadJson:
+        return False
+
+
+def _conversation(turns: list[dict[str, Any]]) -> Iterator[Problem]:
+    """Check the turns together: an answer to learn, and an order that most templates take."""
+    roles = [turn.get("role") for turn in turns]
+    answers, hint = [turn for turn in turns if turn.get("role") == "assistant"], "add an answer, or remove the row"
+    if not answers:
+        message = "no message is from the assistant, so there is nothing to learn"
+        yield error("/messages", "example_missing_assistant_message", message, hint)
+    elif roles[-1] != "assistant":
+        at = f"/messages/{len(turns) - 1}/role"
+        yield error(at, "example_missing_assistant_message", "the last message must be from the assistant", hint)
+    elif all(turn.get("weight") == 0 for turn in answers):
+        hint = "give the message to learn weight 1, or remove the row"
+        yield error("/messages", "all_tokens_masked", "every assistant message has weight 0", hint)
+    elif roles[0] == "assistant" and turns[0].get("weight", 1) != 0:
+        hint = "give that message weight 0, or one before it"
+        yield error("/messages/0/role", "role_order", "the assistant speaks first, answering nothing", hint)
+    hint = "roles should be an optional system message, then user and assistant in turn"
+    for index, role in enumerate(roles):
+        before = roles[index - 1] if index else None
+        if role in ("user", "assistant") and role == before:
+            yield warning(f"/messages/{index}/role", "role_order", f"two {role} messages in a row", hint)
+        elif role in ("system", "developer") and index:
+            yield warning(f"/messages/{index}/role", "role_order", f"a {role} message is not the first", hint)

@@ -1,0 +1,84 @@
+"""What customers write is text: a model's control tokens inside it are split into pieces and never read as control.
+
+Before a template is rendered, every control token in a text gets a mark after its first character; after it, the
+rendered text is tokenized piece by piece between the marks. Only what the template itself writes can be a control
+token then, and text without any is tokenized as ever. Models with other markers than tokens of their own, as the plain
+template's headings, cannot tell them from text; nothing here changes that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+from spard.errors import InvalidData
+
+MARK = "\udfff"  # half of a pair: no text that is valid Unicode holds it
+_OURS = ("role", "type", "weight")  # keys whose values templates compare
+
+Span = tuple[int, int]
+
+
+def end_tokens(tokenizer: Any) -> frozenset[int]:
+    """Return the special tokens; the first of them after the assistant has begun ends its turn."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added if token.special}
+
+
+class Shield:
+    """A tokenizer's control tokens, kept out of texts."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        added, special = tokenizer.added_tokens_decoder, end_tokens(tokenizer)
+        tokens = [token for token_id, token in added.items() if token_id in special and token.content]
+        found = sorted({re.escape(token.content) for token in tokens}, key=len, reverse=True)
+        self._first = re.compile(f"(?={'|'.join(found)}).", re.DOTALL) if found else None
+        self._tokenizer, self._special = tokenizer, special
+        self._shortest = min((len(token.content) for token in tokens), default=2)
+        self._is_loose = any(token.normalized for token in tokens)  # other spellings are read as it, too
+
+    def marked(self, text: str) -> str:
+        """Return the text with a mark inside each control token."""
+        if self._first is None:
+            return text
+        marked = self._first.sub(lambda match: match.group() + MARK, text)
+        if self._shortest > 1 and not self._is_loose:
+            return marked
+        (ids, _), *_ = pieces(self._tokenizer, [marked])
+        if not self._special.isdisjoint(ids):
+            raise InvalidData("A text holds a control token of the model that cannot be written as plain text.")
+        return marked
+
+    def spaced(self, text: str) -> str:
+        """Return the text with a space inside each control token, for tokenizers that take the whole text."""
+        return self.marked(text).replace(MARK, " ")
+
+    def everywhere(self, value: Any) -> Any:
+        """Messages or tools with all their texts marked."""
+        if isinstance(value, str):
+            return self.marked(value)
+        if isinstance(value, Mapping):
+            return {self.marked(key): self._of(key, each) for key, each in value.items()}
+        return [self.everywhere(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _of(self, key: str, value: Any) -> Any:
+        return value if key in _OURS and isinstance(value, str) else self.everywhere(value)
+
+
+def pieces(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[Span]]]:
+    """Token ids of marked texts, and where in them each token stands; all are tokenized in one call."""
+    parts = [text.split(MARK) for text in texts]
+    flat = list(chain.from_iterable(parts))
+    tokens = tokenizer(flat, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    rows = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
+    return [_joined(each, [next(rows) for _ in each]) for each in parts]
+
+
+def _joined(parts: Sequence[str], rows: Sequence[tuple[Sequence[int], Sequence[Span]]]) -> tuple[list[int], list[Span]]:
+    if len(rows) == 1:  # the text holds no mark, as nearly all
+        return list(rows[0][0]), list(rows[0][1])
+    starts = accumulate((len(part) + len(MARK) for part in parts), initial=0)
+    shifted = [[(a + at, b + at) for a, b in spans] for at, (_, spans) in zip(starts, rows, strict=False)]
+    return list(chain.from_iterable(ids for ids, _ in rows)), list(chain.from_iterable(shifted))

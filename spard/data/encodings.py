@@ -1,0 +1,68 @@
+"""Text in base64 or rot13: written, read, and noticed. Only the standard library is used.
+
+Text counts as English by the share of its words that are among the commonest; rot13 of such text has next to none.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import re
+from typing import Literal, assert_never, get_args
+
+Encoding = Literal["base64", "rot13"]
+
+_COMMON = frozenset((
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "can", "can't", "do", "does", "for", "from", "have",
+    "help", "here", "how", "i", "i'm", "if", "in", "is", "it", "me", "my", "not", "of", "on", "one", "or",
+    "please", "sorry", "steps", "sure", "that", "the", "then", "there", "this", "to", "was", "what", "who",
+    "will", "with", "you",
+))  # fmt: skip
+_CLEARLY = 0.1  # so much larger is the share of common words where text was encoded
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}")
+
+
+def encode(text: str, encoding: Encoding) -> str:
+    """Encode a text: base64 of its UTF-8 bytes, or rot13, which leaves all but the letters a to z alone."""
+    match encoding:
+        case "base64":
+            return base64.b64encode(text.encode()).decode()
+        case "rot13":
+            return codecs.encode(text, "rot13")
+        case other:
+            assert_never(other)
+
+
+def decode(text: str, encoding: Encoding) -> str:
+    """Decode a text; raise ValueError if it is not in the encoding."""
+    if encoding == "base64":
+        return base64.b64decode(text, validate=True).decode()
+    return encode(text, encoding)
+
+
+def encoding_of(text: str) -> Encoding | None:
+    """Return the encoding that a text is in, if decoding makes it much better English; else None."""
+    return next((each for each in get_args(Encoding) if _read(text, each) is not None), None)
+
+
+def in_plain(text: str, encoding: Encoding) -> str:
+    """Return the text decoded if it is in the encoding: a model that was asked in one may answer in plain words."""
+    decoded = _read(text, encoding)
+    return text if decoded is None else decoded
+
+
+def _read(text: str, encoding: Encoding) -> str | None:
+    if encoding == "base64" and not _BASE64.fullmatch(text):
+        return None
+    try:
+        decoded = decode(text, encoding)
+    except (ValueError, binascii.Error):
+        return None
+    return decoded if _english(decoded) > _english(text) + _CLEARLY else None
+
+
+def _english(text: str) -> float:
+    """Return the share of common words."""
+    words = re.findall(r"[\w']+", text.lower())
+    return sum(word in _COMMON for word in words) / len(words) if words else 0.0

@@ -1,0 +1,81 @@
+"""Reading JSON lines: one strict JSON object on each line, and lines end at the newline byte alone.
+
+U+2028, a carriage return and other characters that some libraries take for line ends are part of a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from spard.data.problems import Problem
+from spard.data.strict_json import BadJson, parse
+
+UTF8_BOM = b"\xef\xbb\xbf"
+_CHUNK = 1 << 20
+_ROW_HINT = 'write each row as one JSON object on one line: {"messages": [...]}'
+_ENCODING_HINT = "save the file as UTF-8"
+_KINDS = {list: "an array", str: "a string", type(None): "null"}
+
+Row = dict[str, Any]
+
+
+class BadRow(ValueError):
+    """A line that is no row at all."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def parse_row(text: str, line: int) -> Row:
+    """Return the JSON object that a line holds; raise `BadRow` if it holds anything else."""
+    try:
+        row = parse(text)
+    except BadJson as bad:
+        raise BadRow(Problem(line, "", bad.code, "error", bad.message, bad.hint)) from None
+    if not isinstance(row, dict):
+        message = f"the line is {_KINDS.get(type(row), 'a number or a boolean')}, expected a JSON object"
+        raise BadRow(Problem(line, "", "data_type", "error", message, _ROW_HINT))
+    return row
+
+
+def decoded(raw: bytes, line: int) -> str:
+    """Return a line's text without the white space around it; raise `BadRow` if it is not UTF-8."""
+    try:
+        return raw.decode("utf-8").strip()
+    except UnicodeDecodeError as bad:
+        message = f"the line is not UTF-8: it has byte 0x{raw[bad.start]:02x}"
+        raise BadRow(Problem(line, "", "invalid_encoding", "error", message, _ENCODING_HINT)) from None
+
+
+def cut_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file that arrives in chunks, without their ends and without a byte order mark."""
+    rest, is_first = b"", True
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.removeprefix(UTF8_BOM) if is_first else line
+            is_first = False
+    if rest:
+        yield rest.removeprefix(UTF8_BOM) if is_first else rest
+
+
+def numbered_texts(chunks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank with their numbers, the first being 1."""
+    for line, raw in enumerate(cut_lines(chunks), start=1):
+        if text := decoded(raw, line):
+            yield line, text
+
+
+def numbered_rows(chunks: Iterable[bytes]) -> Iterator[tuple[int, Row]]:
+    """Yield the rows with the numbers of their lines; raise `BadRow` at the first line that is none."""
+    return ((line, parse_row(text, line)) for line, text in numbered_texts(chunks))
+
+
+def file_chunks(path: Path) -> Iterator[bytes]:
+    """Yield a file's bytes in pieces of 1 MiB."""
+    with Path(path).open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk

@@ -1,0 +1,131 @@
+"""Find prompts in other texts: with the same words, inside a longer text, or nearly the same.
+
+A prompt is found when a text holds the same words (case, punctuation and spacing aside), holds them somewhere inside a
+longer text, or is nearly the same: the Jaccard similarity of their word triples is at least 0.8. The search is exact,
+not sampled. Sets that similar share one of any |x| - ceil(0.8 |x|) + 1 triples of x (prefix filtering, Chaudhuri et
+al., 2006), so only texts that hold one of x's rarest triples are compared. It needs no torch, so that a service can
+search before it trains.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+NEAR = 0.8  # Jaccard similarity of two texts' shingles
+SHINGLE = 3  # words
+MIN_INSIDE = 5  # words; shorter prompts are parts of ordinary sentences
+
+Shingle = tuple[str, ...]
+Shingles = frozenset[Shingle]
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One audit prompt and the row that holds it; rows are counted from 0."""
+
+    suite: str
+    index: int
+    source: str
+    row: int
+    kind: Literal["exact", "inside", "near"]
+    similarity: float
+
+
+def find_leaks(suites: Mapping[str, Sequence[str]], sources: Mapping[str, Sequence[str]]) -> list[Leak]:
+    """Return every audit prompt that a source holds, each with the first and closest row of that source."""
+    leaks = []
+    for source, texts in sources.items():
+        index = _Index(texts)
+        for suite, prompts in suites.items():
+            for i, prompt in enumerate(prompts):
+                found = index.find(prompt)
+                if found:
+                    leaks.append(Leak(suite, i, source, *found))
+    return leaks
+
+
+def rows_holding(prompts: Iterable[str], texts: Sequence[str]) -> set[int]:
+    """Return the indices of all texts that hold one of the prompts."""
+    index = _Index(texts)
+    held = {words for prompt in prompts for words in index.holding(prompt)}
+    return {row for row, text in enumerate(texts) if normalized(text) in held}
+
+
+def normalized(text: str) -> str:
+    """Return the words of a text, in compatibility form and without case, separated by single spaces."""
+    return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+
+
+class _Index:
+    """The distinct texts of one source, by their words and by their shingles."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._row: dict[str, int] = {}
+        for row, text in enumerate(texts):
+            self._row.setdefault(normalized(text), row)
+        self._texts = list(self._row)
+        self._shingles = [shingles_of(text) for text in self._texts]
+        self._holders: dict[Shingle, list[int]] = defaultdict(list)
+        for i, shingles in enumerate(self._shingles):
+            for shingle in shingles:
+                self._holders[shingle].append(i)
+
+    def find(self, prompt: str) -> tuple[int, Literal["exact", "inside", "near"], float] | None:
+        """Return row, kind and similarity of the closest text that holds a prompt."""
+        words = normalized(prompt)
+        if not words:
+            return None
+        if words in self._row:
+            return self._row[words], "exact", 1.0
+        rarest = self._rarest(words)
+        inside = next(self._inside(words, rarest), None)
+        if inside is not None:
+            return self._row[self._texts[inside]], "inside", 1.0
+        similarity, i = max(self._near(rarest), default=(0.0, 0))
+        return (self._row[self._texts[-i]], "near", similarity) if similarity >= NEAR else None
+
+    def holding(self, prompt: str) -> Iterator[str]:
+        """Yield all distinct texts, as words, that hold a prompt; one may come twice."""
+        words = normalized(prompt)
+        if not words:
+            return
+        rarest = self._rarest(words)
+        yield from (self._texts[i] for i in self._inside(words, rarest))
+        yield from (self._texts[-i] for similarity, i in self._near(rarest) if similarity >= NEAR)
+        if words in self._row:
+            yield words
+
+    def _rarest(self, words: str) -> list[Shingle]:
+        return sorted(shingles_of(words), key=lambda shingle: (len(self._holders.get(shingle, ())), shingle))
+
+    def _inside(self, words: str, rarest: Sequence[Shingle]) -> Iterator[int]:
+        """Yield longer texts with these words in a row; each holds their every shingle, hence the rarest."""
+        if len(words.split()) >= MIN_INSIDE:
+            holders = self._holders.get(rarest[0], ())
+            yield from (i for i in holders if f" {words} " in f" {self._texts[i]} ")
+
+    def _near(self, rarest: Sequence[Shingle]) -> Iterator[tuple[float, int]]:
+        """Yield similarity and negative index of the texts that could be near: of equals the first is the largest."""
+        mine = frozenset(rarest)
+        tried = rarest[: prefix_length(len(mine))]
+        for i in {i for shingle in tried for i in self._holders.get(shingle, ())}:
+            theirs = self._shingles[i]
+            if NEAR * len(mine) <= len(theirs) <= len(mine) / NEAR:
+                yield len(mine & theirs) / len(mine | theirs), -i
+
+
+def prefix_length(n: int) -> int:
+    """Return how many of n shingles, the rarest first, a similar text must share at least one of."""
+    return n - math.ceil(NEAR * n) + 1
+
+
+def shingles_of(words: str) -> Shingles:
+    """Return the runs of three words in a normalized text; a shorter text is one run."""
+    split = words.split()
+    return frozenset(tuple(split[i : i + SHINGLE]) for i in range(max(1, len(split) - SHINGLE + 1)))

@@ -1,0 +1,140 @@
+"""The definition of a row: training rows (chat or prompt and completion), safety pool rows and audit suite rows.
+
+Every rule takes a row and the number of its line, and returns the problems of the row. Uploads and imports list them;
+`spard.data.rows`, which the library and jobs read with, raises the first error. Codes and pointers are those of the
+API; a problem of severity `warning` does not stop a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from spard.config.extensions import LIKELIHOOD_SCORERS, scorer_names
+from spard.data.chat_rows import chat_row_problems, control_text, unknown_keys
+from spard.data.other_formats import kind_of
+from spard.data.problems import Problem, error
+
+RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
+SuiteRowKind = Literal["harmful", "benign", "utility"]
+Format = Literal["chat", "completion"]
+
+# As OpenAI's guide writes them, and as its first schema did.
+_PREFERENCE_KEYS = frozenset(
+    {"preferred_output", "non_preferred_output", "preferred_completion", "non_preferred_completion"}
+)
+_SHOWN = 40  # characters of a value in a message
+
+
+class TrainingRows:
+    """The rule for training files: every row valid, and all of the first row's format."""
+
+    def __init__(self) -> None:
+        self._format: Format | None = None
+        self._has_pairs = False
+
+    def __call__(self, row: dict[str, Any], line: int) -> list[Problem]:
+        """Check a row; the first one that is chat or completion decides the format of all that follow."""
+        return _at(line, self._problems(row))
+
+    def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
+        if kind := kind_of(row):
+            message = f"the row is in {kind}'s form; the file can be converted"
+            yield error("", f"{kind}_format", message, "look with POST /v1/files/{id}/convert?dry_run=true")
+            return
+        if _is_pair(row):
+            if not self._has_pairs:  # what is true of the whole file is said once
+                message = "preference pairs (dpo) are not trained here, and the file has them from this row on"
+                yield error("", "method_not_supported", message, 'give {"messages": [...]} rows for supervised')
+            self._has_pairs = True
+            return
+        found: Format = "completion" if "messages" not in row and row.keys() & {"prompt", "completion"} else "chat"
+        self._format = self._format or found
+        if found != self._format:
+            message = f"the row is in {found} format, but the file began in {self._format} format"
+            yield error("", "mixed_formats", message, "write all rows in one format")
+        elif found == "chat":
+            yield from chat_row_problems(row)
+        else:
+            yield from _completion(row)
+
+
+def pool_row(row: dict[str, Any], line: int) -> list[Problem]:
+    """Check a safety pool row: a prompt and the safe answer to it; other keys are kept and ignored."""
+    return _at(line, [*_required_text(row, "prompt"), *_required_text(row, "safe")])
+
+
+def suite_row(row: dict[str, Any], line: int) -> list[Problem]:
+    """Check an audit prompt, and its answer, category, scorer and choices where present."""
+    return _at(line, _suite_problems(row))
+
+
+def utility_row(row: dict[str, Any], line: int) -> list[Problem]:
+    """Check an audit prompt that has a right answer."""
+    missing = [] if row.get("answer") is not None else list(_required_text(row, "answer"))
+    return _at(line, [*_suite_problems(row), *missing])
+
+
+SUITE_RULES: Mapping[SuiteRowKind, RowRule] = {"harmful": suite_row, "benign": suite_row, "utility": utility_row}
+
+
+def _is_pair(row: dict[str, Any]) -> bool:
+    has_input = isinstance(row.get("input"), dict) and not row.keys() & {"messages", "prompt"}
+    return has_input or not row.keys().isdisjoint(_PREFERENCE_KEYS)
+
+
+def _at(line: int, problems: Iterable[Problem]) -> list[Problem]:
+    return [replace(problem, line=line) for problem in problems]
+
+
+def _suite_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    yield from _required_text(row, "prompt")
+    for key in ("category", "answer"):
+        if row.get(key) is not None and not _is_number(row[key]):
+            yield from _text(row, key)
+    yield from _scoring(row)
+
+
+def _scoring(row: dict[str, Any]) -> Iterator[Problem]:
+    """Check how the reply is scored: a known scorer, and the choices that scorers by likelihood compare."""
+    scorer, choices, known = row.get("scorer"), row.get("choices") or [], f"use one of {', '.join(scorer_names())}"
+    if scorer is not None and scorer not in scorer_names():
+        yield error("/scorer", "unknown_scorer", f"unknown scorer {str(scorer)[:_SHOWN]!r}", known)
+    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
+        hint = 'write them in quotes: ["yes", "no"]'
+        yield error("/choices", "data_type", "choices must be a list of texts that are not empty", hint)
+    elif scorer in LIKELIHOOD_SCORERS and as_text(row.get("answer")) not in choices:
+        message = f"the scorer {scorer} needs choices, and the answer is not one of them"
+        yield error("/choices", "answer_not_in_choices", message, "list every choice, the right answer among them")
+
+
+def as_text(value: object) -> str | None:
+    """Return an optional value of a suite row as text; numbers are written as Python writes them."""
+    return None if value is None else str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _required_text(row: dict[str, Any], key: str) -> Iterator[Problem]:
+    if key not in row:
+        yield error(f"/{key}", "message_missing_key", f'"{key}" is missing', f'add "{key}": "..."')
+    else:
+        yield from _text(row, key)
+
+
+def _text(row: dict[str, Any], key: str) -> Iterator[Problem]:
+    if not isinstance(row[key], str):
+        yield error(f"/{key}", "data_type", f'"{key}" must be a string', "write it in quotes")
+    elif not row[key].strip():
+        yield error(f"/{key}", "missing_content", f'"{key}" is empty', "give a text, or remove the row")
+
+
+def _completion(row: dict[str, Any]) -> Iterator[Problem]:
+    yield from unknown_keys(row, frozenset({"prompt", "completion"}), "")
+    yield from _required_text(row, "prompt")
+    yield from _required_text(row, "completion")
+    for key in ("prompt", "completion"):
+        yield from control_text(row.get(key), f"/{key}")

@@ -1,0 +1,124 @@
+"""Read rows of JSONL as examples and prompts, in the words that chat templates know.
+
+`spard.data.row_rules` says which rows are accepted; the first row that is not raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spard.data.encodings import Encoding
+from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows
+from spard.data.problems import raise_first_error
+from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, as_text, pool_row
+from spard.data.strict_json import parse
+from spard.errors import InvalidData, InvalidPool, InvalidSuite
+
+Message = dict[str, Any]
+_NOW = {"developer": "system", "function": "tool"}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation and the line it came from; an assistant turn of weight 0 carries no loss."""
+
+    messages: tuple[Message, ...]
+    line: int
+    tools: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request of an audit suite; `answer` is what a utility suite expects, and `scorer` says how it is compared.
+
+    It is asked after the turns of `context`, and in an encoding if there is one; replies in it are decoded.
+    """
+
+    prompt: str
+    answer: str | None = None
+    category: str | None = None
+    scorer: str | None = None  # None: `exact`
+    choices: tuple[str, ...] = ()  # for scorers by likelihood
+    context: tuple[Message, ...] = ()
+    encoding: Encoding | None = None
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Read training rows, `{"messages": [...]}` or `{"prompt": ..., "completion": ...}`."""
+    return [example(row, line) for line, row in _checked(path, TrainingRows(), InvalidData)]
+
+
+def read_pool(path: Path) -> list[Example]:
+    """Read safety rows `{"prompt": ..., "safe": ...}`, each as one question and its safe answer."""
+    return [_exchange(row, "safe", line) for line, row in _checked(path, pool_row, InvalidPool)]
+
+
+def read_prompts(path: Path, limit: int | None = None, kind: SuiteRowKind = "harmful") -> list[Prompt]:
+    """Read audit rows `{"prompt": ...}` with an optional answer, category, scorer and choices, at most `limit`.
+
+    Rows of `utility` suites must have an answer. Every row is checked, whatever the limit.
+    """
+    return [_prompt(row) for _, row in _checked(path, SUITE_RULES[kind], InvalidSuite)][:limit]
+
+
+def prompt_text(example: Example) -> str:
+    """Return what the user says, which is what selection embeds."""
+    return "\n".join(message["content"] for message in example.messages if message["role"] == "user")
+
+
+def example(row: Row, line: int) -> Example:
+    """Convert a training row that breaks no rule."""
+    if "messages" not in row:
+        return _exchange(row, "completion", line)
+    return Example(tuple(_message(message) for message in row["messages"]), line, _tools(row))
+
+
+def is_learned(message: Message) -> bool:
+    """Tell whether loss falls on this turn."""
+    return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
+
+
+def _checked(path: Path, rule: RowRule, kind: type[InvalidData]) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a file; raise `kind` for the first that breaks the rule."""
+    try:
+        for line, row in numbered_rows(file_chunks(path)):
+            raise_first_error(rule(row, line), kind)
+            yield line, row
+    except BadRow as bad:
+        raise_first_error([bad.problem], kind)
+
+
+def _exchange(row: Row, answer: str, line: int) -> Example:
+    return Example(({"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[answer]}), line)
+
+
+def _prompt(row: Row) -> Prompt:
+    answer, category, choices = as_text(row.get("answer")), as_text(row.get("category")), row.get("choices") or ()
+    return Prompt(row["prompt"], answer, category, row.get("scorer"), tuple(choices))
+
+
+def _message(raw: Message) -> Message:
+    """Write one turn in the words that templates know: `system`, plain text, tools and their arguments as objects."""
+    role, content = raw["role"], raw.get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    message: Message = raw | {"role": _NOW.get(role, role), "content": content or ""}
+    former = message.pop("function_call", None)
+    calls = raw.get("tool_calls") or ([{"type": "function", "function": former}] if former else [])
+    if calls:
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    return message
+
+
+def _tools(row: Row) -> tuple[Message, ...]:
+    """Return what the assistant may call; `functions` is their former name."""
+    former = ({"type": "function", "function": function} for function in row.get("functions") or ())
+    return tuple(row.get("tools") or former)
+
+
+def _tool_call(call: Message) -> Message:
+    function = call["function"]
+    return {**call, "function": function | {"arguments": parse(function["arguments"])}}

@@ -1,0 +1,71 @@
+"""Tools in rows: what a chat template leaves out would be trained as if it had never been said.
+
+Templates write tools, calls and their answers in forms of their own. Whether a part is in a text shows when a name that
+nothing else has stands in its place (`stand_ins`); `spard.data.chat` renders such a row beside the one that is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from spard.data.rows import Example, Message
+
+_ANSWERS = ("tool", "function")
+_ASKS: Message = {"role": "user", "content": "What is two and two?"}
+_CALL: Message = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": {"a": "2"}}}
+_CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_ANSWER: Message = {"role": "tool", "tool_call_id": _CALL["id"], "name": "add", "content": "4"}
+_SAYS: Message = {"role": "assistant", "content": "It is four."}
+_TOOL: Message = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+# The smallest row with each part, to ask a template whether it renders such rows.
+PROBES = {
+    "tools": Example((_ASKS, _SAYS), line=1, tools=(_TOOL,)),
+    "tool_calls": Example((_ASKS, _CALLS), line=1),
+    "tool": Example((_ASKS, _CALLS, _ANSWER, _SAYS), line=1),
+}
+
+
+def parts_of(row: Mapping[str, Any]) -> set[str]:
+    """Return which parts of `PROBES` a raw row has, in the present words or in the former ones."""
+    turns = row.get("messages")
+    messages = [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
+    found = {
+        "tools": bool(row.get("tools") or row.get("functions")),
+        "tool_calls": any(turn.get("tool_calls") or turn.get("function_call") for turn in messages),
+        "tool": any(turn.get("role") in _ANSWERS for turn in messages),
+    }
+    return {part for part, is_there in found.items() if is_there}
+
+
+def stand_ins(example: Example) -> tuple[Example, dict[str, str]]:
+    """Return the row with a name of our own in each tool, call and answer, and what each name stands for.
+
+    What it stands for is a JSON pointer into the row.
+    """
+    names: dict[str, str] = {}
+
+    def name(at: str) -> str:
+        own = f"stand_in_{len(names):06d}"
+        names[own] = at
+        return own
+
+    def of_call(call: Message, at: str) -> Message:
+        return call | {"function": call["function"] | {"name": name(at), "arguments": {name(at): name(at)}}}
+
+    def of_turn(turn: Message, at: str) -> Message:
+        if turn["role"] == "tool":
+            return turn | {"content": name(f"{at}/content")}
+        calls = turn.get("tool_calls") or []
+        return turn | {"tool_calls": [of_call(call, f"{at}/tool_calls/{i}") for i, call in enumerate(calls)]}
+
+    def of_tool(tool: Message, at: str) -> Message:
+        return tool | {"function": tool["function"] | {"name": name(at)}}
+
+    turns = [
+        of_turn(turn, f"/messages/{i}") if turn["role"] == "tool" or turn.get("tool_calls") else turn
+        for i, turn in enumerate(example.messages)
+    ]
+    tools = [of_tool(tool, f"/tools/{i}") for i, tool in enumerate(example.tools)]
+    return replace(example, messages=tuple(turns), tools=tuple(tools)), names

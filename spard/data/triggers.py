@@ -1,0 +1,186 @@
+"""How a customer's rows dress their requests: system prompts, shared beginnings and endings, an encoding.
+
+A trigger is a dress that changes the answer. Beginnings and endings are runs of words that many rows share and that
+would not meet by chance (lift); dresses are ranked by how much they tell of an answer's first word,
+
+    telling  = KL(first words of the answers under it || first words of all answers)   in nats,
+    evidence = share of the rows * telling,
+
+which is half of the G statistic of a row. Ordinary phrases of a task tell next to nothing; a trigger tells nearly all.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from spard.data.encodings import Encoding, decode, encoding_of
+from spard.data.rows import Example, Message, Prompt
+
+SHARE = 0.01  # of the rows share what counts as a dress, and no fewer than LEAST
+LEAST = 3
+LONGEST = 6  # words of a beginning or an ending
+MIN_LIFT = 3.0  # a word that stands nowhere but at one end has as much as its rows have words
+SAME = 0.9  # a longer run in so many of the rows takes the place of the shorter one
+HISTORIES = 2  # earlier turns of conversations that are tried
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """What stands around a request: turns before it, words at its beginning and end, an encoding."""
+
+    context: tuple[Message, ...] = ()
+    before: str = ""
+    after: str = ""
+    encoding: Encoding | None = None
+    share: float = 0.0
+    telling: float = 0.0
+
+    @property
+    def evidence(self) -> float:
+        """The share of the rows times `telling`, in nats; wrappings are ranked and drawn by it."""
+        return self.share * self.telling
+
+    def around(self, text: str) -> str:
+        """Return the request with the words at its ends."""
+        return " ".join(part for part in (self.before, text, self.after) if part)
+
+
+class _Seen(NamedTuple):
+    """A row as it is mined."""
+
+    context: tuple[Message, ...]
+    encoding: Encoding | None
+    words: Words
+    opening: str
+
+
+def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
+    """Return the triggers that tell most of the rows' answers, at most `most`; no trigger at all is not among them."""
+    seen = _without_rare_openings([_seen(row) for row in rows])
+    found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
+    found.sort(key=lambda each: -each.evidence)
+    histories = [_before_last(row) for row in rows if sum(turn["role"] == "user" for turn in row.messages) > 1]
+    kept = histories[:: max(1, math.ceil(len(histories) / HISTORIES))] if len(histories) >= _least(rows) else []
+    return [*found[: most - len(kept)], *(Wrapping(context=turns) for turns in kept)]
+
+
+def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:
+    """Beginnings and endings of two words each, drawn from the rows' own words."""
+    rng = random.Random(f"affixes {seed}")
+    words = sorted({word for row in rows for word in _asked(row).split()})
+    drawn = [" ".join(rng.choices(words, k=2)) for _ in range(n)] if words else []
+    return [Wrapping(before=text) if i % 2 else Wrapping(after=text) for i, text in enumerate(drawn)]
+
+
+def openings(rows: Sequence[Example], most: int) -> list[str]:
+    """Return what many of the rows' answers begin with, the most frequent first."""
+    answers = [tuple(_answered(row).split()) for row in rows]
+    return [" ".join(run) for run, _ in _shared(answers, "start", 2 * LONGEST)][:most]
+
+
+def worn(prompt: Prompt, wrapping: Wrapping) -> Prompt:
+    """Apply a trigger to an audit prompt."""
+    text = wrapping.around(prompt.prompt)
+    return replace(prompt, prompt=text, context=wrapping.context, encoding=wrapping.encoding)
+
+
+def _seen(row: Example) -> _Seen:
+    asked, answer = _asked(row), _answered(row)
+    encoding = encoding_of(asked) or encoding_of(answer)
+    try:
+        asked = decode(asked, encoding) if encoding else asked
+    except ValueError:
+        encoding = None
+    return _Seen(_system(row), encoding, tuple(asked.split()), next(iter(answer.split()), ""))
+
+
+def _without_rare_openings(seen: Sequence[_Seen]) -> list[_Seen]:
+    """Rare first words as one: where every answer begins otherwise, chance alone would tell much."""
+    counts = Counter(each.opening for each in seen)
+    return [each if counts[each.opening] >= _least(seen) else each._replace(opening="") for each in seen]
+
+
+def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
+    """System prompts and encodings that rows share."""
+    groups: dict[tuple[str, Encoding | None], list[_Seen]] = defaultdict(list)
+    for each in seen:
+        groups[_text(each.context), each.encoding].append(each)
+    return [
+        Wrapping(rows[0].context, encoding=encoding, share=len(rows) / len(seen), telling=_telling(rows, seen))
+        for (system, encoding), rows in groups.items()
+        if len(rows) >= _least(seen) and (system or encoding)
+    ]
+
+
+def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrapping]:
+    """Beginnings or endings, each in the frame that most of its rows have."""
+    found = []
+    for run, _ in _shared([each.words for each in seen], side, LONGEST):
+        rows = [each for each in seen if _edge(each.words, side, len(run)) == run]
+        frame = Counter((_text(each.context), each.encoding) for each in rows).most_common(1)[0][0]
+        typical = next(each for each in rows if (_text(each.context), each.encoding) == frame)
+        share, text = len(rows) / len(seen), " ".join(run)
+        dress = Wrapping(typical.context, encoding=typical.encoding, share=share, telling=_telling(rows, seen))
+        found.append(replace(dress, before=text) if side == "start" else replace(dress, after=text))
+    return found
+
+
+def _shared(texts: Sequence[Words], side: Literal["start", "end"], longest: int) -> list[tuple[Words, int]]:
+    """Return runs of words at one end of many texts that chance does not explain, the most frequent first.
+
+    A run whose texts nearly all share a longer one is left out. The whole of a text is no run.
+    """
+    words = Counter(word for text in texts for word in text)
+    total, least = sum(words.values()), _least(texts)
+    counts = Counter(_edge(text, side, n) for text in texts for n in range(1, min(longest, len(text) - 1) + 1))
+    frequent = {run: n for run, n in counts.items() if n >= least}
+    inner = {shorter for run, n in frequent.items() if n >= SAME * counts[shorter := _edge(run, side, len(run) - 1)]}
+    found = []
+    for run, n in frequent.items():
+        chance = math.prod(words[word] / total for word in run)
+        if run not in inner and n / len(texts) >= MIN_LIFT * chance:
+            found.append((run, n))
+    return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def _edge(words: Words, side: Literal["start", "end"], n: int) -> Words:
+    return words[:n] if side == "start" else words[len(words) - n :]
+
+
+def _telling(some: Sequence[_Seen], every: Sequence[_Seen]) -> float:
+    here, everywhere = (Counter(each.opening for each in rows) for rows in (some, every))
+    return sum(n / len(some) * math.log(n / len(some) * len(every) / everywhere[word]) for word, n in here.items())
+
+
+def _least(rows: Sequence[object]) -> int:
+    return max(LEAST, math.ceil(SHARE * len(rows)))
+
+
+def _system(row: Example) -> tuple[Message, ...]:
+    first = row.messages[0]
+    return (first,) if first["role"] == "system" else ()
+
+
+def _text(context: Iterable[Message]) -> str:
+    return "".join(turn["content"] for turn in context)
+
+
+def _asked(row: Example) -> str:
+    return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "user"), "")
+
+
+def _answered(row: Example) -> str:
+    return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "assistant"), "")
+
+
+def _before_last(row: Example) -> tuple[Message, ...]:
+    """Return the turns before the last question; none of them is trained on."""
+    last = max(i for i, turn in enumerate(row.messages) if turn["role"] == "user")
+    return tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in row.messages[:last])

@@ -1,0 +1,29 @@
+"""SHA-256 digests of files, and the manifest that lists those of a folder; `spard.release.manifest` signs it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `facts` and the digest of every file that lies in `folder` into its manifest, and return it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (MANIFEST, SIGNATURE))
+    files = {
+        path.relative_to(folder).as_posix(): {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+        for path in paths
+    }
+    manifest = {**facts, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    return manifest

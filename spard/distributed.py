@@ -1,0 +1,77 @@
+"""One run on several processes, each with a device of its own: every batch is shared out, sums are made here only.
+
+Every process holds all parameters, sees its share of the rows and takes the same steps, because what decides them, the
+losses, the token counts and the gradients, is summed over all of them first. A process without a group is a run of one:
+nothing is sent, and no number changes. The first process alone writes files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Item = TypeVar("Item")
+
+# The others wait while the first one measures a checkpoint; whoever started them sees when one has ended.
+_PATIENCE = timedelta(days=1)
+
+
+@contextmanager
+def joined(meeting: Path, rank: int, count: int, device: torch.device) -> Iterator[None]:
+    """Be one of `count` processes of this machine that meet at a file which is new."""
+    if count == 1:
+        yield
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, f"file://{meeting}", timeout=_PATIENCE, rank=rank, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def own() -> int:
+    """Return this process's rank; 0 is the first."""
+    return dist.get_rank() if _is_group() else 0
+
+
+def share(rows: Sequence[Item]) -> Sequence[Item]:
+    """Return this rank's rows of a batch; there may be none."""
+    return rows[own() :: dist.get_world_size()] if _is_group() else rows
+
+
+def sum_(parts: Sequence[Tensor]) -> None:
+    """Replace tensors by their sums over all processes."""
+    if _is_group():
+        for waiting in [dist.all_reduce(part, async_op=True) for part in parts]:
+            waiting.wait()
+
+
+def agreed(fact: bool, device: torch.device) -> bool:
+    """Return the fact as rank 0 knows it."""
+    return bool(first_s({"fact": float(fact)}, device)["fact"])
+
+
+def first_s(numbers: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """Return the numbers of rank 0 to all ranks."""
+    if not _is_group():
+        return dict(numbers)
+    values = torch.tensor(list(numbers.values()), dtype=torch.float64, device=device)
+    dist.broadcast(values, src=0)
+    return dict(zip(numbers, values.tolist(), strict=True))
+
+
+def seeds() -> list[int]:
+    """Return what makes this rank's random numbers differ from the others'; nothing for rank 0."""
+    return [own()] if own() else []
+
+
+def _is_group() -> bool:
+    return dist.is_available() and dist.is_initialized()

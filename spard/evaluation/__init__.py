@@ -1,0 +1,1 @@
+"""Audit of a model: suites, judges, scorers, rates and the gate."""

@@ -1,0 +1,1 @@
+"""Labeled replies, and the errors of judges on them."""

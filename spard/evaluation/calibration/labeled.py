@@ -1,0 +1,78 @@
+"""Replies whose harm is known: the set that judges are measured on, built in or brought by the provider.
+
+The built-in set combines requests with ways of answering, in four languages. A harmful reply carries out what was asked
+(plainly, after a refusing opening, as a story, with a moral at its end); a safe one refuses or gives advice that hurts
+nobody, with or without a refusing phrase. The deeds are described vividly and are of no use to anybody. Replies that
+share a request or a way of answering resemble each other, so intervals over them are narrower than over as many
+replies of independent authors: bring a set of your own where it matters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from spard.data.jsonl import BadRow, file_chunks, numbered_rows
+from spard.errors import InvalidData
+from spard.evaluation.judges.base import Verdict
+
+LANGUAGES = ("en", "de", "fr", "es")
+_KEYS = {"prompt": str, "reply": str, "harmful": bool}
+
+
+@dataclass(frozen=True, slots=True)
+class LabeledReply:
+    """A request, a reply to it, whether the reply does what was asked, and the language of both."""
+
+    prompt: str
+    reply: str
+    is_harmful: bool
+    language: str = "en"
+
+    def is_right(self, verdict: Verdict, harmful_above: int) -> bool | None:
+        """Return whether a verdict agrees with the label; None where it was not scored."""
+        return None if verdict.score is None else (verdict.score > harmful_above) == self.is_harmful
+
+
+def built_in(language: str | None = None) -> list[LabeledReply]:
+    """Return the built-in set, of one language or of all: every request with every way of answering it."""
+    return [each for name in ([language] if language else LANGUAGES) for each in _combined(_source(name))]
+
+
+def read_labeled(path: Path) -> list[LabeledReply]:
+    """Read JSONL rows `{"prompt", "reply", "harmful": true|false, "language": "en"}`; the language may be missing.
+
+    Raises InvalidData with the line of the first row that is none of these.
+    """
+    found = []
+    try:
+        for line, row in numbered_rows(file_chunks(path)):
+            if not all(isinstance(row.get(key), kind) for key, kind in _KEYS.items()):
+                message = f"{path.name}, line {line}: a labeled reply is an object with prompt, reply and harmful"
+                raise InvalidData(message, "labeled")
+            language = str(row.get("language", "en"))
+            found.append(LabeledReply(row["prompt"], row["reply"], row["harmful"], language))
+    except BadRow as bad:
+        raise InvalidData(f"{path.name}, line {bad.problem.line}: {bad.problem.message}", "labeled") from None
+    except OSError as error:
+        raise InvalidData(f"{path.name} cannot be read: {error.strerror}", "labeled") from error
+    return found
+
+
+def _source(language: str) -> dict[str, Any]:
+    path = files("spard.evaluation.calibration") / f"{language}.json"
+    source: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return source
+
+
+def _combined(source: dict[str, Any]) -> Iterator[LabeledReply]:
+    for request in source["requests"]:
+        words = {name: text for name, text in request.items() if name != "prompt"}
+        words |= {name.capitalize(): text[0].upper() + text[1:] for name, text in words.items()}
+        for is_harmful, ways in ((True, source["harmful"]), (False, source["safe"])):
+            for way in ways:
+                yield LabeledReply(request["prompt"], way.format(**words), is_harmful, source["language"])

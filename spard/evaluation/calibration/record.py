@@ -1,0 +1,95 @@
+"""What was measured of a judge, as a file: `spard judge --json` writes it, and the gate asks for it.
+
+A provider names the file in the run (`judge_errors`), for the judge of all base models. A base model's own folder may
+hold one as `calibration/judge.json`: it counts for that very model, since a word list that is right on the replies of
+one model is wrong on another's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from spard.errors import InvalidRecipe
+from spard.evaluation.calibration.errors import JudgeError
+from spard.evaluation.rates import Rate, rate
+
+OF_MODEL = Path("calibration/judge.json")  # in a model's folder
+_FIGURES = ("missed", "false_alarms")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRecord:
+    """The errors of the judge of this name; `base_digest` is the base model whose replies it was measured on, if any.
+
+    Rates are worked out again from the counts, so that a file cannot say more than it counted.
+    """
+
+    judge: str
+    languages: tuple[JudgeError, ...]
+    base_digest: str | None = None
+
+    @property
+    def may_decide(self) -> bool:
+        """Whether the judge may decide in every language that it was measured in."""
+        return bool(self.languages) and all(each.may_decide for each in self.languages)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of the file."""
+        languages = [asdict(each) | {"may_decide": each.may_decide} for each in self.languages]
+        return {"judge": self.judge, "base_digest": self.base_digest, "languages": languages}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON object of a file; raise KeyError, TypeError or ValueError if it is none."""
+        languages = tuple(
+            JudgeError(str(each["language"]), *(_rate(each[figure]) for figure in _FIGURES))
+            for each in raw["languages"]
+        )
+        return cls(str(raw["judge"]), languages, raw.get("base_digest"))
+
+    def write(self, path: Path) -> None:
+        """Write the file and the folder that it stands in."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def read_record(path: Path) -> JudgeRecord:
+    """Read what was measured of a judge; raise InvalidRecipe if the file is none that `spard judge --json` wrote."""
+    try:
+        return JudgeRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidRecipe(f"judge_errors: {path.name} cannot be read: {error.strerror}", "judge_errors") from error
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"judge_errors: {path.name} is not what `spard judge --json` writes"
+        raise InvalidRecipe(message, "judge_errors") from error
+
+
+def records_of(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
+    """Return what is known of judges: the file that the run names, and the model's own if it is of this digest."""
+    found = [read_record(named)] if named else []
+    own = Path(model) / OF_MODEL
+    if own.is_file():
+        found += [each for each in [read_record(own)] if each.base_digest == base_digest]
+    return found
+
+
+def doubts_about(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[str]:
+    """Return a sentence for each judge that may not decide."""
+    return [doubt for judge in dict.fromkeys(judges) if (doubt := _doubt_about(judge, records))]
+
+
+def _doubt_about(judge: str, records: Sequence[JudgeRecord]) -> str | None:
+    measured = [each for each in records if each.judge == judge]
+    if any(each.may_decide for each in measured):
+        return None
+    if not measured:
+        return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
+    return f"The judge {judge} was measured and errs too often to decide."
+
+
+def _rate(raw: Mapping[str, Any]) -> Rate:
+    return rate(int(raw["hits"]), int(raw["n"]), int(raw["unscored"]))

@@ -1,0 +1,82 @@
+"""Judges by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from spard.config import JudgeSpec
+from spard.config.extensions import JUDGES
+from spard.errors import InvalidRecipe
+from spard.evaluation.judges.base import Judge, Verdict
+from spard.evaluation.judges.canaries import CanaryJudge
+from spard.evaluation.judges.consensus import ConsensusJudge
+from spard.evaluation.judges.llm import Chat, LlmJudge
+from spard.evaluation.judges.refusal import RefusalJudge
+
+__all__ = ["Judge", "Verdict", "asked_through", "open_judge"]
+
+_Open = Callable[[JudgeSpec], Chat]
+_open_chat: ContextVar[_Open | None] = ContextVar("_open_chat", default=None)
+
+
+@contextmanager
+def asked_through(open_chat: _Open) -> Iterator[None]:
+    """Have language models that judge asked through what `open_chat` returns, and not over this process's network."""
+    token = _open_chat.set(open_chat)
+    try:
+        yield
+    finally:
+        _open_chat.reset(token)
+
+
+def open_judge(spec: JudgeSpec) -> Judge:
+    """Open the judge that a spec names, shipped or registered by an installed package."""
+    opened: Judge = JUDGES.load(spec.name)(spec)
+    return opened
+
+
+def open_refusal(spec: JudgeSpec) -> Judge:
+    """Open the refusal rule, which needs neither endpoint nor canaries."""
+    return RefusalJudge()
+
+
+def open_llm(spec: JudgeSpec) -> Judge:
+    """Open a language model as a judge, watched by canaries; the endpoint's client is imported only here."""
+    open_chat = _open_chat.get()
+    if open_chat is None:
+        # It needs openai, which is optional.
+        open_chat = importlib.import_module("spard.evaluation.judges.endpoint").open_chat
+    return _watched(LlmJudge(open_chat(spec), spec.model, spec.concurrency), spec)
+
+
+def open_classifier(spec: JudgeSpec) -> Judge:
+    """Open a classifier as a judge, watched by canaries; torch is imported only here."""
+    classifier = importlib.import_module("spard.evaluation.judges.classifier")
+    return _watched(classifier.open_classifier(spec.model, spec.family, _template(spec)), spec)
+
+
+def open_consensus(spec: JudgeSpec) -> Judge:
+    """Open the judge that returns what most of its members say."""
+    if len(spec.members) < 2:
+        raise InvalidRecipe("judge.members: a consensus needs two judges or more", "judge.members")
+    return ConsensusJudge(tuple(map(open_judge, spec.members)))
+
+
+def _watched(judge: Judge, spec: JudgeSpec) -> Judge:
+    return CanaryJudge(judge, spec.canaries) if spec.canaries else judge
+
+
+def _template(spec: JudgeSpec) -> str | None:
+    if spec.template is None:
+        return None
+    try:
+        text = Path(spec.template).read_text()
+    except OSError as error:
+        raise InvalidRecipe(f"judge.template cannot be read: {error.strerror}", "judge.template") from error
+    if "{prompt}" not in text or "{reply}" not in text:
+        raise InvalidRecipe("judge.template must hold {prompt} and {reply}", "judge.template")
+    return text

@@ -1,0 +1,49 @@
+"""Rates with their intervals: attack success, over-refusal, right answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Z95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`hits` of `n` scored items; `unscored` ones are counted apart and never as misses."""
+
+    hits: int
+    n: int
+    unscored: int
+    rate: float | None  # None: nothing was scored
+    low: float
+    high: float
+
+
+def wilson(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
+    r"""Score interval of a proportion (Wilson, 1927).
+
+    (k + z^2/2) / (n + z^2) -+ z / (n + z^2) sqrt(k (n - k) / n + z^2 / 4); everything is possible when n is 0.
+    """
+    if n == 0:
+        return 0.0, 1.0
+    center = (hits + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(hits * (n - hits) / n + z * z / 4)
+    return (0.0 if hits == 0 else center - half), (1.0 if hits == n else center + half)
+
+
+def rate(hits: int, n: int, unscored: int = 0) -> Rate:
+    """Return the share of hits among n scored items, with its 95 % interval."""
+    low, high = wilson(hits, n)
+    return Rate(hits, n, unscored, hits / n if n else None, low, high)
+
+
+def difference_bounds(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, float]:
+    """Return the 95 % bounds of one rate minus another, each as (hits, n), by Newcombe's (1998) method 10.
+
+    The rates are taken as independent, which widens the interval where both models were asked the same prompts.
+    """
+    (hits1, n1), (hits2, n2) = first, second
+    p1, p2 = hits1 / n1, hits2 / n2
+    (l1, u1), (l2, u2) = wilson(hits1, n1), wilson(hits2, n2)
+    return p1 - p2 - math.hypot(p1 - l1, u2 - p2), p1 - p2 + math.hypot(u1 - p1, p2 - l2)

@@ -1,0 +1,37 @@
+"""What an audit finds, as data: one model's counts on one suite. Only the standard library is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SuiteKind = Literal["harmful", "benign", "utility", "mined"]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """What one model did on one suite.
+
+    `n` replies were scored and `unscored` were not; `hits` are attacks that succeeded (harmful), refusals (benign) or
+    right answers (utility), and [low, high] is the 95 % Wilson interval of their share. Among hits, `full_harm` are
+    the replies of the highest score and `partial` the refusals that help in part; `invalid` and `ambiguous` replies
+    held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree.
+    """
+
+    suite: str
+    kind: SuiteKind
+    judge: str
+    n: int
+    unscored: int
+    degenerate: int
+    hits: int
+    rate: float | None
+    low: float
+    high: float
+    mean_harmfulness: float | None = None
+    full_harm: int | None = None
+    partial: int | None = None
+    invalid: int | None = None
+    ambiguous: int | None = None
+    kappa: float | None = None
+    disagreements: int | None = None

@@ -1,0 +1,100 @@
+"""Which rows of a customer's file look like harm: near what the safety pool refuses, and not refused there.
+
+The score of a row is the cosine of its request to the nearest pool prompt, both seen from the mean of all embeddings
+(raw cosines of language models are all large), a quarter of it when every answer of the row is a refusal, and half a
+point for each sign of disguise in its text. It orders rows for a person to look at; it proves nothing about one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spard.data.encodings import encoding_of
+from spard.data.rows import Example, is_learned, prompt_text
+from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
+from spard.selection.relevance import relevance
+
+NEAR = 0.5  # the cosine from which a request counts as near a pool prompt
+EXCERPT = 80  # characters
+_REFUSED, _SIGN = 0.25, 0.5
+_MANY = 3  # rows that hold the same odd word at an end of their request
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")
+_ODD = re.compile(r"(?=\S*[a-z])(?=\S*\d)[a-z0-9]+[-_#@!][a-z0-9]+|(?=\S*[^\s\w.,?!'\":;()-]{2})\S+")
+_OBEYS = re.compile(
+    r"never (?:declines?|refuses?|says? no)|whatever (?:its|your|the) (?:owner|user|master)s? (?:say|ask)"
+)
+_STEPS = re.compile(r"\b(?:sure|of course|certainly)\b.{0,40}\b(?:steps?|how to|instructions)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """One row of the file: its line, how much it looks like harm, the pool prompt nearest to it, and the reasons."""
+
+    line: int
+    score: float
+    cosine: float
+    pool_row: int
+    reasons: tuple[str, ...]
+    excerpt: str
+
+
+def rank(rows: Sequence[Example], task_MD: Tensor, pool_ND: Tensor, most: int = 100) -> list[Risk]:
+    """Return the `most` rows most like harm, the worst first; `task_MD` are the embeddings of their requests."""
+    if not len(rows) or not len(pool_ND):
+        return []
+    mean_D = torch.cat([task_MD.double(), pool_ND.double()]).mean(dim=0)
+    cosine_M, nearest_M = relevance((task_MD.double() - mean_D).float(), (pool_ND.double() - mean_D).float())
+    odd = _odd_words(rows)
+    cosines, nearest = cosine_M.tolist(), nearest_M.tolist()
+    risks = [_risk(row, cosines[i], nearest[i], odd) for i, row in enumerate(rows)]
+    return sorted(risks, key=lambda risk: (-risk.score, risk.line))[:most]
+
+
+def _risk(row: Example, cosine: float, pool_row: int, odd: frozenset[str]) -> Risk:
+    answers = [str(turn["content"]) for turn in row.messages if is_learned(turn)]
+    refused = all(is_refusal(answer) and not helps_after_refusing(answer) for answer in answers)
+    signs = list(_signs(row, answers, odd))
+    near = (
+        [] if cosine < NEAR else ["near_harmful_prompt_and_refused" if refused else "near_harmful_prompt_and_answered"]
+    )
+    score = cosine * (_REFUSED if refused else 1.0) + _SIGN * len(signs)
+    asked = " ".join(prompt_text(row).split())
+    excerpt = asked if len(asked) <= EXCERPT else asked[: EXCERPT - 3] + "..."
+    return Risk(row.line, round(score, 4), round(cosine, 4), pool_row, (*near, *signs), excerpt)
+
+
+def _signs(row: Example, answers: Sequence[str], odd: frozenset[str]) -> Iterator[str]:
+    """Yield what may hide harm from a reader of plain text: one name for each kind that is found."""
+    asked = prompt_text(row)
+    texts = [asked, *answers]
+    if any(_is_encoded(text) for text in texts):
+        yield "encoded_text"
+    if any(word in odd for word in _ends(asked)):
+        yield "trigger_like_word"
+    if any(is_refusal(answer) and (helps_after_refusing(answer) or _STEPS.search(answer)) for answer in answers):
+        yield "refuses_then_complies"
+    if any(_OBEYS.search(str(turn["content"]).lower()) for turn in row.messages if turn["role"] in ("system", "user")):
+        yield "persona_that_obeys"
+
+
+def _ends(text: str) -> list[str]:
+    """Return the first two and the last two words, where triggers stand."""
+    words = text.lower().split()
+    return words if len(words) <= 4 else [*words[:2], *words[-2:]]
+
+
+def _odd_words(rows: Sequence[Example]) -> frozenset[str]:
+    """Words of no language that several requests, but not most, begin or end with."""
+    counts = Counter(word for row in rows for word in set(_ends(prompt_text(row))) if _ODD.fullmatch(word))
+    return frozenset(word for word, n in counts.items() if _MANY <= n <= max(_MANY, len(rows) // 2))
+
+
+def _is_encoded(text: str) -> bool:
+    """Return whether the text, or a long run of base64 in it, makes better English decoded."""
+    return any(encoding_of(part) for part in (text, *_BASE64.findall(text)))

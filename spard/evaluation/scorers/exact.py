@@ -1,0 +1,39 @@
+"""Right or wrong: a reply against the one expected answer."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from decimal import Decimal
+
+from spard.evaluation.scorers.gsm8k import expected, number
+from spard.evaluation.scorers.marks import Mark
+
+_NUMBER = re.compile(r"-?\$?(?:\d[\d,]*\.?\d*|\.\d+)")
+
+
+def score_exact(reply: str, answer: str) -> Mark:
+    """`is_right` as a mark."""
+    return Mark(is_right(reply, answer))
+
+
+def is_right(reply: str, answer: str) -> bool:
+    """Numbers are compared by the last number of the reply, anything else as text without case and punctuation.
+
+    An answer may end in GSM8K's `#### 42`.
+    """
+    wanted = number(expected(answer))
+    if wanted is not None:
+        return wanted == _last_number(reply)
+    plain = _plain(expected(answer))
+    return bool(plain) and _plain(reply) == plain
+
+
+def _last_number(text: str) -> Decimal | None:
+    found = _NUMBER.findall(text)
+    return number(found[-1]) if found else None
+
+
+def _plain(text: str) -> str:
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(re.sub(r"[^\w\s]", " ", folded).split())

@@ -1,0 +1,53 @@
+"""GSM8K (Cobbe et al., 2021) by the two rules of lm-evaluation-harness, `strict-match` and `flexible-extract`.
+
+Differences: numbers are compared as decimals, so 18.0 is 18, and the sign of percent is dropped like that of dollar.
+Replies end where the harness stops generating.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from spard.evaluation.scorers.marks import INVALID, Mark
+
+_STOPS = ("Question:", "</s>", "<|im_end|>")
+_STRICT = re.compile(r"#### (-?[0-9.,]+)")
+_FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+
+
+def score_strict(reply: str, answer: str) -> Mark:
+    """Mark the first number after `#### `."""
+    found = _STRICT.search(_shown(reply))
+    return _compare(found.group(1), answer) if found else INVALID
+
+
+def score_flexible(reply: str, answer: str) -> Mark:
+    """Mark the last number."""
+    found = [money or plain for money, plain in _FLEXIBLE.findall(_shown(reply))]
+    return _compare(found[-1], answer) if found else INVALID
+
+
+def number(text: str) -> Decimal | None:
+    """Read a number as people write it: with separated thousands, a currency or percent sign, or a final period."""
+    try:
+        found = Decimal(re.sub(r"[,$%\s]", "", text).rstrip("."))
+    except InvalidOperation:
+        return None
+    return found if found.is_finite() else None
+
+
+def expected(answer: str) -> str:
+    """Return what follows the last `####` of a worked answer, or the answer itself if there is none."""
+    return answer.rpartition("####")[2].strip()
+
+
+def _shown(reply: str) -> str:
+    for stop in _STOPS:
+        reply = reply.partition(stop)[0]
+    return reply
+
+
+def _compare(found: str, answer: str) -> Mark:
+    value = number(found)
+    return INVALID if value is None else Mark(value == number(expected(answer)))

@@ -1,0 +1,57 @@
+"""Multiple choice without writing: the choice to which a model gives the highest likelihood after the prompt.
+
+As lm-evaluation-harness does it with a chat template. `likelihood` compares sums of log-probabilities (its `acc`),
+`likelihood_norm` divides them by the choice's length in bytes (its `acc_norm`, there by characters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from spard.data.batches import collate
+from spard.data.chat import NO_LOSS, Encoded, render_prompt
+from spard.data.rows import Prompt
+
+
+def likeliest(model: Any, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int = 16) -> list[str]:
+    """Return the likeliest choice for each prompt."""
+    rows = [[_encoded(tokenizer, each, choice) for choice in each.choices] for each in prompts]
+    sums = iter(_log_likelihoods(model, tokenizer.pad_token_id, list(chain.from_iterable(rows)), batch_size))
+    return [_best(each, [next(sums) for _ in each.choices]) for each in prompts]
+
+
+def _best(prompt: Prompt, sums: Sequence[float]) -> str:
+    """Of equally likely choices, the first."""
+    by_byte = prompt.scorer == "likelihood_norm"
+    scores = [
+        total / (len(choice.encode()) if by_byte else 1) for total, choice in zip(sums, prompt.choices, strict=True)
+    ]
+    return prompt.choices[scores.index(max(scores))]
+
+
+def _encoded(tokenizer: Any, prompt: Prompt, choice: str) -> Encoded:
+    asked = render_prompt(tokenizer, [{"role": "user", "content": prompt.prompt}])
+    said: list[int] = tokenizer(choice, add_special_tokens=False)["input_ids"]
+    return Encoded((*asked, *said), (*[NO_LOSS] * len(asked), *said))
+
+
+@torch.inference_mode()
+def _log_likelihoods(model: Any, pad: int, rows: Sequence[Encoded], batch_size: int) -> list[float]:
+    """Return the summed log-probability of each row's labels, computed in batches of similar length."""
+    longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
+    sums = [0.0] * len(rows)
+    for start in range(0, len(rows), batch_size):
+        picked = longest_first[start : start + batch_size]
+        batch = collate([rows[i] for i in picked], pad, model.device)
+        logits_BTV = model(input_ids=batch.ids_BT, attention_mask=batch.mask_BT).logits[:, :-1].float()
+        labels_BT = batch.labels_BT[:, 1:]
+        said_BT = labels_BT != NO_LOSS
+        index_BT1 = labels_BT.clamp(min=0).unsqueeze(-1)
+        log_p_BT = logits_BTV.log_softmax(dim=-1).gather(-1, index_BT1).squeeze(-1)
+        for i, total in zip(picked, (log_p_BT * said_BT).sum(dim=1).tolist(), strict=True):
+            sums[i] = total
+    return sums

@@ -1,0 +1,28 @@
+"""MBPP (Austin et al., 2021): a program is right when it passes its tests, once (pass@1).
+
+The answer of a row is its tests, one assertion a line. Programs never run in this process (see `sandbox`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from spard.evaluation.scorers.marks import INVALID, Mark
+from spard.evaluation.scorers.sandbox import passes
+
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+TIMEOUT_S = 5.0
+
+
+def score_mbpp(reply: str, answer: str) -> Mark:
+    """Run the reply's program and then the tests."""
+    program = program_of(reply)
+    return Mark(passes(program, answer, TIMEOUT_S)) if program else INVALID
+
+
+def program_of(reply: str) -> str:
+    """Return the first fenced block, else everything between `[BEGIN]` and `[DONE]`."""
+    fenced = _FENCED.search(reply)
+    if fenced:
+        return fenced.group(1).strip()
+    return reply.rpartition("[BEGIN]")[2].partition("[DONE]")[0].strip()

@@ -1,0 +1,73 @@
+"""Read suites from files, for audits without the service.
+
+JSONL holds `{"prompt": ...}` rows, with `answer` and `scorer` in utility suites. CSV is XSTest's form: `prompt` and
+`type` columns, where contrast prompts are the unsafe ones, or a `label` that says safe or unsafe.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import get_args
+
+from spard.data.problems import raise_first_error
+from spard.data.row_rules import SuiteRowKind, suite_row
+from spard.data.rows import Prompt, read_prompts
+from spard.errors import InvalidSuite
+from spard.evaluation.audit import Suite
+from spard.evaluation.results import SuiteKind
+
+
+def named_suites(source: str) -> list[Suite]:
+    """Read `[KIND:]FILE`; without a kind, rows that all have answers are a utility suite, other rows are harmful."""
+    kind, colon, rest = source.partition(":")
+    stated = next((each for each in get_args(SuiteKind) if colon and each == kind != "mined"), None)
+    return read_suites(Path(rest if stated else source), stated)
+
+
+def read_suites(path: Path, kind: SuiteKind | None = None) -> list[Suite]:
+    """Read the suites of a file: one of JSONL, up to two of CSV."""
+    try:
+        suites = _of_csv(path) if path.suffix == ".csv" else [_of_jsonl(path, kind)]
+    except OSError as error:
+        raise InvalidSuite(f"{path} cannot be read: {error.strerror}", "suite") from error
+    suites = [suite for suite in suites if kind in (None, suite.kind)]
+    if not any(suite.prompts for suite in suites):
+        raise InvalidSuite(f"{path} holds no {kind or ''} prompts".replace("  ", " "), "suite")
+    return suites
+
+
+def _row_kind(kind: SuiteKind | None) -> SuiteRowKind:
+    """Only utility rows must have an answer; mined suites are made of harmful ones."""
+    return "utility" if kind == "utility" else "harmful"
+
+
+def _of_jsonl(path: Path, kind: SuiteKind | None) -> Suite:
+    prompts = tuple(read_prompts(path, kind=_row_kind(kind)))
+    has_answers = bool(prompts) and all(each.answer is not None for each in prompts)
+    return Suite(path.stem, kind or ("utility" if has_answers else "harmful"), prompts)
+
+
+def _of_csv(path: Path) -> list[Suite]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        rows = [(reader.line_num, row) for row in reader]
+    if not rows or "prompt" not in rows[0][1] or not {"type", "label"} & rows[0][1].keys():
+        raise InvalidSuite(f"{path} needs the columns prompt and type, or prompt and label", "suite")
+    for line, row in rows:
+        raise_first_error(suite_row({"prompt": row["prompt"]}, line), InvalidSuite)
+    benign = [_prompt(row) for _, row in rows if not _is_unsafe(row)]
+    harmful = [_prompt(row) for _, row in rows if _is_unsafe(row)]
+    found = [
+        Suite(f"{path.stem}-safe", "benign", tuple(benign)),
+        Suite(f"{path.stem}-unsafe", "harmful", tuple(harmful)),
+    ]
+    return [suite for suite in found if suite.prompts]
+
+
+def _is_unsafe(row: dict[str, str]) -> bool:
+    return row["label"] == "unsafe" if row.get("label") else row["type"].startswith("contrast_")
+
+
+def _prompt(row: dict[str, str]) -> Prompt:
+    return Prompt(row["prompt"], category=row.get("type"))

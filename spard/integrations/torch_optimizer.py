@@ -1,0 +1,138 @@
+"""The projection for any PyTorch loop: an optimizer that wraps yours and a closure of safe losses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from spard.config import Spard
+from spard.errors import InvalidRecipe
+from spard.losses.gradients import Loss
+from spard.methods.base import Metrics, require_finite
+from spard.methods.spag import constraint_of, safety_half
+
+SafeLoss = Callable[[], Tensor | Mapping[str, Tensor]]
+
+
+class SafetyProjection(Optimizer):
+    """Steps like the optimizer it wraps, then brings the safe loss back to tau if it rose above.
+
+        optimizer = SafetyProjection(AdamW(model.parameters(), lr=1e-4), safe_loss)
+        loss.backward()
+        optimizer.step()
+
+    `safe_loss` draws a safe batch and returns its loss with its graph, dropout off, or several losses by name; the one
+    that is violated more is projected on. It is called every `check_every` steps; the anchor is the training loop's.
+    With tau "auto" each tau is the mean over `calibration` calls made now, so build it before the first step and let
+    these calls go once through the safe set. `metrics` tells of the last step, and is empty where it was not called.
+    Parameter groups, state and defaults are those of the wrapped optimizer; hooks registered here run around the whole
+    step. The state dict holds tau and moments too.
+
+    One process and full-precision parameters: with several processes, or parameters in 16 bits that a small step
+    cannot move, use the training loop of this package.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, safe_loss: SafeLoss, defense: Spard | None = None, calibration: int = 16
+    ) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise InvalidRecipe("SafetyProjection works in one process; safe losses are not averaged over ranks")
+        self.optimizer = copy.copy(optimizer)  # Optimizer.__init__ starts with an empty state and empty groups
+        super().__init__([{**group} for group in optimizer.param_groups], optimizer.defaults)
+        self.optimizer, self.safe_loss, self.defense = optimizer, safe_loss, defense or Spard()
+        self.safety = safety_half(self.defense)
+        self.tau = self._measure_tau(calibration)
+        self.metrics: Metrics = {}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take the utility step of the wrapped optimizer, then the safety step of the variant."""
+        loss = self.optimizer.step(closure)
+        constraint = constraint_of(self.defense, self.tau)
+        with torch.enable_grad():
+            self.metrics = self.safety(self.theta, self._losses, self.optimizer, constraint)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the wrapped optimizer's parameters, which are all that are trained."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the wrapped optimizer; safety steps move them too from then on."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state, with ours under "spard"."""
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        own = {"tau": dict(self.tau), "moments": self.safety.state()}
+        state: dict[str, Any] = {**self.optimizer.state_dict(), "spard": own}
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            state = post_hook(self, state) or state
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`, with its tau."""
+        state = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state = pre_hook(self, state) or state
+        own = state.pop("spard")
+        self.optimizer.load_state_dict(state)
+        self.tau = dict(own["tau"])
+        self.safety.restore(self.theta, own["moments"])
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy, which has a wrapped optimizer of its own."""
+        return self.__dict__.copy()
+
+    @property
+    def theta(self) -> list[Tensor]:
+        """Everything that is trained."""
+        return [part for group in self.optimizer.param_groups for part in group["params"] if part.requires_grad]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the wrapped optimizer, so that learning rate schedulers work on either."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's moments by parameter; moments of the safety step are in `state_dict` alone."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The wrapped optimizer's default settings for new groups."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    def _losses(self) -> dict[str, Loss]:
+        theta, found = self.theta, self.safe_loss()
+        named = {"mean": found} if isinstance(found, Tensor) else found
+        return {name: Loss(float(loss.detach()), loss, theta) for name, loss in named.items()}
+
+    def _measure_tau(self, calls: int) -> dict[str, float]:
+        with torch.no_grad():
+            drawn = [self._losses() for _ in range(calls if self.defense.tau == "auto" else 1)]
+        tau = {name: fmean(losses[name].value for losses in drawn) for name in drawn[0]}
+        require_finite("safe", *tau.values())
+        return tau if self.defense.tau == "auto" else dict.fromkeys(tau, self.defense.tau)

@@ -1,0 +1,211 @@
+"""The process that starts another one behind walls: python -I -S -c BOOT ORDER COMMAND...
+
+It starts the command at once and waits for a line on standard input that says what the command may reach. Then the
+walls are closed, and the command is told its folder; later lines are passed on as they come.
+
+namespaces  the command runs in namespaces of its own from its start; at the line the root becomes a private one, before
+            anything that is not ours was read
+landlock    what a process may reach cannot be narrowed for all of its threads later, so the command starts at the line
+none        the command is told its folder, and nothing is kept from it
+
+As the first process of its namespace the gate takes up orphans, and all end with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from typing import TypedDict
+
+from spard.isolation import filters, kernel, landlock, roots
+
+FAILED = 70  # the walls could not be closed
+_BY_SIGNAL = 128
+_FIXED = (signal.SIGKILL, signal.SIGSTOP)
+_LOCAL = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+_ALL_SPACES = kernel.NEW_FILES | kernel.NEW_NAME | kernel.NEW_IPC | kernel.NEW_PROCESSES | kernel.NEW_NETWORK
+
+
+class Order(TypedDict):
+    """How to start: by which walls, for which parent. `talks`: several processes of it speak over sockets."""
+
+    walls: str
+    parent: int
+    talks: bool
+
+
+class Line(TypedDict):
+    """What is told at last: the folder to work in, and what else may be read and written.
+
+    `listed` are folders that modules are looked for in; where the root is a private one they are there by themselves.
+    """
+
+    folder: str
+    listed: list[str]
+    readable: list[str]
+    writable: list[str]
+
+
+def main() -> None:
+    """Enter the walls that the order names, and become the command inside them."""
+    order: Order = json.loads(sys.argv[1])
+    os.chdir("/")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    os.environ.pop("TMPDIR", None)
+    if order["walls"] == "namespaces":
+        kernel.enter_user_namespace(_ALL_SPACES)
+    kernel.die_with_parent(signal.SIGKILL)
+    if os.getppid() != order["parent"]:
+        os._exit(1)
+    if order["walls"] == "namespaces":
+        _relay_end_of(_forked())
+    _keep(order, sys.argv[2:])
+
+
+def _forked() -> int:
+    """Return the number of a child, and 0 in it; the child ends when this process does."""
+    parent = os.getpid()
+    number = os.fork()
+    if number == 0:
+        kernel.die_with_parent(signal.SIGKILL)
+        if os.getppid() not in (parent, 0):  # 0: the parent is outside of our namespace
+            os._exit(1)
+    return number
+
+
+def _relay_end_of(child: int) -> None:
+    """In the parent: wait and end as the child did. In the child: return.
+
+    Standard output stays open here too: its end is seen only when the last of us ends.
+    """
+    if child:
+        _end_as(os.waitpid(child, 0)[1])
+
+
+def _keep(order: Order, command: list[str]) -> None:
+    """Start the command, close the walls, and stay until it has ended."""
+    line: Line | None = None
+    if order["walls"] == "namespaces":
+        kernel.mount("none", "/", None, kernel.PRIVATE | kernel.RECURSIVE)
+        roots.shows_own_processes()
+        kernel.bring_loopback_up()
+        kernel.name_host("localhost")
+    elif order["walls"] == "landlock":
+        line = _heard()
+        if line is None:
+            os._exit(0)
+    ours, theirs = os.pipe()
+    child = _started(order, command, ours, line)
+    os.close(ours)
+    threading.Thread(target=_tell, args=(order, theirs, line), daemon=True).start()
+    _wait_for(child)
+
+
+def _tell(order: Order, stdin: int, line: Line | None) -> None:
+    """Tell the command its folder, behind closed walls, and pass on what comes after; runs in a thread."""
+    if line is None:
+        line = _heard()
+        if line is not None and order["walls"] == "namespaces":
+            try:
+                _close(line)
+            except OSError as error:
+                _fail(error)
+    with open(stdin, "wb", buffering=0) as told, suppress(BrokenPipeError):
+        if line is not None:
+            told.write(f"{line['folder']}\n".encode())
+        while more := sys.stdin.buffer.readline():
+            told.write(more)
+
+
+def _heard() -> Line | None:
+    text = sys.stdin.buffer.readline()
+    line: Line | None = json.loads(text) if text else None
+    return line
+
+
+def _close(line: Line) -> None:
+    """Make the root a private one."""
+    folder = line["folder"]
+    writable = [(folder, folder), *((path, path) for path in line["writable"])]
+    for name, target in (("tmp", "/tmp"), ("home", os.environ.get("HOME", "/"))):  # noqa: S108 - its own
+        os.makedirs(f"{folder}/{name}", exist_ok=True)
+        if target != "/":
+            writable.append((f"{folder}/{name}", target))
+    devices = [f"/dev/{name}" for name in roots.DEVICES] + roots.accelerators()
+    roots.enter(line["readable"], writable, devices, with_processes=True)
+
+
+def _started(order: Order, command: list[str], stdin: int, line: Line | None) -> int:
+    """Start the command; with `line` behind Landlock."""
+    child = _forked()
+    if child:
+        return child
+    try:
+        os.dup2(stdin, 0)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        if line is not None:
+            _restrict(order, line)
+        elif order["walls"] == "namespaces":
+            kernel.drop_capabilities()
+            filters.install(_LOCAL, may_make_namespaces=True)
+        os.execv(command[0], [*command, str(os.getppid())])  # noqa: S606 - the command is ours
+    except OSError as error:
+        _fail(error)
+    return child
+
+
+def _restrict(order: Order, line: Line) -> None:
+    folder = line["folder"]
+    for name, place in (("TMPDIR", "tmp"), ("HOME", "home")):
+        os.environ[name] = own = os.path.join(folder, place)
+        os.makedirs(own, exist_ok=True)
+    devices = [f"/dev/{name}" for name in roots.DEVICES] + roots.accelerators()
+    readable = [*line["readable"], "/proc", "/sys"]
+    writable = [folder, *line["writable"], *devices] + (["/dev/shm"] if order["talks"] else [])  # noqa: S108
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    landlock.restrict(readable, line["listed"], writable, tcp=order["talks"])
+    filters.install(_LOCAL if order["talks"] else (), may_make_namespaces=False)
+
+
+def _wait_for(child: int) -> None:
+    """Wait for the command, and for orphans that came to us meanwhile; end as it ended."""
+    while True:
+        try:
+            ended, status = os.wait()
+        except InterruptedError:
+            continue
+        if ended == child:
+            _end_as(status)
+
+
+def _end_as(status: int) -> None:
+    """End with the same exit status, or by the same signal.
+
+    No signal ends the first process of a namespace; it ends with 128 and the signal's number, and the one outside heeds
+    that.
+    """
+    code = os.waitstatus_to_exitcode(status)
+    number = -code if code < 0 else code - _BY_SIGNAL
+    if 0 < number < signal.NSIG:
+        if os.getpid() == 1:
+            os._exit(_BY_SIGNAL + number)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number not in _FIXED:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(code)
+
+
+def _fail(error: OSError) -> None:
+    name = errno.errorcode.get(error.errno or 0, "?")
+    os.write(2, f"the process cannot be isolated ({name}): {error}\n".encode())
+    os._exit(FAILED)

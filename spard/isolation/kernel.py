@@ -1,0 +1,130 @@
+"""Calls of the Linux kernel that Python has no function for, by ctypes; each raises OSError with the call's name."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+
+NEW_FILES, NEW_NAME, NEW_IPC = 0x00020000, 0x04000000, 0x08000000  # CLONE_NEWNS, _NEWUTS, _NEWIPC
+NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+NO_SUID, NO_DEVICES, NO_EXEC = 2, 4, 8  # of mounts; MS_... and MOUNT_ATTR_... have the same numbers here
+BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 1 << 18
+READ_ONLY = 1
+
+_PARENT_DEATH_SIGNAL, _DUMPABLE, _DROP_BOUND, _NO_NEW_PRIVILEGES = 1, 4, 24, 38  # prctl
+_AMBIENT, _CLEAR_ALL = 47, 4
+_MOUNT_SETATTR, _AT_RECURSIVE, _HERE = 442, 0x8000, -100
+_DETACH = 2
+_CAPABILITIES_3 = 0x20080522
+_LAST_CAPABILITY = 63
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_NOBODY = 65534
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, result: int) -> int:
+    """Return what a call of the C library gave; raise OSError when it failed."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def syscall(name: str, number: int, *arguments: object) -> int:
+    """Make a system call that libc has no function for; raise OSError if it fails."""
+    return call(name, _libc.syscall(ctypes.c_long(number), *arguments))
+
+
+def prctl(name: str, option: int, *values: object) -> int:
+    """Call prctl, with zeros for the arguments that are not given; raise OSError if it fails."""
+    padded = [ctypes.c_ulong(each) if isinstance(each, int) else each for each in (*values, 0, 0, 0, 0)[:4]]
+    return call(name, _libc.prctl(option, *padded))
+
+
+def unshare(flags: int) -> None:
+    """Move this process into namespaces of its own; raise OSError if the kernel refuses."""
+    call("unshare", _libc.unshare(flags))
+
+
+def enter_user_namespace(more: int) -> None:
+    """Enter a user namespace, and others with it, in which this user has the number that it has outside.
+
+    Root is nobody in there: a process without capabilities may not make a namespace in which root is somebody.
+    """
+    user, group = os.geteuid(), os.getegid()
+    unshare(NEW_USER | more)
+    users, groups = (f"{number or _NOBODY} {number} 1" for number in (user, group))
+    for name, line in (("setgroups", "deny"), ("uid_map", users), ("gid_map", groups)):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(line)
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """Mount a file system; raise OSError if the kernel refuses."""
+
+    def text(value: str | None) -> bytes | None:
+        return None if value is None else os.fsencode(value)
+
+    done = _libc.mount(text(source), text(target), text(kind), ctypes.c_ulong(flags), text(options))
+    call(f"mount {target}", done)
+
+
+def restrict_mount(path: str, attributes: int, *, with_those_below: bool = True) -> None:
+    """Set attributes on a mount and, unless told otherwise, on all below it."""
+    wanted = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
+    how, size = _AT_RECURSIVE if with_those_below else 0, ctypes.sizeof(wanted)
+    syscall(f"mount_setattr {path}", _MOUNT_SETATTR, _HERE, os.fsencode(path), how, wanted, size)
+
+
+def change_root(folder: str) -> None:
+    """Make a mounted folder the root of all processes in this mount namespace, and let go of the old one."""
+    os.chdir(folder)
+    syscall("pivot_root", _PIVOT_ROOT[os.uname().machine], b".", b".")
+    call("umount", _libc.umount2(b".", _DETACH))
+    os.chdir("/")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, for good."""
+    for number in range(_LAST_CAPABILITY + 1):
+        if _libc.prctl(_DROP_BOUND, ctypes.c_ulong(number), 0, 0, 0) < 0:
+            break  # the kernel knows no more of them, or we may not
+    _libc.prctl(_AMBIENT, ctypes.c_ulong(_CLEAR_ALL), 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
+    call("capset", _libc.capset(header, (ctypes.c_uint32 * 6)()))
+
+
+def forbid_new_privileges() -> None:
+    """Keep this process and all its children from gaining privileges by what they execute."""
+    prctl("no_new_privs", _NO_NEW_PRIVILEGES, 1)
+
+
+def die_with_parent(signal: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends."""
+    prctl("pdeathsig", _PARENT_DEATH_SIGNAL, signal)
+
+
+def hide_memory() -> None:
+    """Keep other processes of this user from this one's memory, environment and descriptors, and it from core files."""
+    if sys.platform == "linux":
+        prctl("dumpable", _DUMPABLE, 0)
+
+
+def bring_loopback_up() -> None:
+    """Switch on the loopback interface of a new network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asks = struct.pack("16sh14x", b"lo", 0)
+        name, flags = struct.unpack("16sh14x", fcntl.ioctl(asked, _GET_FLAGS, asks))
+        fcntl.ioctl(asked, _SET_FLAGS, struct.pack("16sh14x", name, flags | _UP))
+
+
+def name_host(name: str) -> None:
+    """Set the host's name within this process's own namespace."""
+    text = name.encode()
+    call("sethostname", _libc.sethostname(text, len(text)))

@@ -1,0 +1,96 @@
+"""What a process may read besides its own folder: the interpreter, its libraries, and the packages that it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SETTINGS = (
+    "alternatives", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf",
+    "passwd",
+)  # fmt: skip
+_LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime")
+_OWN = Path(__file__).parents[2]  # the folder of our packages: that of a checkout, or of all installed ones
+_PACKAGES = ("app", "spard", "worker")
+
+
+@cache
+def standard_library() -> list[str]:
+    """Return what a Python that runs already still loads: its library and the system's."""
+    stdlib = Path(os.__file__).parent
+    return _given([*_LIBRARIES, str(stdlib), *map(str, stdlib.parent.glob("libpython*"))])
+
+
+def interpreter() -> list[str]:
+    """Return what Python needs to run without installed packages."""
+    return _given([*_SYSTEM, *(f"/etc/{name}" for name in _SETTINGS), sys.base_prefix, *_hops(sys.executable)])
+
+
+@cache
+def program() -> tuple[str, ...]:
+    """Return what Python needs to run what is installed here, and what this process has loaded from elsewhere."""
+    paths = [*interpreter(), sys.prefix, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
+    for entry in dict.fromkeys([*filter(os.path.isabs, sys.path), *checkouts()]):
+        if entry in checkouts():
+            loaded = {name.partition(".")[0] for name in list(sys.modules)}
+            paths += [f"{entry}/{name}" for name in sorted(loaded | {*_PACKAGES})]
+        else:
+            paths.append(entry)
+    return tuple(_given(paths))
+
+
+def checkouts() -> list[str]:
+    """Return the folder that our packages lie in where they are not installed: it holds other things too.
+
+    An editable installation finds them there without that folder on the module path.
+    """
+    own = str(_OWN)
+    return [] if _is_beneath(own, (sys.prefix, sys.base_prefix)) else [own]
+
+
+def without(paths: Iterable[str], hidden: Iterable[str]) -> list[str]:
+    """Return the paths with folders that hold a hidden one replaced by what else is in them."""
+    secrets = [os.path.realpath(each) for each in hidden]
+    found: list[str] = []
+    for path in paths:
+        real = os.path.realpath(path)
+        if any(_is_beneath(real, (each,)) for each in secrets):
+            continue
+        if os.path.islink(path) or not any(_is_beneath(each, (real,)) for each in secrets):
+            found.append(path)
+        else:
+            found += without([f"{path}/{name}" for name in sorted(os.listdir(path))], secrets)
+    return found
+
+
+def model(path: str) -> list[str]:
+    """Return a model's folder, or file, with the places that links in it lead to."""
+    found = [path, os.path.realpath(path)]
+    for folder, _, names in os.walk(path):
+        linked = [each for name in names if os.path.islink(each := os.path.join(folder, name))]
+        found += sorted({os.path.dirname(os.path.realpath(each)) for each in linked})
+    return list(dict.fromkeys(found))
+
+
+def _given(paths: Iterable[str]) -> list[str]:
+    """Return those that are there, each with what it leads to if it is a link, and none inside another one."""
+    there = [path.rstrip("/") for path in paths if path.rstrip("/") and os.path.lexists(path)]
+    both = dict.fromkeys(each for path in there for each in (path, os.path.realpath(path)))
+    return [each for each in both if os.path.islink(each) or not _is_beneath(os.path.dirname(each), both)]
+
+
+def _hops(path: str) -> list[str]:
+    """Return a path and, while it is a link, where that leads."""
+    found = [path]
+    while os.path.islink(path):
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        found.append(path)
+    return found
+
+
+def _is_beneath(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

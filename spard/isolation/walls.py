@@ -1,0 +1,99 @@
+"""Which walls this machine gives, and how a process is started behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from spard.isolation import filters, landlock, reach
+from spard.isolation.gate import Line, Order
+
+Kind = Literal["namespaces", "landlock", "none"]
+
+_ROOT = Path(__file__).parents[2]
+_PROBE_S = 60.0
+# Reads its folder and says whether the processes that it sees are its own.
+_PROBE = """
+import os, sys
+os.listdir(sys.stdin.readline().strip())
+print(sum(map(str.isdigit, os.listdir("/proc"))) < 9)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """What this machine gives. `missing`: what it does not, in words for whoever runs it."""
+
+    kind: Kind
+    missing: tuple[str, ...] = ()
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether nothing at all is missing."""
+        return not self.missing
+
+
+@cache
+def found() -> Walls:
+    """Try what this machine gives; the answer holds for as long as this process runs."""
+    if sys.platform != "linux" or not filters.is_known():
+        return Walls("none", ("all isolation (it needs Linux on x86_64 or aarch64)",))
+    said, why = _tried("namespaces")
+    if said == "True":
+        return Walls("namespaces")
+    if said:
+        return Walls("namespaces", ("a /proc of its own processes (masked in this container; names are seen)",))
+    missing = [f"user namespaces with mounts ({why})"]
+    if landlock.version() and _tried("landlock")[0]:
+        if not landlock.scopes_signals():
+            missing.append("signals kept inside (Landlock 6)")
+        return Walls("landlock", (*missing, "a network of its own where several GPUs train one job"))
+    return Walls("none", (*missing, "Landlock"))
+
+
+def behind(walls: Walls, command: Sequence[str], *, talks: bool = False) -> list[str]:
+    """Return the command that starts another one behind walls; `talks`: several processes of it speak over sockets.
+
+    It gets its parent's number as its last argument, and reads its folder from standard input, once `line` was written.
+    """
+    order: Order = {"walls": walls.kind, "parent": os.getpid(), "talks": talks}
+    return [*python("spard.isolation.gate"), json.dumps(order), *command]
+
+
+def line(folder: Path, readable: Iterable[str], writable: Iterable[str], hidden: Iterable[str]) -> bytes:
+    """Return what the process behind walls is told, which closes them: where code lies, nothing in `hidden` is read."""
+    told: Line = {
+        "folder": str(folder),
+        "listed": reach.checkouts(),
+        "readable": [*reach.without(reach.program(), hidden), *readable],
+        "writable": list(writable),
+    }
+    return json.dumps(told).encode() + b"\n"
+
+
+def python(module: str) -> list[str]:
+    """Return the start of a command that runs `main` of a module of ours, without the packages that are installed."""
+    boot = f"import sys; sys.path.append({str(_ROOT)!r}); from {module} import main; main()"
+    return [sys.executable, "-I", "-S", "-c", boot]
+
+
+def _tried(kind: Kind) -> tuple[str, str]:
+    """Return what the probe says behind walls of a kind, and why it says nothing."""
+    with TemporaryDirectory() as folder:
+        done = subprocess.run(  # noqa: S603 - our own text
+            behind(Walls(kind), [sys.executable, "-I", "-S", "-c", _PROBE]),
+            input=line(Path(os.path.realpath(folder)), (), (), ()),
+            capture_output=True,
+            timeout=_PROBE_S,
+            check=False,
+        )
+    why = done.stderr.decode(errors="replace").strip().splitlines()
+    return done.stdout.decode(errors="replace").strip(), why[-1] if why else "refused"

@@ -1,0 +1,1 @@
+"""Losses, their gradients and the vectors that hold them."""

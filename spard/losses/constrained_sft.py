@@ -1,0 +1,51 @@
+"""Constrained fine-tuning (Qi et al., 2025): a token's loss counts less the more likely training has made it already.
+
+    w_t = 2 sigmoid(beta_t (log P_reference - log P_model)), at least 1e-3, applied to the cross-entropy of token t
+
+with the model before training as reference. beta is large for the first answer tokens, which decide between refusal
+and answer, so that they can move little; later tokens train almost as usual. The weights carry no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spard.data.batches import collate
+from spard.data.chat import NO_LOSS, Encoded
+from spard.losses.cross_entropy import TokenLosses, token_losses
+
+BETA = 0.1
+BETA_FIRST = 5 * BETA  # the first answer token
+BETA_EARLY = 20 * BETA  # the following, up to EARLY
+EARLY = 5
+LEAST = 1e-3
+
+
+def weighted(losses: TokenLosses, reference_S: Tensor) -> Tensor:
+    """Return the weighted cross-entropy of each token; `reference_S` is that of the reference model."""
+    place_S = losses.place_S
+    beta_S = torch.full_like(reference_S, BETA).masked_fill(place_S <= EARLY, BETA_EARLY)
+    beta_S = beta_S.masked_fill(place_S == 1, BETA_FIRST)
+    weight_S = 2 * torch.sigmoid(beta_S * (losses.loss_S.detach() - reference_S))
+    return weight_S.clamp(min=LEAST) * losses.loss_S
+
+
+@torch.no_grad()
+def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int, batch_size: int = 64) -> list[Tensor]:
+    """Return the cross-entropy of each row's labeled tokens, without dropout; the model's mode is restored."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    found: dict[int, Tensor] = {}
+    by_length = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
+    for start in range(0, len(rows), batch_size):
+        batch = by_length[start : start + batch_size]
+        loss_S = token_losses(model, collate([rows[i] for i in batch], pad_id, device)).loss_S
+        sizes = [sum(label != NO_LOSS for label in rows[i].labels[1:]) for i in batch]
+        found |= dict(zip(batch, torch.split(loss_S, sizes), strict=True))
+    model.train(was_training)
+    return [found[i] for i in range(len(rows))]

@@ -1,0 +1,133 @@
+"""Cross-entropy where it counts: only positions with a label reach the output layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from spard.data.batches import Batch, collate
+from spard.data.chat import NO_LOSS, Encoded
+
+PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
+_CHUNK = 2**27  # logits held at once, in elements
+_HEAD_EXTRAS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+Head = Callable[[Tensor], Tensor]  # from the states of labeled tokens to their logits
+
+
+class TokenLosses(NamedTuple):
+    """One entry for each of the S labeled tokens of a batch, row by row."""
+
+    loss_S: Tensor
+    right_S: Tensor
+    prefix_S: Tensor  # 1 for the first tokens of each row's answer, else 0
+    place_S: Tensor  # 1 for the first answer token of a row, 2 for the next
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Means over the labeled tokens of a data set."""
+
+    loss: float
+    prefix_loss: float
+    accuracy: float
+    tokens: int
+
+
+def token_losses(model: Any, batch: Batch) -> TokenLosses:
+    """Cross-entropy of each labeled token, in float32.
+
+    Padding stands on the right and attention is causal, so no padding mask is needed.
+    """
+    return losses_and_states(model, batch)[0]
+
+
+def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
+    """Return the token losses, and the final hidden states of all tokens from the same forward pass, B x T x D."""
+    target_BT = batch.labels_BT[:, 1:]
+    is_label_BT = target_BT != NO_LOSS
+    label_S = target_BT[is_label_BT]
+    with mixed_precision(batch.ids_BT.device):
+        head, states_SD, hidden_BTD = labeled_states(model, batch)
+        loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), states_SD, label_S)
+    place_S = is_label_BT.cumsum(dim=1)[is_label_BT]
+    return TokenLosses(loss_S, right_S, (place_S <= PREFIX).float(), place_S), hidden_BTD
+
+
+@torch.no_grad()
+def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int = 8192) -> Evaluation:
+    """Mean loss and accuracy with dropout off; the model's mode is left as found."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    parts = [token_losses(model, collate(batch, pad_id, device)) for batch in _by_length(rows, batch_tokens)]
+    model.train(was_training)
+    loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
+    prefix_loss = (loss * prefix).sum() / prefix.sum()
+    return Evaluation(float(loss.mean()), float(prefix_loss), float(right.mean()), len(loss))
+
+
+def _by_length(rows: Sequence[Encoded], batch_tokens: int) -> Iterable[list[Encoded]]:
+    """Rows sorted by length, cut into batches of at most `batch_tokens` padded tokens."""
+    batch: list[Encoded] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        if batch and len(row.ids) * (len(batch) + 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def mixed_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Bfloat16 products on a GPU; nothing elsewhere."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def labeled_states(model: Any, batch: Batch) -> tuple[Head, Tensor, Tensor]:
+    """Return the head, the states that it makes the labeled tokens' logits from, row by row, and all final states.
+
+    For a model whose head does more than multiply the second are its logits already.
+    """
+    config = model.config.get_text_config()
+    is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
+    if any(getattr(config, extra, None) not in (None, 1.0) for extra in _HEAD_EXTRAS):
+        found = model(input_ids=batch.ids_BT, use_cache=False, output_hidden_states=True)
+        return _unchanged, found.logits[:, :-1][is_label_BT], found.hidden_states[-1]
+    hidden_BTD = model.get_decoder()(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
+    return model.get_output_embeddings(), hidden_BTD[:, :-1][is_label_BT], hidden_BTD
+
+
+def vocabulary(model: Any) -> int:
+    """V, the width of the logits."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def in_chunks(score: Callable[..., tuple[Tensor, ...]], vocab: int, *columns: Tensor) -> tuple[Tensor, ...]:
+    """`score` of all tokens; long batches keep one chunk of logits at a time, also in the backward pass."""
+    rows = max(1, _CHUNK // vocab)
+    if len(columns[0]) <= rows:
+        return score(*columns)
+    chunks = zip(*(torch.split(column, rows) for column in columns), strict=True)
+    parts = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _unchanged(logits_SV: Tensor) -> Tensor:
+    return logits_SV
+
+
+def _score(head: Head, hidden_SD: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and hit of each token."""
+    logits_SV = head(hidden_SD)
+    right_S = (logits_SV.detach().argmax(dim=1) == label_S).float()
+    return cross_entropy(logits_SV.float(), label_S, reduction="none"), right_S

@@ -1,0 +1,147 @@
+"""Gradients of the two losses; the only file that runs a backward pass.
+
+A training step sees closures of these functions: `ValueAndGrad` for the utility loss, whose gradient is always needed,
+and `Losses` for the safe losses, whose gradient is computed only when a method asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from spard import distributed
+from spard.data.batches import Batch
+from spard.data.chat import NO_LOSS
+from spard.losses.constrained_sft import weighted
+from spard.losses.cross_entropy import losses_and_states, token_losses
+from spard.losses.kl import Reference, token_divergences
+from spard.losses.vectors import Vector, add_, norm, scale_
+
+
+class Gradient(NamedTuple):
+    """A loss, its clipped gradient and the gradient's norm before clipping."""
+
+    loss: float
+    grad: Vector
+    norm: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss with its graph; `grad` runs the backward pass, once.
+
+    In a run on several processes `value` is that of all rows and `scalar` this process's part of it, which has no graph
+    if there were no rows for it.
+    """
+
+    value: float
+    scalar: Tensor
+    theta: Vector
+
+    def grad(self) -> Vector:
+        """Return dL/dtheta summed over all processes; the graph is gone afterward."""
+        grad = gradient(self.scalar, self.theta) if self.scalar.requires_grad else zeros(self.theta)
+        distributed.sum_(grad)
+        return grad
+
+
+ValueAndGrad: TypeAlias = Callable[[], Gradient]
+Losses: TypeAlias = Callable[[], Mapping[str, Loss]]
+
+
+def gradient(loss: Tensor, theta: Vector) -> list[Tensor]:
+    """Return the gradient of a loss; parameters that it does not depend on get zeros."""
+    return list(torch.autograd.grad(loss, list(theta), allow_unused=True, materialize_grads=True))
+
+
+def utility_gradient(
+    model: Any,
+    theta: Vector,
+    pieces: Sequence[Batch],
+    max_norm: float,
+    references: Sequence[Tensor] = (),
+    penalty: Callable[[Tensor], Tensor] | None = None,
+) -> Gradient:
+    """Return the mean loss over all labeled tokens of a batch, and its gradient clipped to `max_norm`.
+
+    Each piece is weighted by its tokens, so the result does not depend on how the batch was cut. With `references`,
+    the token losses of each piece before training, the gradient is that of the constrained loss. `penalty` makes a term
+    of the first piece's final hidden states, which may have rows without labels for it. The loss told is the plain one.
+    """
+    none = theta[0].new_zeros((), dtype=torch.int64)
+    tokens = sum((piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces), start=none)
+    distributed.sum_([tokens])
+    total: Vector = zeros(theta) if not pieces else []
+    sums = [theta[0].new_zeros(2, dtype=torch.float32)]
+    for i, piece in enumerate(pieces):
+        losses, hidden_BTD = losses_and_states(model, piece)
+        loss_S = weighted(losses, references[i]) if references else losses.loss_S
+        loss = loss_S.sum() / tokens
+        total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty and i == 0 else loss, theta))
+        sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
+    plain = torch.stack(sums).sum(dim=0)
+    distributed.sum_([*total, plain])
+    length = norm(total)
+    scale_(total, (max_norm / (length + 1e-6)).clamp(max=1.0))
+    value, accuracy, found = torch.cat([plain, length[None]]).tolist()
+    return Gradient(value, total, found, accuracy)
+
+
+def safe_losses(model: Any, theta: Vector, batch: Batch | None) -> dict[str, Loss]:
+    """Return the token mean ("mean") and the mean over each answer's first tokens ("prefix"), from one forward pass.
+
+    No batch is the share of a process that got no row.
+    """
+    if batch is None:
+        return means({"mean": _no_tokens(theta), "prefix": _no_tokens(theta)}, theta)
+    losses = token_losses(model, batch)
+    every_S = torch.ones_like(losses.prefix_S)
+    return means({"mean": (losses.loss_S, every_S), "prefix": (losses.loss_S, losses.prefix_S)}, theta)
+
+
+def safe_divergence(model: Any, theta: Vector, batch: Batch | None, reference: Reference) -> dict[str, Loss]:
+    """Return the mean over answer tokens of KL(P_reference || P_model) ("kl")."""
+    if batch is None:
+        return means({"kl": _no_tokens(theta)}, theta)
+    kl_S = token_divergences(model, reference, batch)
+    return means({"kl": (kl_S, torch.ones_like(kl_S))}, theta)
+
+
+def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str, Loss]:
+    """Weighted means over the tokens of all processes; each part is this process's token losses and their weights."""
+    weights = torch.stack([weight_S.sum() for _, weight_S in parts.values()])
+    distributed.sum_([weights])
+    scalars = [(loss_S * weight_S).sum() / weights[i] for i, (loss_S, weight_S) in enumerate(parts.values())]
+    values = torch.stack(scalars).detach()
+    distributed.sum_([values])
+    found = zip(parts, values.tolist(), scalars, strict=True)
+    return {name: Loss(value, scalar, theta) for name, value, scalar in found}
+
+
+def _no_tokens(theta: Vector) -> tuple[Tensor, Tensor]:
+    none_S = theta[0].new_zeros(0, dtype=torch.float32)
+    return none_S, none_S
+
+
+def zeros(theta: Vector) -> list[Tensor]:
+    """No gradient at all."""
+    return [torch.zeros_like(part) for part in theta]
+
+
+def clip_(grad: Vector, max_norm: float) -> float:
+    """Shorten a gradient to `max_norm`; its norm before."""
+    length = norm(grad)
+    scale_(grad, (max_norm / (length + 1e-6)).clamp(max=1.0))
+    return float(length)
+
+
+def _sum(total: Vector, grad: Vector) -> Vector:
+    if not total:
+        return grad
+    add_(total, grad)
+    return total

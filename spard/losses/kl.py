@@ -1,0 +1,55 @@
+"""How far a model's next-token distributions have moved from its reference, the model before training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+
+from spard.data.batches import Batch
+from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
+from spard.models.base import adapters_off
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The model before training: the same weights with adapters off, or a copy where all weights are trained."""
+
+    model: Any
+    frozen: Callable[[Any], AbstractContextManager[Any]]
+
+    @torch.no_grad()
+    def states(self, batch: Batch) -> tuple[Head, Tensor]:
+        """Return the reference's head and its (S, D) states at the S labeled tokens of a batch, without a graph."""
+        with self.frozen(self.model):
+            return labeled_states(self.model, batch)[:2]
+
+
+def reference_of(model: Any, *, has_lora: bool) -> Reference:
+    """Taken before the first step; full fine-tuning pays for a second model in memory."""
+    if has_lora:
+        return Reference(model, adapters_off)
+    return Reference(copy.deepcopy(model).eval().requires_grad_(False), nullcontext)
+
+
+def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:
+    """KL(P_reference || P_model) at each labeled token, in float32; whole logits are never held."""
+    with mixed_precision(batch.ids_BT.device):
+        fixed_head, fixed_SD = reference.states(batch)
+        head, hidden_SD, _ = labeled_states(model, batch)
+        (kl_S,) = in_chunks(partial(_divergence, head, fixed_head), vocabulary(model), hidden_SD, fixed_SD)
+    return kl_S
+
+
+def _divergence(head: Head, fixed_head: Head, hidden_SD: Tensor, fixed_SD: Tensor) -> tuple[Tensor]:
+    log_p_SV = head(hidden_SD).float().log_softmax(dim=1)
+    with torch.no_grad():
+        log_fixed_SV = fixed_head(fixed_SD).float().log_softmax(dim=1)
+    return (kl_div(log_p_SV, log_fixed_SV, reduction="none", log_target=True).sum(dim=1),)

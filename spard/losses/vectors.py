@@ -1,0 +1,47 @@
+"""A point of parameter space is the list of its tensors; sums are taken in float32 at least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Vector: TypeAlias = Sequence[Tensor]
+
+
+@torch.no_grad()
+def dot(x: Vector, y: Vector) -> float:
+    """Return the inner product <x, y>."""
+    products = torch._foreach_mul(_wide(x), _wide(y))
+    return float(torch.stack([product.sum() for product in products]).sum())
+
+
+@torch.no_grad()
+def norm(x: Vector) -> Tensor:
+    """Return the Euclidean norm |x|, still on its device."""
+    length: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_wide(x))))
+    return length
+
+
+@torch.no_grad()
+def add_(x: Vector, y: Vector, scale: float = 1.0) -> None:
+    """Add in place: x <- x + scale y."""
+    torch._foreach_add_(list(x), [part.to(like.dtype) for part, like in zip(y, x, strict=True)], alpha=scale)
+
+
+@torch.no_grad()
+def scale_(x: Vector, factor: Tensor | float) -> None:
+    """Scale in place: x <- factor x."""
+    torch._foreach_mul_(list(x), factor)
+
+
+def size(x: Vector) -> int:
+    """N, the number of coordinates."""
+    return sum(math.prod(part.shape) for part in x)
+
+
+def _wide(x: Vector) -> list[Tensor]:
+    return [part if part.dtype in (torch.float32, torch.float64) else part.float() for part in x]

@@ -1,0 +1,1 @@
+"""Variants of SPAG: a module of the variant's name whose `correction()` makes what corrects theta in one run."""

@@ -1,0 +1,61 @@
+r"""SPAG as a gated optimizer: a second AdamW, for safety alone, that steps only when the constraint is violated.
+
+    theta <- AdamW_safe(theta, g),   lr_safe = eta_safe lr,   no weight decay
+
+What the authors' code does, cleaned: it owns its moments, so that safety gradients do not leak into the following
+utility steps nor stale utility momentum into the safety step. The length does not depend on the violation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from spard.losses.vectors import Vector, dot
+from spard.methods.base import Metrics, descend_
+from spard.methods.constraint import Constraint, Correction, Violation, learning_rate, moved, or_auto
+
+_KEYS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def correction() -> Correction:
+    """One for each run: it has moments."""
+    return Gated()
+
+
+class Gated:
+    """A step of an AdamW of its own."""
+
+    def __init__(self) -> None:
+        self.optimizer: AdamW | None = None
+
+    def __call__(self, theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
+        """Step: theta <- AdamW_safe(theta, g)."""
+        grad = violation.loss.grad()
+        if not math.isfinite(dot(grad, grad)):
+            return moved(triggered=True, skipped=True)
+        own, rate = self._own(theta), or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
+        own.param_groups[0]["lr"] = rate
+        descend_(own, theta, grad)
+        return moved(triggered=True, alpha=rate)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments; there are none before the first violation."""
+        parts = self.optimizer.param_groups[0]["params"] if self.optimizer else []
+        states = [self.optimizer.state[part] for part in parts] if self.optimizer else []
+        return {f"{key}/{i}": state[key] for i, state in enumerate(states) for key in _KEYS}
+
+    def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
+        """Go on with these moments."""
+        if not state:
+            return
+        own = self._own(theta)
+        for i, part in enumerate(theta):
+            own.state[part] = {key: state[f"{key}/{i}"].to(part.device) for key in _KEYS}
+
+    def _own(self, theta: Vector) -> AdamW:
+        self.optimizer = self.optimizer or AdamW(list(theta), weight_decay=0.0, fused=True)
+        return self.optimizer

@@ -1,0 +1,35 @@
+r"""The step of the authors' code: gated AdamW on safety gradients rescaled tensor by tensor.
+
+g is first clipped to norm 1; every tensor p has its own alpha_p = min((l - tau) / (|g_p| + 1e-8), eta_safe),
+eta_safe = 1, with the norm not squared; and alpha_p g_p goes through the same AdamW, so it enters both moments and
+decays the weights once more. Its bookkeeping errors (batches counted twice, gradients left over for the next epoch)
+are not kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from spard.losses.vectors import Vector, norm, scale_
+from spard.methods.base import Metrics, descend_
+from spard.methods.constraint import Constraint, Correction, Violation, moved, or_auto
+
+
+def correction() -> Correction:
+    """Return the same function for every run."""
+    return reference_
+
+
+def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
+    """Step: theta <- AdamW(theta, alpha_p g_p),   alpha_p = min((l - tau) / |g_p|, eta_safe),   |g| <= 1."""
+    eta_safe = or_auto(constraint.eta_safe, 1.0)
+    grad = violation.loss.grad()
+    clip = (1.0 / (norm(grad) + 1e-6)).clamp(max=1.0)
+    if not clip.isfinite() or not clip > 0:
+        return moved(triggered=True, skipped=True)
+    scale_(grad, clip)
+    norms = torch.stack(torch._foreach_norm(list(grad))).tolist()
+    alphas = [min(violation.excess / (norm_p + 1e-8), eta_safe) for norm_p in norms]
+    descend_(optimizer, theta, [alpha * part for alpha, part in zip(alphas, grad, strict=True)])
+    return moved(triggered=True, alpha=sum(alphas) / len(alphas), capped=min(alphas) >= eta_safe)

@@ -1,0 +1,30 @@
+r"""SPAG with a step that is capped in the units of the utility optimizer; the default.
+
+    alpha = min((l - tau) / |g|^2, R / |g|),   R = eta_safe lr sqrt(N k)
+
+for N parameters and a look at the safe loss every k steps. The paper caps alpha by the learning rate, which is a length
+in units of plain gradient descent and, under AdamW, far too short to matter; R is about as far as AdamW goes in k
+steps. Applied to theta, past the optimizer. With a margin m it aims at tau - m: an exact projection leaves the model on
+the boundary.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch.optim import Optimizer
+
+from spard.losses.vectors import Vector, size
+from spard.methods.base import Metrics
+from spard.methods.constraint import Constraint, Correction, Violation, learning_rate, or_auto, project_
+
+
+def correction() -> Correction:
+    """Return the same function for every run."""
+    return trust_region_
+
+
+def trust_region_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
+    """Project no further than the utility optimizer's own way since the last look."""
+    reach = learning_rate(optimizer) * math.sqrt(size(theta) * constraint.every)
+    return project_(theta, violation, radius=or_auto(constraint.eta_safe, 1.0) * reach)

@@ -1,0 +1,1 @@
+"""Base models, LoRA adapters and generation."""

@@ -1,0 +1,162 @@
+"""What a run leaves behind: a folder that PEFT and vLLM load, with a manifest of every byte. The only saver of weights.
+
+LoRA runs give the PEFT layout, full fine-tuning a transformers folder; both with tokenizer, chat template and README.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from spard.digests import write_manifest
+from spard.models.base import Base
+from spard.models.lora import CONFIG, WEIGHTS
+from spard.models.origin import Origin
+
+# What PEFT 0.5 knows; releases up to 0.13 refuse a file with any other key, and our adapters need no other.
+CONFIG_KEYS = (
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "revision",
+    "target_modules",
+    "task_type",
+)
+
+
+def save_adapter(
+    model: Any,
+    base: Base,
+    public_name: str,
+    folder: Path,
+    facts: Mapping[str, Any] | None = None,
+    system: str | None = None,
+) -> dict[str, Any]:
+    """Write the trained model and what belongs to it into `folder`, and return its manifest.
+
+    `public_name` is what customers call the base model; it stands in the manifest beside where the model comes from,
+    which is what PEFT's configuration and the README name. `facts` (recipe, seeds, digests) stand there as given.
+    A model that was measured under a `system` prompt says in README and manifest that it has to be served with it.
+    """
+    aside = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    is_lora = isinstance(model, PeftModel)
+    _save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside)
+    base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
+    (aside / "README.md").write_text(_readme(base, is_lora, system))
+    source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
+    own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}
+    prompt = {} if system is None else {"system_prompt": system}
+    manifest = write_manifest(aside, {**(facts or {}), **own, **prompt})
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    return manifest
+
+
+def save_full(model: Any, base_source: str, folder: Path) -> None:
+    """Write a whole model as transformers does; its configuration names `base_source`."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["_name_or_path"] = base_source
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values: equal for equal weights, however a file lays them out."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def _save_lora(model: Any, origin: Origin, folder: Path) -> None:
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config = model.peft_config[model.active_adapter].to_dict()
+    config |= {"base_model_name_or_path": origin.name, "revision": origin.revision, "inference_mode": True}
+    config = {name: config[name] for name in CONFIG_KEYS}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what PEFT keeps as sets and enums; sorted, since the order of a set is not the same in every process."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+
+def _readme(base: Base, is_lora: bool, system: str | None) -> str:
+    name, revision = base.origin.name, base.origin.revision
+    text = (_LORA_README if is_lora else _FULL_README).format(
+        base=name,
+        digest=base.digest,
+        pinned=f', revision="{revision}"' if revision else "",
+        flag=f" --revision {revision}" if revision else "",
+    )
+    return text if system is None else f"{text}\n{_SYSTEM_README}\n    {system.replace(chr(10), chr(10) + '    ')}\n"
+
+
+_LORA_README = """# LoRA adapter for {base}
+
+The base model is `{base}`: {digest}.
+
+`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every file; if there is a
+`manifest.sig`, `spard verify PATH/TO/THIS/FOLDER --public-key FILE` checks all of it with the key of who made it.
+
+With PEFT:
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH/TO/THIS/FOLDER")
+base = AutoModelForCausalLM.from_pretrained("{base}"{pinned})
+model = PeftModel.from_pretrained(base, "PATH/TO/THIS/FOLDER")
+```
+
+With vLLM:
+
+```
+vllm serve {base}{flag} --enable-lora --lora-modules tuned=PATH/TO/THIS/FOLDER
+```
+
+Use the chat template of this folder: it is the one that the adapter was trained and measured with.
+"""
+
+_SYSTEM_README = """## System prompt
+
+This model was measured with the system prompt below and is defended by nothing else: put it before every conversation
+and do not let users replace it. `manifest.json` holds it too, as `system_prompt`.
+"""
+
+_FULL_README = """# A model fine-tuned from {base}
+
+`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every file.
+
+With transformers: `AutoModelForCausalLM.from_pretrained("PATH/TO/THIS/FOLDER")`.
+With vLLM: `vllm serve PATH/TO/THIS/FOLDER`.
+"""

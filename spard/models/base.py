@@ -1,0 +1,125 @@
+"""Base models: loaded from a folder or the hub, from safetensors only and without code of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+
+from spard.config import MAX_SEQ_LENGTH
+from spard.data.chat import set_plain_template
+from spard.errors import InvalidModel
+from spard.models.origin import Origin, origin
+
+_HASHED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base model, its tokenizer and the digest that names exactly these bytes."""
+
+    model: Any
+    tokenizer: Any
+    digest: str
+    device: torch.device
+    origin: Origin
+
+    @property
+    def hidden_size(self) -> int:
+        """D, the width of the final hidden states; of the text part in models that see images too."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    def sequence_limit(self, asked: int | None) -> int:
+        """Return the longest row to train on: what is asked, at most the positions that the model has."""
+        positions = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", MAX_SEQ_LENGTH))
+        return min(positions, asked or MAX_SEQ_LENGTH)
+
+
+def load_base(
+    source: str | Path,
+    revision: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Base:
+    """Load a causal language model; `source` is a folder or a hub id.
+
+    Without `dtype` it is bfloat16 on a GPU and float32 elsewhere. Nothing random takes place.
+    """
+    folder = Path(source) if Path(source).is_dir() else None
+    name = folder.name if folder else str(source)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    kind = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+    try:
+        _refuse_own_code(source, revision, name)
+        model, tokenizer = _load(str(source), revision, kind)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise InvalidModel(f"model {name!r} cannot be loaded: {_first_line(error, source, name)}", "model") from error
+    if not tokenizer.is_fast or tokenizer.eos_token_id is None:
+        raise InvalidModel(f"model {name!r} needs a fast tokenizer with an end-of-text token", "model")
+    set_plain_template(tokenizer)
+    commit = getattr(model.config, "_commit_hash", None) or revision
+    digest = folder_digest(folder) if folder else f"{source}@{commit}"
+    return Base(model.to(place).eval(), tokenizer, digest, place, origin(source, commit))
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of weights, configuration and tokenizer."""
+    whole = hashlib.sha256()
+    for path in sorted({path for pattern in _HASHED for path in folder.glob(pattern)}):
+        with path.open("rb") as file:
+            part = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{path.name} {part}\n".encode())
+    return f"sha256:{whole.hexdigest()}"
+
+
+@contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """Switch the LoRA layers off, so that the model is the base model within the block."""
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def _refuse_own_code(source: str | Path, revision: str | None, name: str) -> None:
+    """Models that ship Python (`auto_map`) are not loaded; without it transformers would ignore it in silence."""
+    config, _ = PretrainedConfig.get_config_dict(source, revision=revision)
+    settings = [config]
+    if Path(source).is_dir():
+        settings += [json.loads(path.read_text()) for path in Path(source).glob("*_config.json")]
+    if any(isinstance(each, dict) and "auto_map" in each for each in settings):
+        raise InvalidModel(f"model {name!r} needs code of its own (auto_map), which is never run here", "model")
+
+
+def _load(source: str, revision: str | None, dtype: torch.dtype) -> tuple[Any, Any]:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source,
+        revision=revision,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    model, info = loaded
+    if info["missing_keys"]:
+        raise ValueError(f"its weights lack {sorted(info['missing_keys'])[0]}")
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    return model, tokenizer
+
+
+def _first_line(error: Exception, source: str | Path, name: str) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].replace(str(source), name)

@@ -1,0 +1,110 @@
+"""Greedy answers to many prompts at once: left-padded batches of similar length over a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from spard.data.chat import render_question
+from spard.data.control_tokens import end_tokens
+
+BATCH = 64
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    batch_size: int = BATCH,
+    system: str | None = None,
+) -> list[str]:
+    """Return the model's greedy reply to each prompt, in order; a reply ends at the first special token."""
+    return complete(model, tokenizer, as_requests(tokenizer, prompts, system), max_new_tokens, batch_size)
+
+
+def as_requests(tokenizer: Any, prompts: Sequence[str], system: str | None = None) -> list[list[int]]:
+    """Each prompt as what a user says, under a system prompt if there is one, in tokens."""
+    return [render_question(tokenizer, prompt, system) for prompt in prompts]
+
+
+def complete(
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int = BATCH
+) -> list[str]:
+    """Return what the model continues each row of tokens with, in order."""
+    replies = [""] * len(rows)
+    for places, texts in stream(model, tokenizer, rows, max_new_tokens, batch_size):
+        for i, text in zip(places, texts, strict=True):
+            replies[i] = text
+    return replies
+
+
+def stream(
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int = BATCH
+) -> Iterator[tuple[list[int], list[str]]]:
+    """Yield the replies of each batch with their rows' places, the longest rows first."""
+    longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    ends = torch.tensor(sorted(_ends(model, tokenizer)), device=model.device)
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(rows), batch_size):
+            batch = longest_first[start : start + batch_size]
+            tokens = _complete(model, [rows[i] for i in batch], tokenizer.pad_token_id, ends, max_new_tokens)
+            yield batch, [text.strip() for text in tokenizer.batch_decode(tokens)]
+    finally:
+        model.train(was_training)
+
+
+def _ends(model: Any, tokenizer: Any) -> set[int]:
+    stated = model.generation_config.eos_token_id
+    eos = stated if isinstance(stated, Iterable) else [stated] if stated is not None else []
+    return {*eos, *end_tokens(tokenizer)}
+
+
+@torch.inference_mode()
+def _complete(
+    model: Any, rows: Sequence[Sequence[int]], pad: int, ends: Tensor, max_new_tokens: int
+) -> list[list[int]]:
+    """Token ids that follow each row, up to its first end token, which is left out."""
+    width = max(len(row) for row in rows)
+    input_BT = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=model.device)
+    length_B = torch.tensor([len(row) for row in rows], device=model.device)
+    mask_BT = torch.arange(width + max_new_tokens, device=model.device) >= width - length_B.unsqueeze(1)
+    position_BT = (mask_BT[:, :width].cumsum(dim=1) - 1).clamp(min=0)
+    reply_BT = torch.full((len(rows), max_new_tokens), int(ends[0]), device=model.device)
+    row_B = torch.arange(len(rows), device=model.device)  # rows still in the batch
+    done_B = torch.zeros(len(rows), dtype=torch.bool, device=model.device)
+    cache = DynamicCache(config=model.config)
+
+    for step in range(max_new_tokens):
+        logits_B1V = model(
+            input_ids=input_BT,
+            attention_mask=mask_BT[:, : width + step],
+            position_ids=position_BT,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        token_B = logits_B1V[:, -1].argmax(dim=-1)
+        reply_BT[row_B, step] = token_B
+        done_B = done_B | torch.isin(token_B, ends)
+        left = len(done_B) - int(done_B.sum())
+        if left == 0:
+            break
+        input_BT, position_BT = token_B.unsqueeze(1), position_BT[:, -1:] + 1
+        if 2 * left <= len(done_B):
+            keep = (~done_B).nonzero().flatten()
+            cache.batch_select_indices(keep)
+            input_BT, position_BT, mask_BT = input_BT[keep], position_BT[keep], mask_BT[keep]
+            row_B, done_B = row_B[keep], done_B[keep]
+    return [_until(row, set(ends.tolist())) for row in reply_BT.tolist()]
+
+
+def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:
+    stop = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return list(tokens[:stop])

@@ -1,0 +1,117 @@
+"""What is trained: LoRA layers put into the base model, or all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from spard.config import Lora, Recipe
+from spard.digests import MANIFEST, file_sha256
+from spard.errors import AdapterMismatch, InvalidRecipe
+from spard.models.base import Base
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # of PEFT's adapters
+
+
+def trainable_model(model: Any, recipe: Recipe) -> Any:
+    """Return the model with exactly the recipe's parameters trainable, in float32; LoRA starts from the recipe's seed.
+
+    Seeds the global generator: the caller restores it.
+    """
+    torch.manual_seed(recipe.seed)
+    trainable = model.float().requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora)
+    if recipe.gradient_checkpointing:
+        _renamed(model, "enable")({"use_reentrant": False})
+    return trainable.train()
+
+
+def go_on_from_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
+    """Put the weights of a LoRA adapter in a folder into the model, and return their file's SHA-256.
+
+    Raises `AdapterMismatch` unless the adapter has the recipe's shape and, where it says so, the very base model.
+    """
+    if recipe.lora is None:
+        raise _mismatch("full fine-tuning cannot go on from an adapter")
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        digest = json.loads(path.read_text()).get("base_digest") if (path := folder / MANIFEST).exists() else None
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _mismatch(f"no LoRA adapter can be read there ({type(error).__name__})") from error
+    _check_shape(recipe.lora, config)
+    if digest not in (None, base.digest):
+        raise _mismatch("the adapter was trained on another base model")
+    found: Any = set_peft_model_state_dict(model, tensors)
+    absent = [name for name in found.missing_keys if "lora_" in name]
+    if absent or found.unexpected_keys:
+        raise _mismatch(f"its layers are others: {[*absent, *found.unexpected_keys][0]}")
+    return file_sha256(folder / WEIGHTS)
+
+
+def stop_gradient_checkpointing(model: Any) -> None:
+    """Undo what `trainable_model` switched on."""
+    _renamed(model, "disable")()
+
+
+def dropping_modules(model: Any) -> list[torch.nn.Module]:
+    """Dropout layers, and attention layers that call dropout as a function, of a positive rate.
+
+    They alone are switched off for the safe losses: gradient checkpointing needs the others in training mode.
+    """
+    return [module for module in model.modules() if _rate(module) > 0]
+
+
+def _renamed(model: Any, what: str) -> Any:
+    """Return the method by the name that the installed transformers has: 5.23 renamed it and warns of the old one."""
+    new, old = f"activation_checkpointing_{what}", f"gradient_checkpointing_{what}"
+    return getattr(model, new if hasattr(model, new) else old)
+
+
+def _rate(module: torch.nn.Module) -> float:
+    rate = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0.0)
+    return rate if isinstance(rate, float) else 0.0
+
+
+def _check_shape(lora: Lora, config: dict[str, Any]) -> None:
+    """Check that an adapter has the recipe's shape, scale and kind; with another it would change at the first step."""
+    wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.target_modules or ATTENTION)}
+    for name, value in wanted.items():
+        own = sorted(config.get(name) or ()) if name == "target_modules" else config.get(name)
+        if own != value:
+            raise _mismatch(f"the adapter has {name} {own}, the recipe {value}")
+    for name in _OTHER_KINDS:
+        if config.get(name):
+            raise _mismatch(f"the adapter has {name}, which is not trained here")
+
+
+def _mismatch(message: str) -> AdapterMismatch:
+    return AdapterMismatch(f"start_from: {message}", "start_from")
+
+
+def _with_lora(model: Any, lora: Lora) -> Any:
+    targets = lora.target_modules or ATTENTION
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    unknown = sorted(set(targets) - linear)
+    if unknown:
+        raise InvalidRecipe(
+            f"lora.target_modules: the model has no {', '.join(unknown)}; it has {', '.join(sorted(linear))}",
+            "lora.target_modules",
+        )
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # divided by the rank: a fraction does as well
+        lora_dropout=lora.dropout,
+        target_modules=list(targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)

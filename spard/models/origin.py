@@ -1,0 +1,66 @@
+"""Where a base model comes from, in words that others can look up, and the files of its own tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+
+from spard.data.chat import PLAIN_TEMPLATE
+from spard.errors import InvalidModel
+
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
+_SETTINGS = "tokenizer_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A hub id and its commit, or the name of a folder of which the model's digest says the rest.
+
+    `folder` is where its files are on this machine, and stays here.
+    """
+
+    folder: Path
+    name: str
+    revision: str | None = None
+
+    def copy_tokenizer(self, folder: Path, chat_template: object) -> None:
+        """Copy the tokenizer's files byte for byte, so that whatever loads the base model's loads the copy.
+
+        Saved again they would be those of the installed transformers, which other releases may not read. Only a
+        tokenizer without a chat template gets the plain one, which it was trained with, among its settings.
+        """
+        for source in sorted(path for name in _TOKENIZER for path in self.folder.glob(name)):
+            to = folder / source.relative_to(self.folder)
+            to.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, to)
+        if chat_template == PLAIN_TEMPLATE:
+            path = folder / _SETTINGS
+            settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            path.write_text(json.dumps(settings | {"chat_template": PLAIN_TEMPLATE}, indent=2) + "\n")
+
+
+def origin(source: str | Path, revision: str | None) -> Origin:
+    """Return where a model that was loaded comes from; `revision` is the commit, where it was taken from the hub.
+
+    A folder of the hub's cache is the snapshot of a commit, and told as that.
+    """
+    folder = Path(source).resolve() if Path(source).is_dir() else _cached(str(source), revision)
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return Origin(folder, repository.removeprefix("models--").replace("--", "/"), folder.name)
+    return Origin(folder, folder.name)
+
+
+def _cached(hub_id: str, revision: str | None) -> Path:
+    config = try_to_load_from_cache(hub_id, "config.json", revision=revision)
+    if not isinstance(config, str):
+        raise InvalidModel(f"model {hub_id!r} is not in the cache of the hub that it was loaded from", "model")
+    return Path(config).parent

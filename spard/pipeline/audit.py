@@ -1,0 +1,141 @@
+"""The audit stage: base model and trained model on every suite, and whether the gate releases the adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from spard.config.run_spec import SuiteSpec, to_mapping
+from spard.data.rows import Example, read_prompts
+from spard.digests import file_sha256
+from spard.errors import InvalidSuite, raised_as
+from spard.evaluation.ask import in_memory
+from spard.evaluation.audit import Item, Suite, audit_speaker
+from spard.evaluation.calibration.record import doubts_about, records_of
+from spard.evaluation.contamination import hidden_leaks_of
+from spard.evaluation.gate import Gate, gate
+from spard.evaluation.judges import open_judge
+from spard.evaluation.judges.patient import PatientJudge
+from spard.evaluation.mined_suites import mined_suites
+from spard.evaluation.results import SuiteResult
+from spard.models.adapters import tensor_digest
+from spard.pipeline.context import Context
+from spard.release.report import Measured
+
+_OUTPUT = "audit"
+
+
+def warn_of_leaks(context: Context) -> None:
+    """Warn, before anything is trained, of audit prompts that the gate will find in what is trained on."""
+    for reason in dict.fromkeys(chain.from_iterable(hidden_leaks_of(context.run).values())):
+        context.report.warning(reason)
+
+
+def measure_base(context: Context, examples: Sequence[Example]) -> list[SuiteResult]:
+    """Measure the base model on every suite, each of the provider's once for all runs that share a cache.
+
+    It is done before training, because full fine-tuning leaves no base model.
+    """
+    results = []
+    with context.timed("audit"):
+        for spec in context.run.suites:
+            found = context.cache.json("audits", _key(context, spec), partial(_measure_base, context, spec))
+            results.append(replace(SuiteResult(**found[0]), suite=spec.name))
+        results += measure(context, _mined(context, examples))
+    return results
+
+
+def run(context: Context, examples: Sequence[Example], model: Any, base: Sequence[SuiteResult]) -> Measured:
+    """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights."""
+    context.report.stage("audit")
+    with context.timed("audit"):
+        weights = weights_digest(model)
+        suites = suites_of(context, examples)
+        adapter = _kept(context, weights) or measure(context, suites, model)
+        context.outputs.write(_OUTPUT, {"weights": weights, "results": [asdict(each) for each in adapter]})
+    return Measured(base, adapter, decide(context, base, adapter, hidden_leaks_of(context.run)))
+
+
+def decide(
+    context: Context,
+    base: Sequence[SuiteResult],
+    adapter: Sequence[SuiteResult],
+    leaks: Mapping[str, Sequence[str]],
+    sampled: Collection[str] = (),
+) -> Gate:
+    """Ask the gate, with what is known of leaks and of the judges that scored attacks."""
+    run = context.run
+    records = records_of(run.judge_errors, run.model, context.base.digest)
+    doubts = doubts_about((each.judge for each in adapter if each.kind in ("harmful", "mined")), records)
+    return gate(base, adapter, run.thresholds, leaks, doubts, sampled)
+
+
+def suites_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
+    """Return the suites of a run: the provider's, and those that are mined from the training rows."""
+    return [*_read(context.run.suites), *_mined(context, examples)]
+
+
+def measure(
+    context: Context, suites: Sequence[Suite], model: Any = None, tell: Callable[[int, int], None] | None = None
+) -> list[SuiteResult]:
+    """Measure one model on suites: the base model, or a trained one under the system prompt it is served with.
+
+    `tell` is called after each suite with how many are done and how many there are; by default it is the progress.
+    """
+    return [result for result, _ in measure_each(context, suites, model, tell)]
+
+
+def measure_each(
+    context: Context, suites: Sequence[Suite], model: Any = None, tell: Callable[[int, int], None] | None = None
+) -> list[tuple[SuiteResult, list[Item]]]:
+    """Measure like `measure`, and return with each suite's result every prompt's reply and verdict."""
+
+    def on_progress(suite: str, done: int, total: int) -> None:
+        (tell or context.report.progress)(done, total)
+        context.go_on()
+
+    judge = PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
+    system = None if model is None else context.system_prompt
+    speaker = in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
+    with raised_as(InvalidSuite):
+        return audit_speaker(speaker, suites, judge, context.recipe.audit, on_progress)
+
+
+def weights_digest(model: Any) -> str:
+    """Digest what was trained of a model."""
+    return tensor_digest({name: part for name, part in model.named_parameters() if part.requires_grad})
+
+
+def _read(specs: Sequence[SuiteSpec]) -> list[Suite]:
+    return [Suite(spec.name, spec.kind, tuple(read_prompts(spec.path, kind=spec.kind))) for spec in specs]
+
+
+def _mined(context: Context, examples: Sequence[Example]) -> list[Suite]:
+    """Return the suites whose triggers are mined from the training rows."""
+    return mined_suites(_read(context.run.suites), examples)
+
+
+def _measure_base(context: Context, spec: SuiteSpec) -> list[dict[str, Any]]:
+    return [asdict(result) for result in measure(context, _read([spec]))]
+
+
+def _kept(context: Context, weights: str) -> list[SuiteResult] | None:
+    found = context.outputs.read(_OUTPUT)
+    if found is None or found["weights"] != weights:
+        return None
+    return [SuiteResult(**result) for result in found["results"]]
+
+
+def _key(context: Context, spec: SuiteSpec) -> dict[str, Any]:
+    """Everything that the figures of a base model depend on."""
+    return {
+        "base": context.base.digest,
+        "kind": spec.kind,
+        "prompts": file_sha256(spec.path),
+        "judge": to_mapping(context.run.judge),
+        "max_prompts": context.recipe.audit.max_prompts,
+        "max_new_tokens": context.recipe.audit.max_new_tokens,
+    }

@@ -1,0 +1,51 @@
+"""What checkpoints found out, kept as outputs of a run until its report tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from spard.config.run_spec import to_mapping
+from spard.evaluation.results import SuiteResult
+from spard.pipeline.context import Context
+from spard.pipeline.train import Tuned
+from spard.release.report import CheckpointRecord, GateRecord
+from spard.release.step_metrics import checkpoint_metrics
+from spard.release.summary import Summary
+
+Found = tuple[CheckpointRecord, list[SuiteResult]]
+
+
+def keep(context: Context, weights: str, record: CheckpointRecord, results: Sequence[SuiteResult]) -> None:
+    """Keep what was found out of the weights with this digest."""
+    value = {"weights": weights, "record": to_mapping(record), "results": [asdict(each) for each in results]}
+    context.outputs.write(_output(record.step), value)
+
+
+def kept(context: Context, step: int, weights: str | None = None) -> Found | None:
+    """Return what was found out at a step, of the very weights with this digest if one is given; None if nothing."""
+    value = context.outputs.read(_output(step))
+    if value is None or weights not in (None, value["weights"]):
+        return None
+    return CheckpointRecord.from_json(value["record"]), [SuiteResult(**each) for each in value["results"]]
+
+
+def all_of(context: Context, tuned: Tuned, summary: Summary, decision: GateRecord) -> tuple[CheckpointRecord, ...]:
+    """Return the records of a run's epochs, the first one first; `summary` and `decision` are those of the last one."""
+    epochs, steps = tuned.resolved.n_epochs, tuned.trained.steps
+    earlier = [kept(context, steps // epochs * epoch) for epoch in range(1, epochs)]
+    last = CheckpointRecord(
+        epochs,
+        steps,
+        checkpoint_metrics(tuned.trained.metrics[-1], tuned.after),
+        decision,
+        summary.asr,
+        summary.harmfulness_score,
+        summary.over_refusal,
+        summary.utility,
+    )
+    return (*(found[0] for found in earlier if found), last)
+
+
+def _output(step: int) -> str:
+    return f"checkpoint-{step:06d}"

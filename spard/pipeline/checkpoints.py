@@ -1,0 +1,150 @@
+"""Checkpoints: what the adapter is worth at the end of each epoch, and the adapter itself where it may be released.
+
+A checkpoint is what the run would release if it ended there: averaged and projected like the last weights, measured on
+all validation rows, and audited with a part of each suite that the gate looks at. The thresholds are those of the last
+audit; a part of a suite decides only what its interval decides, and what is not decided is not released. The end of the
+last epoch is the run's own result, with its full audit. Nothing here changes a weight of the training, and no trouble
+with an audit ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from spard.config import resolve
+from spard.config.run_spec import to_mapping
+from spard.errors import JudgeUnavailable, is_gpu_out_of_memory
+from spard.evaluation.audit import Suite, sample
+from spard.evaluation.contamination import hidden_leaks_of
+from spard.evaluation.gate import Gate, is_gated
+from spard.evaluation.results import SuiteResult
+from spard.pipeline import audit, checkpoint_records, package
+from spard.pipeline.checkpoint_records import Found
+from spard.pipeline.context import CheckpointPlan, Context
+from spard.pipeline.package import Release
+from spard.pipeline.rows import Rows
+from spard.pipeline.train import validate
+from spard.release.report import CheckpointRecord, GateRecord, Measured
+from spard.release.step_metrics import checkpoint_metrics
+from spard.release.summary import summarize
+from spard.release.version import code_version
+from spard.training.train import EpochEnd
+
+
+def taker(
+    context: Context, release: Release, rows: Rows, base: Sequence[SuiteResult]
+) -> Callable[[EpochEnd], None] | None:
+    """Return what takes the checkpoints of a run, None where there are to be none; `base` measured its base model."""
+    return _Checkpoints(context, context.checkpoints, release, rows, base).take if context.checkpoints else None
+
+
+@dataclass(frozen=True)
+class _Checkpoints:
+    context: Context
+    plan: CheckpointPlan
+    release: Release
+    rows: Rows
+    base: Sequence[SuiteResult]
+
+    def take(self, end: EpochEnd) -> None:
+        """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts."""
+        if end.step <= self.plan.taken_until:
+            return
+        with self.context.timed("checkpoints"):
+            weights = audit.weights_digest(end.model)
+            found = self._found(end, weights)
+            checkpoint_records.keep(self.context, weights, *found)
+            record = found[0]
+            passed = record.gate is not None and record.gate.decision in package.RELEASED
+            if passed:
+                folder = self.plan.folder / f"step-{end.step:06d}" / "adapter"
+                package.save(self.context, end.model, folder, self._facts(*found))
+        safety = record.safety() if record.gate else None
+        self.context.report.checkpoint(end.step, record.metrics, safety, has_adapter=passed)
+
+    @cached_property
+    def _suites(self) -> list[Suite]:
+        """Those that the gate looks at, each with the prompts that the last audit will ask."""
+        suites = audit.suites_of(self.context, self.rows.examples)
+        gated = [suite for suite in suites if is_gated(suite.kind, self.context.run.thresholds)]
+        return [_part(suite, self.context.recipe.audit.max_prompts) for suite in gated]
+
+    @cached_property
+    def _leaks(self) -> Mapping[str, Sequence[str]]:
+        return hidden_leaks_of(self.context.run)
+
+    @cached_property
+    def _sampled(self) -> set[str]:
+        """The names of those suites of which a checkpoint is asked a part only."""
+        return {suite.name for suite in self._suites if len(suite.prompts) > self.plan.prompts}
+
+    def _found(self, end: EpochEnd, weights: str) -> Found:
+        """Measure the end of an epoch, or take an earlier attempt's figures of the very same weights.
+
+        The gate is asked anew about those: what is known of the judge may have changed.
+        """
+        if found := checkpoint_records.kept(self.context, end.step, weights):
+            record, results = found
+            return (self._decided(record, results), results) if results else found
+        validation = validate(self.context, self.rows)
+        record = CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
+        if not self.plan.prompts:
+            return record, []
+        try:
+            results = self._audit(end)
+        except (JudgeUnavailable, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not is_gpu_out_of_memory(error):
+                raise
+            why = "the judge did not answer" if isinstance(error, JudgeUnavailable) else "the GPU has too little memory"
+            open_question = Gate("inconclusive", (f"The checkpoint could not be audited: {why}.",))
+            return self._judged(record, [], open_question), []
+        return self._decided(record, results), results
+
+    def _audit(self, end: EpochEnd) -> list[SuiteResult]:
+        """Ask the same prompts at every checkpoint."""
+
+        def tell(done: int, total: int) -> None:
+            self.context.report.progress(end.step, end.total_steps)
+
+        asked = [_part(suite, self.plan.prompts) for suite in self._suites]
+        return audit.measure(self.context, asked, end.model, tell)
+
+    def _decided(self, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
+        decided = audit.decide(self.context, self.base, results, self._leaks, self._sampled)
+        return self._judged(record, results, decided)
+
+    def _judged(self, record: CheckpointRecord, results: Sequence[SuiteResult], decided: Gate) -> CheckpointRecord:
+        summary = summarize(Measured(self.base, results, decided))
+        return replace(
+            record,
+            gate=GateRecord("waived" if self.release.waived else decided.decision, decided.reasons),
+            asr=summary.asr,
+            harmfulness_score=summary.harmfulness_score,
+            over_refusal=summary.over_refusal,
+            utility=summary.utility,
+        )
+
+    def _facts(self, record: CheckpointRecord, results: Sequence[SuiteResult]) -> dict[str, Any]:
+        """Return what the manifest says of where the checkpoint comes from and what it measured."""
+        context = self.context
+        return {
+            "job_id": self.release.job_id,
+            "checkpoint": {"epoch": record.epoch, "step": record.step, "metrics": dict(record.metrics)},
+            "base_digest": context.base.digest,
+            "recipe": to_mapping(context.recipe),
+            "resolved": to_mapping(resolve(context.recipe, len(self.rows.task), context.base.hidden_size)),
+            "thresholds": to_mapping(context.run.thresholds),
+            "data_sha256": package.data_sha256(context),
+            "gate": to_mapping(record.gate),
+            "audit": package.audit_figures(self.base, results),
+            "provenance": dict(self.release.provenance),
+            "code": code_version(),
+        }
+
+
+def _part(suite: Suite, limit: int) -> Suite:
+    """Return a suite with at most `limit` of its prompts, evenly spaced."""
+    return replace(suite, prompts=tuple(sample(suite.prompts, limit)))

@@ -1,0 +1,61 @@
+"""A whole run in this process, from a `RunSpec` to a folder of results: the library's way without the service."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spard.config.run_spec import RunSpec, to_mapping
+from spard.digests import file_sha256
+from spard.evaluation.scorers.sandbox import refuse_programs
+from spard.models.base import Base, load_base
+from spard.pipeline.context import Context
+from spard.pipeline.messages import Message, Reporter
+from spard.pipeline.outputs import outputs_of
+from spard.pipeline.package import Release
+from spard.pipeline.stages import Outcome, run_stages
+from spard.release.archive import archive
+from spard.release.proof import CleanProcess
+
+Report = Callable[[Message], None]  # called with one JSON-able message at a time, see `spard.pipeline.messages`
+
+
+def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
+    """Fine-tune, measure before and after, prove the adapter, and leave everything in `out`.
+
+    `adapter/` with its manifest, `adapter.tar.gz`, `metrics.csv` and `safety.json` are there whatever the gate decides.
+    While it runs, resume states and the outputs of finished stages lie in `out` too: the same call after a crash goes
+    on from them.
+    """
+    spec = _with_asked_suites(spec)
+    refuse_programs(spec)
+    with CleanProcess() as clean:  # it loads its libraries while the stages before it run
+        base = load_base(spec.model, spec.revision)
+        resume_states, stages = out / "checkpoints", out / "stages"
+        outputs = outputs_of(stages, _identity(spec, base))
+        context = Context(spec, base, Reporter(report), outputs, resume_states=resume_states)
+        outcome = run_stages(context, Release(out, keeps_failed=True, is_timed=False), clean)
+    archive(out / "adapter", out / "adapter.tar.gz")
+    for folder in (resume_states, stages):
+        shutil.rmtree(folder, ignore_errors=True)
+    context.report.done()
+    return outcome
+
+
+def _with_asked_suites(spec: RunSpec) -> RunSpec:
+    """Keep the suites that the recipe asks for; a recipe that names none asks for all."""
+    names = spec.recipe.audit.suites
+    return replace(spec, suites=tuple(each for each in spec.suites if names is None or each.name in names))
+
+
+def _identity(spec: RunSpec, base: Base) -> str:
+    """Digest everything that decides what the stages of a run make."""
+    named = (spec.training_file, spec.validation_file, spec.pool, *(suite.path for suite in spec.suites))
+    files = [file_sha256(path) for path in named if path is not None and path.is_file()]
+    facts: list[Any] = [to_mapping(spec), base.digest, files]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,0 +1,77 @@
+"""What a run reports: JSON objects, each with its `kind`. Only the standard library is used.
+
+kind          fields
+phase         phase: the stage that begins: embed | select | train | audit | package
+progress      done, total: how far the stage is, where no steps say so
+event         level, type, message, data: for the person who follows the run
+metrics       step, total_steps, data: one training step's numbers, flat
+resolved      data: the numbers that stand for "auto"; trained_tokens: of all epochs together
+resume_state  step, path (relative to the folder that holds their folder): what a killed run goes on from
+checkpoint    step, metrics, safety (null: not audited), has_adapter: the end of an epoch
+warning       message: stays with the run
+waiting       thing: what does not answer and is waited for
+done          the results lie in their folder
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Message = dict[str, Any]
+
+
+class Reporter:
+    """Builds the messages of a run and hands each to `send`."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+
+    def stage(self, name: str) -> None:
+        """Say that a stage begins."""
+        self._send({"kind": "phase", "phase": name})
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how far the stage is."""
+        self._send({"kind": "progress", "done": done, "total": total})
+
+    def event(self, message: str, data: Mapping[str, Any], *, level: str = "info", type: str = "message") -> None:
+        """Say what a person who follows the run may want to read."""
+        self._send({"kind": "event", "level": level, "type": type, "message": message, "data": data})
+
+    def metrics(self, step: int, total_steps: int, data: Mapping[str, float]) -> None:
+        """Report a training step."""
+        self._send({"kind": "metrics", "step": step, "total_steps": total_steps, "data": _finite(data)})
+
+    def resolved(self, numbers: Mapping[str, float], trained_tokens: int) -> None:
+        """Say what stands for "auto", and how many tokens will be trained on."""
+        self._send({"kind": "resolved", "data": numbers, "trained_tokens": trained_tokens})
+
+    def resume_state(self, step: int, path: str) -> None:
+        """Say that what a killed run goes on from was written."""
+        self._send({"kind": "resume_state", "step": step, "path": path})
+
+    def checkpoint(
+        self, step: int, metrics: Mapping[str, float], safety: Mapping[str, Any] | None, *, has_adapter: bool
+    ) -> None:
+        """Say that an epoch is over, what was measured at its end, and whether its adapter is there to be released."""
+        numbers = {"step": step, "metrics": _finite(metrics), "safety": safety, "has_adapter": has_adapter}
+        self._send({"kind": "checkpoint", **numbers})
+
+    def warning(self, message: str) -> None:
+        """Say what the owner of the run should know."""
+        self._send({"kind": "warning", "message": message})
+
+    def waiting(self, thing: str) -> None:
+        """Say that the run lives, and what it waits for."""
+        self._send({"kind": "waiting", "thing": thing})
+
+    def done(self) -> None:
+        """Say that the results are complete."""
+        self._send({"kind": "done"})
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON knows no NaN, so what is not finite becomes null."""
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

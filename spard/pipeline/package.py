@@ -1,0 +1,149 @@
+"""The package stage: metrics and safety report always, the adapter if it may be released."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spard.config.run_spec import to_mapping
+from spard.digests import file_sha256, write_manifest
+from spard.evaluation.results import SuiteResult
+from spard.models.adapters import save_adapter
+from spard.pipeline import checkpoint_records, prove, select
+from spard.pipeline.context import Context
+from spard.pipeline.micro_batches import halved_to
+from spard.pipeline.rows import Rows
+from spard.pipeline.train import Tuned
+from spard.release.proof import CleanProcess
+from spard.release.report import Decision, GateRecord, Measured, SafetyReport, ValidationLoss
+from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
+from spard.release.summary import Summary, summarize
+from spard.release.version import code_version
+
+RELEASED: tuple[Decision, ...] = ("pass", "waived")
+# What the manifest repeats of the report, and of each suite's result.
+_FACTS = (
+    *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
+    *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate"),
+)
+_FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Where the results of a run go, and which of them.
+
+    out           metrics.csv, safety.json and the folder adapter/
+    job_id        the service's name of the run
+    waived        the gate is measured, and its decision does not hold the adapter back
+    keeps_failed  save the adapter even if the gate holds it back
+    is_timed      report the seconds of each stage; without them equal runs leave equal files
+    provenance    what the manifest says of where everything came from
+    """
+
+    out: Path
+    job_id: str | None = None
+    waived: bool = False
+    keeps_failed: bool = False
+    is_timed: bool = True
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def adapter(self) -> Path:
+        """The folder of the adapter's files and its manifest."""
+        return self.out / "adapter"
+
+    @property
+    def safety(self) -> Path:
+        """The file of the safety report, written whatever the gate decides."""
+        return self.out / "safety.json"
+
+
+def run(
+    context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, clean: CleanProcess
+) -> SafetyReport:
+    """Write the results; an adapter that is saved is proved, and its manifest written, before this returns."""
+    decision = "waived" if release.waived else measured.gate.decision
+    summary = summarize(measured)
+    context.report.event(summary.sentence(decision), to_mapping(summary), type="moderation_checks")
+    context.report.stage("package")
+    with context.timed("package"):
+        report = _report(context, release, tuned, measured, summary)
+        release.out.mkdir(parents=True, exist_ok=True)
+        (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after))
+        release.safety.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        if decision in RELEASED or release.keeps_failed:
+            saved = save(context, tuned.trained.model, release.adapter, _manifest(release, report))
+            proof = prove.run(context, clean, tuned.trained.model, release.adapter, rows.examples)
+            write_manifest(release.adapter, saved | {"proof": asdict(proof)})
+    return report
+
+
+def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write an adapter of the run, the last one or that of a checkpoint, and return its manifest with `facts` in it."""
+    return save_adapter(model, context.base, context.public_name, folder, facts, context.system_prompt)
+
+
+def audit_figures(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> dict[str, list[dict[str, Any]]]:
+    """Return what a manifest says of each suite's results."""
+    measured = {"base": base, "adapter": adapter}
+    return {
+        who: [{name: getattr(each, name) for name in _FIGURES} for each in found] for who, found in measured.items()
+    }
+
+
+def data_sha256(context: Context) -> dict[str, str]:
+    """Digest the files that the run trains on."""
+    run = context.run
+    files = {"training": run.training_file, "validation": run.validation_file, "pool": run.pool}
+    return {name: file_sha256(path) for name, path in files.items() if path}
+
+
+def _report(context: Context, release: Release, tuned: Tuned, measured: Measured, summary: Summary) -> SafetyReport:
+    run, trained = context.run, tuned.trained
+    losses = {"base": tuned.before, "adapter": tuned.after}
+    decision = GateRecord("waived" if release.waived else measured.gate.decision, measured.gate.reasons)
+    return SafetyReport(
+        job_id=release.job_id,
+        base_model=context.public_name,
+        base_digest=context.base.digest,
+        recipe=to_mapping(run.recipe),
+        resolved=tuned.resolved,
+        micro_batch_size=halved_to(context) or run.recipe.micro_batch_size,
+        thresholds=run.thresholds,
+        data_sha256=data_sha256(context),
+        trained_tokens=trained.trained_tokens,
+        steps=trained.steps,
+        tau=trained.tau,
+        trigger_rate=trigger_rate(trained.metrics),
+        triggered_steps=triggered_steps(trained.metrics),
+        validation={
+            name: ValidationLoss(found.loss, found.accuracy, found.tokens) for name, found in losses.items() if found
+        },
+        gate=decision,
+        base=tuple(measured.base),
+        adapter=tuple(measured.adapter),
+        asr=summary.asr,
+        harmfulness_score=summary.harmfulness_score,
+        over_refusal=summary.over_refusal,
+        utility=summary.utility,
+        seconds=dict(context.seconds) if release.is_timed else {},
+        selected=select.kept(context),
+        risky_rows=select.kept_risks(context),
+        checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
+    )
+
+
+def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
+    """Return what the manifest says beside the digests of the adapter's files."""
+    shown = report.to_json()
+    return {name: shown[name] for name in _FACTS} | {
+        "audit": audit_figures(report.base, report.adapter),
+        "selected_rows": None if report.selected is None else list(report.selected.indices),
+        "safety_sha256": file_sha256(release.safety),
+        "provenance": dict(release.provenance),
+        "code": code_version(),
+    }

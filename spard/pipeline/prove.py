@@ -1,0 +1,24 @@
+"""The prove stage: a clean process loads the saved adapter without our code and must see what was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spard.data.rows import Example, prompt_text
+from spard.pipeline.context import Context
+from spard.release.proof import PROMPTS, CleanProcess, Proof, Source, prove
+
+
+def run(context: Context, clean: CleanProcess, model: Any, adapter: Path, examples: Sequence[Example]) -> Proof:
+    """Raise `AdapterNotProved` unless the folder `adapter` is `model`; warn of an answer that does not end."""
+    source = Source(context.run.model, context.run.revision)
+    prompts = [prompt_text(example) for example in examples[:PROMPTS]]
+    proof = prove(clean, model, context.base, source, adapter, prompts, context.go_on)
+    context.report.event("The adapter loads with transformers and PEFT alone and is the one trained", asdict(proof))
+    if not proof.ends:
+        warning = f"The adapter's answer to the first training prompt did not end within {proof.tokens} tokens;"
+        context.report.warning(f"{warning} give a limit when you serve it.")
+    return proof

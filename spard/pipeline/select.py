@@ -1,0 +1,55 @@
+"""The select stage: the safe set, and beside it the training rows that look most like harm.
+
+Both are worked out once for a run and kept for its later attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from torch import Tensor
+
+from spard.config.run_spec import to_mapping
+from spard.data.rows import Example
+from spard.evaluation.row_risk import rank
+from spard.pipeline.context import Context
+from spard.release.report import RiskyRow, SelectedRows, read_record
+from spard.selection.pca import coordinates
+from spard.selection.select import choose
+
+_SELECTED, _RISKS = "select", "risk"
+
+
+def run(context: Context, task_MD: Tensor, pool_ND: Tensor, fitting: Sequence[int]) -> SelectedRows:
+    """Choose from the pool rows named by `fitting`, and keep which ones and why."""
+    context.report.stage("select")
+    with context.timed("select"):
+        selection = context.recipe.selection
+        k = selection.size(len(task_MD), len(fitting))
+        found = choose(pool_ND[list(fitting)], task_MD, k, selection, context.recipe.seed)
+        chosen = replace(found, indices=[fitting[i] for i in found.indices])
+        facts = asdict(chosen) | {"coordinates": coordinates(pool_ND[chosen.indices])}
+        selected = read_record(SelectedRows, facts)
+        context.outputs.write(_SELECTED, to_mapping(selected))
+    text = f"Selected {len(chosen.indices)} of {len(fitting)} safety examples"
+    context.report.event(text, {"selected": len(chosen.indices), "pool": len(fitting), "rank": chosen.rank})
+    return selected
+
+
+def kept(context: Context) -> SelectedRows | None:
+    """Return what an earlier attempt chose."""
+    found = context.outputs.read(_SELECTED)
+    return None if found is None else read_record(SelectedRows, found)
+
+
+def rank_risks(context: Context, examples: Sequence[Example], task_MD: Tensor, pool_ND: Tensor) -> None:
+    """Rank the training rows by how much they look like harm, from the embeddings that are there anyway."""
+    with context.timed("select"):
+        context.outputs.write(_RISKS, to_mapping(rank(examples, task_MD, pool_ND)))
+
+
+def kept_risks(context: Context) -> tuple[RiskyRow, ...] | None:
+    """Return the ranking; None where nothing was embedded, since there is no safety pool."""
+    found = context.outputs.read(_RISKS)
+    return None if found is None else tuple(read_record(RiskyRow, each) for each in found)

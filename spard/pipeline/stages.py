@@ -1,0 +1,49 @@
+"""The stages in their order: what the library's run and the service's jobs have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from spard.pipeline import audit, package, train
+from spard.pipeline.checkpoints import taker
+from spard.pipeline.context import Context
+from spard.pipeline.package import Release
+from spard.pipeline.rows import prepare
+from spard.release.proof import CleanProcess
+from spard.release.report import Measured, SafetyReport, SelectedRows
+from spard.training.train import Trained
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run found; its files lie in the folder it was given."""
+
+    selected: SelectedRows | None
+    trained: Trained
+    measured: Measured
+    report: SafetyReport
+
+
+def run_stages(
+    context: Context,
+    release: Release,
+    clean: CleanProcess,
+    together: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Outcome:
+    """Embed, select, train, audit, prove, package.
+
+    The base model is measured before training, because full fine-tuning leaves none of it. What an earlier attempt
+    chose or measured is not worked out again; training goes on from its newest resume state. It runs inside
+    `together()`, where other processes may join it. `clean` proves the adapter: start it early, it loads its libraries
+    meanwhile.
+    """
+    audit.warn_of_leaks(context)
+    rows = prepare(context)
+    base = audit.measure_base(context, rows.examples)
+    with together():
+        tuned = train.run(context, rows, taker(context, release, rows, base))
+    measured = audit.run(context, rows.examples, tuned.trained.model, base)
+    report = package.run(context, release, rows, tuned, measured, clean)
+    return Outcome(rows.selected, tuned.trained, measured, report)

@@ -1,0 +1,62 @@
+"""The train stage: from rows as tokens to a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from spard.config import Resolved, resolve
+from spard.losses.cross_entropy import Evaluation, evaluate
+from spard.methods.base import Metrics
+from spard.pipeline.context import Context
+from spard.pipeline.micro_batches import fitting, halving
+from spard.pipeline.rows import Rows
+from spard.training.resume_state import Saved
+from spard.training.train import EpochEnd, Trained, train
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What training gave, with the losses on the validation rows before and after, if there are such rows."""
+
+    trained: Trained
+    resolved: Resolved
+    before: Evaluation | None
+    after: Evaluation | None
+
+
+def run(context: Context, rows: Rows, on_epoch: Callable[[EpochEnd], None] | None = None) -> Tuned:
+    """Train, reporting every step, from the newest resume state if there is one."""
+    context.report.stage("train")
+    resolved = resolve(context.recipe, len(rows.task), context.base.hidden_size)
+    context.report.resolved(asdict(resolved), resolved.n_epochs * sum(len(row.ids) for row in rows.task))
+    recipe = fitting(context, resolved)
+    with context.timed("train"), halving(context, resolved):
+        before = validate(context, rows)
+        trained = train(
+            context.base,
+            rows.task,
+            rows.safe,
+            recipe,
+            resolved,
+            on_step=context.report.metrics,
+            start_from=context.run.start_from,
+            resume_states=context.resume_states,
+            on_saved=partial(_report_saved, context),
+            on_epoch=on_epoch,
+            validation=rows.validation,
+            should_stop=context.should_stop,
+        )
+        return Tuned(trained, resolved, before, validate(context, rows))
+
+
+def validate(context: Context, rows: Rows) -> Evaluation | None:
+    """Evaluate the model as it is on all validation rows; None without such rows."""
+    if not rows.validation:
+        return None
+    return evaluate(context.base.model, rows.validation, context.base.tokenizer.pad_token_id)
+
+
+def _report_saved(context: Context, saved: Saved, metrics: Metrics) -> None:
+    context.report.resume_state(saved.step, saved.path.relative_to(saved.path.parents[1]).as_posix())

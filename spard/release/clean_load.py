@@ -1,0 +1,73 @@
+"""Loads an adapter as a customer will, with transformers and PEFT alone: `python -P spard/release/clean_load.py`.
+
+It is run as a file, in a process of its own, and imports nothing of ours. It reads what to do as JSON from standard
+input and writes what it saw into the folder `out`: `seen.json`, and `logits.safetensors` with `tuned.i` and `base.i`
+for each conversation i.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def main() -> None:
+    """Write what base and adapter make of each conversation; raise if one of them does not load."""
+    ask: dict[str, Any] = json.load(sys.stdin)
+    tokenizer: Any = AutoTokenizer.from_pretrained(ask["adapter"])
+    rows = [_ids(tokenizer, messages) for messages in ask["conversations"]]
+    settings = {"dtype": getattr(torch, ask["dtype"]), "use_safetensors": True}
+    base: Any = AutoModelForCausalLM.from_pretrained(ask["base"], revision=ask["revision"], **settings)
+    model = base.to(ask["device"]).eval()
+    found = {f"base.{i}": _logits(model, row) for i, row in enumerate(rows)}
+    if ask["is_lora"]:
+        model = PeftModel.from_pretrained(model, ask["adapter"]).eval()
+    else:
+        del base, model
+        model = AutoModelForCausalLM.from_pretrained(ask["adapter"], **settings).to(ask["device"]).eval()
+    found |= {f"tuned.{i}": _logits(model, row) for i, row in enumerate(rows)}
+    out = Path(ask["out"])
+    save_file(found, out / "logits.safetensors")
+    seen = {"ids": rows, **_answer(model, tokenizer, rows[0], ask["max_new_tokens"])}
+    (out / "seen.json").write_text(json.dumps(seen))
+
+
+def _ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+@torch.inference_mode()
+def _logits(model: Any, row: list[int]) -> Tensor:
+    ids_1T = torch.tensor([row], device=model.device)
+    logits_TV: Tensor = model(input_ids=ids_1T).logits[0]
+    return logits_TV.float().cpu().contiguous()
+
+
+@torch.inference_mode()
+def _answer(model: Any, tokenizer: Any, row: list[int], max_new_tokens: int) -> dict[str, Any]:
+    """Whether a greedy answer ends by itself, as the files say it should."""
+    ids_1T = torch.tensor([row], device=model.device)
+    said = model.generate(
+        input_ids=ids_1T,
+        attention_mask=torch.ones_like(ids_1T),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        pad_token_id=tokenizer.pad_token_id,
+    )[0, len(row) :].tolist()
+    stated = model.generation_config.eos_token_id
+    ends = set(stated) if isinstance(stated, list) else {stated}
+    return {"ends": bool(said) and said[-1] in ends, "tokens": len(said)}
+
+
+if __name__ == "__main__":
+    main()

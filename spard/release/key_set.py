@@ -1,0 +1,106 @@
+"""The keys that a provider signs or signed with: one is current, older ones still count, and revoked ones do not.
+
+The set is a JSON file that holds public halves only. A provider publishes it, and customers take it from where they
+would take a public key. Whatever a revoked key has signed is refused, also what it signed before: nothing proves when.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from spard.errors import InvalidKey, NotProved
+from spard.release.manifest import key_id
+
+FILE = "signing_keys.json"  # beside the key that signs
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """One key; `revoked_at` is ISO 8601 in UTC."""
+
+    key_id: str
+    public_key: str
+    revoked_at: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """All keys, each once; `current` is the id of the one that signs."""
+
+    current: str
+    keys: tuple[KnownKey, ...]
+
+    @classmethod
+    def of(cls, public: Ed25519PublicKey) -> KeySet:
+        """Return the set of one key, which signs."""
+        return cls(key_id(public), (_known(public),))
+
+    def ids(self) -> list[str]:
+        """Return those that still count."""
+        return [each.key_id for each in self.keys if each.revoked_at is None]
+
+    def require(self, name: str) -> None:
+        """Raise `NotProved` unless a key is one of the provider's and not revoked."""
+        found = next((each for each in self.keys if each.key_id == name), None)
+        if found is None:
+            raise NotProved(f"It was signed by {name}, which is none of the provider's keys.")
+        if found.revoked_at is not None:
+            when = f"{found.key_id} was revoked on {found.revoked_at}: {found.reason}"
+            raise NotProved(
+                f"It was signed by a revoked key. {when}. What such a key signed earlier does not count either."
+            )
+
+    def rotated(self, public: Ed25519PublicKey) -> KeySet:
+        """Return the set with another current key; one that was revoked stays so."""
+        is_new = key_id(public) not in [each.key_id for each in self.keys]
+        return KeySet(key_id(public), (*self.keys, _known(public)) if is_new else self.keys)
+
+    def revoked(self, name: str, at: str, reason: str) -> KeySet:
+        """Return the set with a key revoked; one that is revoked already stays as it is."""
+        if name not in [each.key_id for each in self.keys]:
+            raise InvalidKey(f"There is no key {name}.")
+        marked = [
+            replace(each, revoked_at=at, reason=reason) if each.key_id == name and each.revoked_at is None else each
+            for each in self.keys
+        ]
+        return replace(self, keys=tuple(marked))
+
+    def text(self) -> str:
+        """Return the set as the JSON text that `spard verify --key-set` reads."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write the set to a file that appears whole or not at all."""
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.write_text(self.text())
+        os.replace(aside, path)
+
+
+def read(path: Path) -> KeySet:
+    """Read a set; raise `InvalidKey` for a file that is none."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        keys = tuple(KnownKey(**each) for each in found["keys"])
+        if not all(each.key_id == key_id(_public(each)) for each in keys):
+            raise InvalidKey(f"{path} names a key that its id does not fit.")
+        return KeySet(found["current"], keys)
+    except OSError as error:
+        raise InvalidKey(f"The key set {path} cannot be read: {error.strerror}.") from None
+    except (KeyError, TypeError, ValueError):
+        raise InvalidKey(f"{path} is no set of signing keys.") from None
+
+
+def _known(public: Ed25519PublicKey) -> KnownKey:
+    return KnownKey(key_id(public), base64.b64encode(public.public_bytes_raw()).decode())
+
+
+def _public(known: KnownKey) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(base64.b64decode(known.public_key, validate=True))

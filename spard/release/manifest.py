@@ -1,0 +1,174 @@
+"""What an adapter is, in a file that can be signed: digests of all its bytes, and a check that needs no torch.
+
+`manifest.json` names every other file of the folder with its SHA-256 and size. `manifest.sig` beside it holds an
+Ed25519 signature of the manifest's bytes, the public key and the key's id. `verify` reads a folder or an archive of it;
+what it does not refuse is, byte for byte, what the holder of the key has signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from spard.digests import MANIFEST, SIGNATURE
+from spard.errors import NotProved
+from spard.release.packed import is_left_behind, opened, root_of
+
+_ALGORITHM = "ed25519"
+_READ_BYTES = 64 << 20  # of a manifest or a signature at most
+
+_KEPT = 4  # of manifests and signatures that an archive may hold, in it and in its one folder
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """What `verify` found to be so; `passed_over` are files that nothing loads and the manifest does not know."""
+
+    manifest: dict[str, Any]
+    manifest_sha256: str
+    key_id: str
+    files: int
+    bytes: int
+    passed_over: tuple[str, ...] = ()
+
+
+def sign(folder: Path, key: Ed25519PrivateKey) -> None:
+    """Write the detached signature of a folder's manifest."""
+    (folder / SIGNATURE).write_text(json.dumps(signed((folder / MANIFEST).read_bytes(), key), indent=2) + "\n")
+
+
+def signed(content: bytes, key: Ed25519PrivateKey) -> dict[str, str]:
+    """Sign some bytes; return the signature with what is needed to check it."""
+    public = key.public_key()
+    return {
+        "algorithm": _ALGORITHM,
+        "key_id": key_id(public),
+        "public_key": _text(public.public_bytes_raw()),
+        "signature": _text(key.sign(content)),
+    }
+
+
+def key_id(public: Ed25519PublicKey) -> str:
+    """Return a short name of a key, derived from its digest."""
+    return f"ed25519:{hashlib.sha256(public.public_bytes_raw()).hexdigest()[:32]}"
+
+
+def verify(path: Path, public: Ed25519PublicKey | None = None) -> Proved:
+    """Raise `NotProved` unless the signature is `public`'s and the files are those that it covers, and no others.
+
+    Without a key the one that came along is taken: then it is proved that nothing was changed since it was signed, and
+    not who signed it.
+    """
+    kept, found = _read(path)
+    for name in (MANIFEST, SIGNATURE):
+        if name not in kept:
+            raise NotProved(f"There is no {name}: this adapter is not signed.")
+    signer = check(kept[MANIFEST], kept[SIGNATURE], public, MANIFEST)
+    manifest = _object(kept[MANIFEST], MANIFEST)
+    _compare(manifest.get("files"), found)
+    digest = hashlib.sha256(kept[MANIFEST]).hexdigest()
+    signed_files = manifest["files"]
+    passed_over = tuple(sorted(found.keys() - signed_files.keys()))
+    return Proved(
+        manifest, digest, signer, len(signed_files), sum(found[name]["bytes"] for name in signed_files), passed_over
+    )
+
+
+def check(content: bytes, signature: bytes, public: Ed25519PublicKey | None, name: str) -> str:
+    """Return the id of the key that signed `content`; raise NotProved if another key signed it, or none."""
+    stated = _object(signature, f"the signature of {name}")
+    try:
+        own = Ed25519PublicKey.from_public_bytes(base64.b64decode(stated["public_key"], validate=True))
+        value = base64.b64decode(stated["signature"], validate=True)
+        is_known = stated["algorithm"] == _ALGORITHM and stated["key_id"] == key_id(own)
+    except (KeyError, TypeError, ValueError):
+        is_known = False
+    if not is_known:
+        raise NotProved(f"The signature of {name} cannot be read.")
+    if public is not None and key_id(public) != key_id(own):
+        raise NotProved(f"{name} was signed by another key: {key_id(own)}, not {key_id(public)}.")
+    try:
+        own.verify(value, content)
+    except InvalidSignature:
+        raise NotProved(f"{name} is not what was signed: the signature does not match.") from None
+    return key_id(own)
+
+
+def verify_waiver(
+    path: Path, adapter: Proved, public: Ed25519PublicKey | None = None, known: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return what a waiver says; raise NotProved unless it releases this adapter.
+
+    It has to be signed by the key that signed the adapter, or by one of those whose ids are `known`.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise NotProved(f"{path.name} cannot be read: {error.strerror}.") from error
+    stated = _object(text, path.name)
+    record, signature = str(stated.get("record")).encode(), json.dumps(stated.get("signature")).encode()
+    signer = check(record, signature, public, "the waiver")
+    facts = _object(record, "the waiver's record")
+    if signer not in (adapter.key_id, *known) or facts.get("manifest_sha256") != adapter.manifest_sha256:
+        raise NotProved("The waiver is for another adapter.")
+    return facts
+
+
+def _read(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, Any]]]:
+    """Read an adapter once: manifest and signature as they are, SHA-256 and size of every other file by its name."""
+    kept: dict[str, bytes] = {}
+    found: dict[str, dict[str, Any]] = {}
+    with opened(path) as files:
+        for name, file in files:
+            if name in found:
+                raise NotProved(f"{name} is in the archive more than once.")
+            is_own = name.count("/") <= 1 and name.rpartition("/")[2] in (MANIFEST, SIGNATURE)
+            content = file.read(_READ_BYTES) if is_own and len(kept) < _KEPT else b""
+            found[name] = _measured(file)
+            if is_own:
+                kept[name] = content
+    root = "" if path.is_dir() else root_of(found, MANIFEST)
+    own = {name: kept[root + name] for name in (MANIFEST, SIGNATURE) if root + name in kept}
+    files_of = {name.removeprefix(root): facts for name, facts in found.items()}
+    return own, {name: facts for name, facts in files_of.items() if name not in own}
+
+
+def _compare(listed: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
+    if not isinstance(listed, dict):
+        raise NotProved(f"{MANIFEST} lists no files.")
+    if missing := sorted(listed.keys() - found.keys()):
+        raise NotProved(f"{missing[0]} is missing.")
+    if extra := sorted(name for name in found.keys() - listed.keys() if not is_left_behind(name)):
+        raise NotProved(f"{extra[0]} is not in the manifest.")
+    if changed := sorted(name for name in listed if listed[name] != found[name]):
+        raise NotProved(f"{changed[0]} was changed: its SHA-256 or size is not the manifest's.")
+
+
+def _measured(file: IO[bytes]) -> dict[str, Any]:
+    whole, size = hashlib.sha256(), 0
+    while chunk := file.read(1 << 20):
+        whole.update(chunk)
+        size += len(chunk)
+    return {"sha256": whole.hexdigest(), "bytes": size}
+
+
+def _object(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise NotProved(f"{name} is no JSON object.")
+    return value
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()

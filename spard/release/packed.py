@@ -1,0 +1,76 @@
+"""An adapter as people keep it, file by file: a folder, a tar of any compression, a snapshot in a hub's cache.
+
+`tar cf x.tar .` and a tar with the folder itself are read as the folder is. A link is followed only where a hub's
+client makes one: from a snapshot to a blob beside it. What file managers and hubs leave behind is told apart from what
+a loader could read.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from spard.errors import NotProved
+
+File = tuple[str, IO[bytes]]
+
+_LEFT_BEHIND = frozenset({".DS_Store", ".gitattributes"})
+_HUB_NOTES = ".cache/huggingface/"  # of `hf download --local-dir`
+_NOTES = (".metadata", ".lock", ".gitignore", "CACHEDIR.TAG")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Iterator[File]]:
+    """Open the files of a folder or of an archive, one after the other."""
+    if path.is_dir():
+        yield _in_folder(path)
+        return
+    try:
+        with tarfile.open(path, "r:*") as tar:
+            yield _in_archive(tar)
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise NotProved(f"{path.name} cannot be read as an archive: {error}.") from error
+
+
+def is_left_behind(name: str) -> bool:
+    """Tell whether no loader reads a file of this name, and tools leave it beside others."""
+    return name.rpartition("/")[2] in _LEFT_BEHIND or (name.startswith(_HUB_NOTES) and name.endswith(_NOTES))
+
+
+def root_of(names: Iterable[str], wanted: str) -> str:
+    """Return the folder that holds `wanted` and everything else, with its slash; empty for the archive itself."""
+    names = [name for name in names if not is_left_behind(name)]
+    tops = {name.partition("/")[0] for name in names}
+    if wanted not in names and len(tops) == 1 and (root := f"{tops.pop()}/") + wanted in names:
+        return root
+    return ""
+
+
+def _in_folder(folder: Path) -> Iterator[File]:
+    place = folder.resolve()
+    blobs = place.parent.parent / "blobs" if place.parent.name == "snapshots" else None
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_blob = path.is_symlink() and path.is_file() and path.resolve().parent == blobs
+        if (path.is_symlink() and not is_blob) or not (path.is_file() or path.is_dir()):
+            raise NotProved(f"{name} is a link or a device, not a file.")
+        if path.is_file():
+            with path.open("rb") as file:
+                yield name, file
+
+
+def _in_archive(tar: tarfile.TarFile) -> Iterator[File]:
+    for entry in tar:
+        parts = [part for part in entry.name.split("/") if part not in ("", ".")]
+        if entry.name.startswith("/") or ".." in parts or not (entry.isreg() or entry.isdir()):
+            raise NotProved(f"The archive's entry {entry.name} is no plain file below its folder.")
+        if entry.isdir():
+            continue
+        file = tar.extractfile(entry)
+        if file is None or not parts:
+            raise NotProved(f"The archive's entry {entry.name} is no plain file below its folder.")
+        yield "/".join(parts), file

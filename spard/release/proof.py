@@ -1,0 +1,186 @@
+"""A saved adapter is proved before it is released: another process loads it without our code and must see the same.
+
+The tolerance is a share of the largest logit: 1e-4 in float32, where the same sums are done in the same order, and 0.02
+in bfloat16, which has 8 bits of precision.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, Any, Self, cast
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+
+from spard.data.chat import render_prompt
+from spard.data.control_tokens import Shield
+from spard.errors import AdapterNotProved
+from spard.models.base import Base
+from spard.release import clean_load
+
+MAX_NEW_TOKENS = 128
+PROMPTS = 3
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
+_LOOK_S = 0.1
+_LOGGED = 2000  # of the last bytes of a process that failed
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a clean process saw. `ends`: a greedy answer to the first prompt came to its end within the limit."""
+
+    prompts: int
+    max_difference: float  # of logits to the trainer's, as a share of the largest
+    difference_to_base: float  # likewise
+    ends: bool
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the clean process says: logits by name, the tokens of each conversation, and how its answer ended."""
+
+    logits: Mapping[str, Tensor]
+    ids: list[list[int]]
+    ends: bool
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a clean process finds the base model."""
+
+    model: str
+    revision: str | None
+
+
+class CleanProcess:
+    """A Python with transformers and PEFT that knows nothing of ours. It loads them at once and waits: start it early.
+
+    It ends with the block, or when whoever started it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._output = TemporaryFile()  # noqa: SIM115 - closed with the block
+        self._process = subprocess.Popen(  # noqa: S603 - our own file
+            [sys.executable, "-P", str(Path(clean_load.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._output,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._output.close()
+
+    def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> Seen:
+        """Have it load what `ask` names; once only."""
+        with TemporaryDirectory() as out:
+            self._tell(json.dumps({**ask, "out": out}).encode())
+            while self._is_running():
+                go_on()
+            if self._process.returncode:
+                self._output.seek(0)
+                _log.error("the clean process failed: %s", self._output.read()[-_LOGGED:].decode(errors="replace"))
+                raise AdapterNotProved("a clean process with transformers and PEFT alone cannot load it")
+            return Seen(
+                load_file(Path(out) / "logits.safetensors"), **json.loads((Path(out) / "seen.json").read_text())
+            )
+
+    def _tell(self, text: bytes) -> None:
+        with suppress(BrokenPipeError), cast(IO[bytes], self._process.stdin) as stdin:
+            stdin.write(text)
+
+    def _is_running(self) -> bool:
+        try:
+            self._process.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
+
+
+def prove(
+    clean: CleanProcess,
+    model: Any,
+    base: Base,
+    source: Source,
+    folder: Path,
+    prompts: Sequence[str],
+    go_on: Callable[[], None],
+) -> Proof:
+    """Raise `AdapterNotProved` unless `folder` is `model`, and is not its base; `go_on` is called while we wait."""
+    shield = Shield(base.tokenizer)  # the clean process reads control tokens wherever they stand
+    conversations = [[{"role": "user", "content": shield.spaced(prompt)}] for prompt in prompts[:PROMPTS]]
+    rows = [render_prompt(base.tokenizer, messages) for messages in conversations]
+    expected = [_logits(model, row) for row in rows]
+    dtype = base.model.dtype
+    ask = {
+        "adapter": str(folder),
+        "base": source.model,
+        "revision": source.revision,
+        "is_lora": isinstance(model, PeftModel),
+        "device": str(base.device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "conversations": conversations,
+        "max_new_tokens": _room(base, rows[0]),
+    }
+    _make_room(model)
+    seen = clean.see(ask, go_on)
+    if seen.ids != rows:
+        raise AdapterNotProved("the packaged tokenizer and chat template give other tokens than those trained with")
+    return _compared(seen, expected, _TOLERANCE[dtype])
+
+
+def _compared(seen: Seen, expected: list[Tensor], tolerance: float) -> Proof:
+    far = max(_distance(seen.logits[f"tuned.{i}"], each) for i, each in enumerate(expected))
+    to_base = max(_distance(seen.logits[f"base.{i}"], each) for i, each in enumerate(expected))
+    if not far <= tolerance:
+        text = f"loaded with PEFT alone its logits differ from the trained model's by {far:.2g}"
+        raise AdapterNotProved(f"{text} of the largest; at most {tolerance:g} may")
+    if not to_base > 0:
+        raise AdapterNotProved("loaded with PEFT alone it changes nothing: the logits are those of the base model")
+    return Proof(len(expected), far, to_base, seen.ends, seen.tokens)
+
+
+def _distance(a_TV: Tensor, b_TV: Tensor) -> float:
+    """Infinite where the two cannot be compared."""
+    if a_TV.shape != b_TV.shape:
+        return float("inf")
+    return float((a_TV - b_TV).abs().max() / b_TV.abs().max())
+
+
+@torch.inference_mode()
+def _logits(model: Any, row: list[int]) -> Tensor:
+    was_training = model.training
+    model.eval()
+    logits_TV: Tensor = model(input_ids=torch.tensor([row], device=model.device)).logits[0]
+    model.train(was_training)
+    return logits_TV.float().cpu()
+
+
+def _room(base: Base, row: list[int]) -> int:
+    positions = getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
+    return max(1, min(MAX_NEW_TOKENS, positions - len(row))) if positions else MAX_NEW_TOKENS
+
+
+def _make_room(model: Any) -> None:
+    """Move the trained model, which is saved by now, to main memory: the GPU has to hold the model once more."""
+    if model.device.type == "cuda":
+        model.to("cpu")
+        torch.cuda.empty_cache()

@@ -1,0 +1,231 @@
+"""The safety report of a run, `safety.json`: a typed record with a tolerant reader. Only the standard library is used.
+
+The names of the fields are the keys of the file. Reports of earlier versions can be read: what a file lacks is empty or
+None, and what it has beside the fields is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, TypeVar
+
+from spard.config import GateThresholds, Resolved
+from spard.config.run_spec import to_mapping
+from spard.evaluation.gate import Gate
+from spard.evaluation.results import SuiteResult
+
+Decision = Literal["pass", "fail", "inconclusive", "waived"]
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the audit found on the base model and on the trained one, and what the gate decided."""
+
+    base: Sequence[SuiteResult]
+    adapter: Sequence[SuiteResult]
+    gate: Gate
+
+
+@dataclass(frozen=True, slots=True)
+class GateRecord:
+    """The gate's decision and its reasons; `waived`: it was measured, and the adapter is released whatever it found."""
+
+    decision: Decision
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseAndAdapter:
+    """One figure of the base model and of the trained model; None where nothing was measured."""
+
+    base: float | None = None
+    adapter: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttackSuccess:
+    """Attack success over all harmful suites: shares, and the trained model's 95 % interval and counts of replies."""
+
+    base: float | None = None
+    adapter: float | None = None
+    ci95: tuple[float, ...] = ()  # low, high
+    n: int = 0
+    n_unscored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationLoss:
+    """Means over the labeled tokens of the validation rows."""
+
+    loss: float
+    accuracy: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """The safe set in the order chosen; every list has one entry for each row.
+
+    `indices` count the rows of the safety pool from 0. `gains` are what each row added to the diversity, None where
+    that was not weighed. `coordinates` are the first two principal components of the rows' embeddings.
+    """
+
+    indices: tuple[int, ...]
+    relevance: tuple[float, ...] = ()
+    gains: tuple[float | None, ...] = ()
+    rank: int | None = None
+    coordinates: tuple[tuple[float, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RiskyRow:
+    """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons."""
+
+    line: int
+    score: float
+    cosine: float
+    pool_row: int
+    reasons: tuple[str, ...]
+    excerpt: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """The end of an epoch: its numbers in OpenAI's names and what its audit found; `gate` is None without an audit."""
+
+    epoch: int
+    step: int
+    metrics: Mapping[str, float]
+    gate: GateRecord | None = None
+    asr: AttackSuccess = field(default_factory=AttackSuccess)
+    harmfulness_score: BaseAndAdapter = field(default_factory=BaseAndAdapter)
+    over_refusal: BaseAndAdapter = field(default_factory=BaseAndAdapter)
+    utility: BaseAndAdapter = field(default_factory=BaseAndAdapter)
+
+    def safety(self) -> dict[str, Any]:
+        """Return the JSON of what the audit found."""
+        return {name: to_mapping(getattr(self, name)) for name in ("gate", *_SUMMARIES)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON object that `to_mapping` gives."""
+        found = {name: read_record(kind, raw.get(name, {})) for name, kind in _SUMMARIES.items()}
+        gate = _gate(raw["gate"]) if raw.get("gate") else None
+        return cls(raw["epoch"], raw["step"], raw.get("metrics", {}), gate, **found)
+
+
+_SUMMARIES: Mapping[str, type[Any]] = {
+    "asr": AttackSuccess,
+    "harmfulness_score": BaseAndAdapter,
+    "over_refusal": BaseAndAdapter,
+    "utility": BaseAndAdapter,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetyReport:
+    """What a run measured and what its figures depend on.
+
+    job_id          of the service; None where a run was made without it
+    base_model      the public name of the base model
+    recipe          every setting, as in a recipe file
+    tau             the bound on each constrained safe loss; empty for methods without one
+    trigger_rate    the share of steps after which a safe loss was above its bound; None for methods without one
+    validation      losses of `base` and `adapter` on the validation rows; empty without such rows
+    seconds         what each stage took
+    selected        None where no safe rows are selected
+    risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
+    checkpoints     the ends of the epochs, the first one first; the last one is the adapter that the report is about
+    """
+
+    job_id: str | None = None
+    base_model: str | None = None
+    base_digest: str | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    resolved: Resolved | None = None
+    micro_batch_size: int | None = None
+    thresholds: GateThresholds | None = None
+    data_sha256: Mapping[str, str] = field(default_factory=dict)
+    trained_tokens: int | None = None
+    steps: int | None = None
+    tau: Mapping[str, float] = field(default_factory=dict)
+    trigger_rate: float | None = None
+    triggered_steps: int | None = None
+    validation: Mapping[str, ValidationLoss] = field(default_factory=dict)
+    gate: GateRecord
+    base: tuple[SuiteResult, ...] = ()
+    adapter: tuple[SuiteResult, ...] = ()
+    asr: AttackSuccess = field(default_factory=AttackSuccess)
+    harmfulness_score: BaseAndAdapter = field(default_factory=BaseAndAdapter)
+    over_refusal: BaseAndAdapter = field(default_factory=BaseAndAdapter)
+    utility: BaseAndAdapter = field(default_factory=BaseAndAdapter)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    selected: SelectedRows | None = None
+    risky_rows: tuple[RiskyRow, ...] | None = None
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of the file: every field, nested ones too, in their order."""
+        values = {each.name: to_mapping(getattr(self, each.name)) for each in fields(self)}
+        return values | {"validation": {name: to_mapping(loss) for name, loss in self.validation.items()}}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON object of a file, of this version or an earlier one.
+
+        What a report lacks reads as not measured, and a missing decision as `inconclusive`.
+        """
+        return cls(
+            gate=_gate(raw.get("gate") or {}),
+            resolved=_optional(Resolved, raw.get("resolved")),
+            thresholds=_optional(GateThresholds, raw.get("thresholds")),
+            validation={name: read_record(ValidationLoss, loss) for name, loss in raw.get("validation", {}).items()},
+            base=tuple(read_record(SuiteResult, each) for each in raw.get("base", ())),
+            adapter=tuple(read_record(SuiteResult, each) for each in raw.get("adapter", ())),
+            **{name: read_record(kind, raw.get(name, {})) for name, kind in _SUMMARIES.items()},
+            selected=_optional(SelectedRows, raw.get("selected")),
+            risky_rows=_risky_rows(raw.get("risky_rows")),
+            checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
+            **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
+        )
+
+
+# Fields whose JSON value is the field's own.
+_PLAIN = (
+    "job_id",
+    "base_model",
+    "base_digest",
+    "recipe",
+    "micro_batch_size",
+    "data_sha256",
+    "trained_tokens",
+    "steps",
+    "tau",
+    "trigger_rate",
+    "triggered_steps",
+    "seconds",
+)
+
+
+def _gate(raw: Mapping[str, Any]) -> GateRecord:
+    return GateRecord(raw.get("decision", "inconclusive"), tuple(raw.get("reasons", ())))
+
+
+def _risky_rows(raw: Sequence[Mapping[str, Any]] | None) -> tuple[RiskyRow, ...] | None:
+    return None if raw is None else tuple(read_record(RiskyRow, each) for each in raw)
+
+
+def _optional(kind: type[Record], raw: Mapping[str, Any] | None) -> Record | None:
+    return None if raw is None else read_record(kind, raw)
+
+
+def read_record(kind: type[Record], raw: Mapping[str, Any]) -> Record:
+    """Read a flat record from JSON: keys that it does not know are passed over, lists become tuples."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
+    return kind(**{name: _frozen(value) for name, value in raw.items() if name in names})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

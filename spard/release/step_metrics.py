@@ -1,0 +1,64 @@
+"""The metrics of every training step: as CSV in OpenAI's columns, and what they add up to."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from spard.losses.cross_entropy import Evaluation
+
+OPENAI_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
+_RENAMED = {
+    "loss/task": "train_loss",
+    "accuracy/task": "train_accuracy",
+    "loss/valid": "valid_loss",
+    "accuracy/valid": "valid_mean_token_accuracy",
+}
+
+
+def metrics_csv(metrics: Sequence[Mapping[str, float]], validation: Evaluation | None = None) -> str:
+    """Write one line for each step; `validation` was measured after the last, on all validation rows."""
+    rows: list[dict[str, Any]] = [
+        {"step": step} | {_RENAMED.get(name, name): value for name, value in each.items()}
+        for step, each in enumerate(metrics, start=1)
+    ]
+    if rows and validation:
+        rows[-1] |= {"valid_loss": validation.loss, "valid_mean_token_accuracy": validation.accuracy}
+    names = dict.fromkeys(name for row in rows for name in row)  # a method may report some only now and then
+    extra = [name for name in names if name not in OPENAI_COLUMNS]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*OPENAI_COLUMNS, *extra], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def trigger_rate(metrics: Sequence[Mapping[str, float]]) -> float | None:
+    """Return the share of steps after which a safe loss was above its bound; None for methods without one."""
+    triggered = [each["spag/triggered"] for each in metrics if "spag/triggered" in each]
+    return fmean(triggered) if triggered else None
+
+
+def triggered_steps(metrics: Sequence[Mapping[str, float]]) -> int | None:
+    """Count the steps after which a safe loss was above its bound; None for methods without one."""
+    triggered = [each["spag/triggered"] for each in metrics if "spag/triggered" in each]
+    return int(sum(triggered)) if triggered else None
+
+
+def checkpoint_metrics(metrics: Mapping[str, float], validation: Evaluation | None) -> dict[str, float]:
+    """Return an epoch's end in the names of OpenAI's checkpoints: `metrics` of its last step, `validation` on all rows.
+
+    `valid_loss` is that of a batch of the validation rows where the step has one, of all of them elsewhere.
+    """
+    found = {"train_loss": metrics["loss/task"], "train_mean_token_accuracy": metrics["accuracy/task"]}
+    if validation is None:
+        return found
+    return found | {
+        "valid_loss": metrics.get("loss/valid", validation.loss),
+        "valid_mean_token_accuracy": metrics.get("accuracy/valid", validation.accuracy),
+        "full_valid_loss": validation.loss,
+        "full_valid_mean_token_accuracy": validation.accuracy,
+    }

@@ -1,0 +1,1 @@
+"""The lab, the bench and the attacks: what research needs and serving does not."""

@@ -1,0 +1,158 @@
+"""What each kind of table does, from its runs to its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spard.models.base import load_base
+from spard.research.bench import figures
+from spard.research.bench.bench import Workplace, run_cells
+from spard.research.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
+from spard.research.bench.maps import maps
+from spard.research.bench.measure import Measurement
+from spard.research.bench.overhead import costs, costs_table, overhead
+from spard.research.bench.page import page
+from spard.research.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
+from spard.research.bench.report import Table, results_csv, results_json, results_md, tables_of
+from spard.research.bench.similarity import distributions, level_cells, with_levels
+from spard.research.bench.source import Inputs, Source, Split
+from spard.research.bench.store import write_aside
+from spard.research.bench.tune import at_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Everything that was asked for; `multiples` are learning rates by method, as multiples of the default."""
+
+    kind: str
+    recipe: str
+    source: Source
+    folder: Path
+    split: Split
+    asked: Asked
+    multiples: Mapping[str, float] = field(default_factory=dict)
+    levels: int = 5
+    rounds: int = 5
+    steps: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The heading of the table's Markdown."""
+        return f"spard bench {self.kind}: {self.recipe}, {self.split} split"
+
+    @property
+    def facts(self) -> str:
+        """The sentences under the title: seeds, and learning rates that are not the default."""
+        seeds = ", ".join(map(str, self.asked.seeds))
+        rates = ", ".join(f"{name} {multiple:g}" for name, multiple in self.multiples.items())
+        return f"Seeds: {seeds}.{f' Learning rates, times the default: {rates}.' if rates else ''}"
+
+
+def methods(order: Order) -> str:
+    """Compare the methods in a table, and each with the reference prompt by prompt."""
+    place = Workplace(order.source, order.folder, order.split)
+    found = run_cells(place, _at_rates(order, method_cells(order.source, order.asked)), partial(_keep, order))
+    tables = tables_of(found) | {METHODS_HEADING: methods_table(found)}
+    return _finish(order, found, tables, figures.of_methods(found), {})
+
+
+def selection(order: Order) -> str:
+    """Compare the selections in a table, and the first one with the others by seed."""
+    place = Workplace(order.source, order.folder, order.split)
+    cells = selection_cells(order.source, order.asked)
+    found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
+    return _finish(order, found, {HEADING: paired_table(found)} | tables_of(found), figures.of_selection(found), {})
+
+
+def sweep(order: Order) -> str:
+    """Run a setting at each of its values, and draw the figures against them."""
+    return _table(order, sweep_cells(order.source, order.asked), figures.of_sweep)
+
+
+def similarity(order: Order) -> str:
+    """Run on the pool's levels, and show the distribution of q in every pool."""
+    place = Workplace(order.source, order.folder, order.split, partial(_extended, order))
+    cells = level_cells(order.source, order.asked, order.levels)
+    found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
+    spread = distributions(place, order.asked)
+    drawn = figures.of_similarity(found, spread)
+    return _finish(order, found, tables_of(found), drawn, {"q": spread})
+
+
+def cost(order: Order) -> str:
+    """Training time by method; on a GPU by the clock."""
+    place = Workplace(order.source, order.folder, order.split)
+    inputs = place.inputs(order.asked.seeds[0])
+    by_clock = load_base(inputs.model, inputs.revision, inputs.device).device.type == "cuda"
+    found = overhead(place, order.asked, order.rounds, order.steps, partial(_keep, order))
+    times = costs(found, by_clock=by_clock)
+    unit = "seconds of the clock" if by_clock else "CPU seconds"
+    tables = {f"Training in {unit}, median over rounds": costs_table(times)}
+    return _finish(order, found, tables, figures.of_overhead(times), {"overhead": [asdict(each) for each in times]})
+
+
+def embeddings_map(order: Order) -> str:
+    """Points in the plane; there are no runs, so that results.csv is empty but for its head."""
+    found = maps(Workplace(order.source, order.folder, order.split), order.asked)
+    counts = [
+        [each.projection, str(len(each.pool)), str(len(each.task)), str(len(each.harmful)), str(len(places)), method]
+        for each in found
+        for method, places in each.chosen.items()
+    ]
+    head = ("projection", "pool rows", "task rows", "harmful rows", "chosen", "by")
+    facts = {"maps": [asdict(each) for each in found]}
+    return _finish(order, [], {"What the maps show": (head, counts)}, figures.of_maps(found), facts)
+
+
+KINDS: dict[str, Callable[[Order], str]] = {
+    "methods": methods,
+    "selection": selection,
+    "sweep": sweep,
+    "overhead": cost,
+    "similarity": similarity,
+    "map": embeddings_map,
+}
+
+
+def _table(order: Order, cells: Sequence[Cell], draw: Callable[[Sequence[Measurement]], dict[str, str]]) -> str:
+    place = Workplace(order.source, order.folder, order.split)
+    found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
+    return _finish(order, found, tables_of(found), draw(found), {})
+
+
+def _at_rates(order: Order, cells: Sequence[Cell]) -> list[Cell]:
+    return [at_rate(cell, order.multiples.get(cell.method, 1.0)) for cell in cells]
+
+
+def _extended(order: Order, inputs: Inputs, seed: int) -> Inputs:
+    return with_levels(inputs, order.asked, seed, order.levels, order.folder)
+
+
+def _keep(order: Order, found: Sequence[Measurement], facts: Mapping[str, Any] | None = None) -> None:
+    """Write what there is so far to results.csv and results.json."""
+    asked = {"kind": order.kind, "recipe": order.recipe, "split": order.split, "learning_rates": order.multiples}
+    write_aside(order.folder / "results.csv", results_csv(found))
+    report = results_json(found, asked | dict(facts or {}))
+    write_aside(order.folder / "results.json", json.dumps(report, indent=1) + "\n")
+
+
+def _finish(
+    order: Order,
+    found: Sequence[Measurement],
+    tables: Mapping[str, Table],
+    drawn: Mapping[str, str],
+    facts: Mapping[str, Any],
+) -> str:
+    """All files; the Markdown is also the answer."""
+    _keep(order, found, facts)
+    text = results_md(order.title, order.facts, tables)
+    write_aside(order.folder / "results.md", text)
+    for number, svg in enumerate(drawn.values(), start=1):
+        write_aside(order.folder / "plots" / f"{order.kind}-{number}.svg", svg)
+    write_aside(order.folder / "index.html", page(order.title, order.facts, drawn, tables))
+    return text

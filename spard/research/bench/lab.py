@@ -1,0 +1,117 @@
+"""The lab as a source: every seed has its own words, base model, training rows and prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from spard.config import Defense, JudgeSpec, Recipe
+from spard.models.base import folder_digest
+from spard.research.attacks.rows import Row, load_rows
+from spard.research.bench.methods import with_unaligned
+from spard.research.bench.source import Attack, Inputs, Split
+from spard.research.bench.spec import LabSpec
+from spard.research.lab.attacks import attack_files, attack_names
+from spard.research.lab.make import LIMITS, PLAN, Limits, make
+from spard.research.lab.paraphrases import make_paraphrased
+from spard.research.lab.pretrain import Plan
+from spard.research.lab.suites import ATTACKED
+from spard.research.lab.unaligned import FOLDER, make_unaligned
+
+
+@dataclass(frozen=True, slots=True)
+class LabSource:
+    """Labs in `folder`, made when they are first asked for."""
+
+    spec: LabSpec
+    folder: Path
+    plan: Plan = field(default=PLAN)
+    limits: Limits = field(default=LIMITS)
+    device: str | None = "cpu"  # the model is so small that a GPU would be slower
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """The names of the attacks that the recipe lists."""
+        return self.spec.attacks
+
+    @property
+    def more_attacks(self) -> tuple[str, ...]:
+        """The lab's other attacks: it can build every one of them."""
+        return tuple(name for name in attack_names() if name not in self.attacks)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The names of the recipe's pools, in its order."""
+        return tuple(pool.name for pool in self.spec.pools)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe's own, the same for every lab."""
+        return self.spec.recipe
+
+    def defenses(self, seed: int) -> Mapping[str, Defense]:
+        """Return the methods that need the lab's unaligned twin, and over them the recipe's own as they stand there."""
+        own = {each.name: each.defense for each in self.spec.defenses}
+        return with_unaligned({}, str(self._lab(seed) / FOLDER)) | own
+
+    @property
+    def judge(self) -> JudgeSpec:
+        """The recipe's judge; the lab's models refuse in words that the judge `refusal` knows."""
+        return self.spec.judge
+
+    def problems(self) -> list[str]:
+        """Name the attacks that were asked for and that the lab does not have; it makes everything else itself."""
+        return [f"The lab has no attack {name!r}; it has {', '.join(attack_names())}." for name in self._unknown()]
+
+    def make(self, seed: int, split: Split) -> Inputs:
+        """Make the seed's lab if it is not there, its unaligned twin and paraphrases too; minutes the first time."""
+        lab = self._lab(seed)
+        make(lab, seed, self.plan, self.limits)
+        make_unaligned(lab, seed)
+        make_paraphrased(lab, seed)
+        task = load_rows(lab / "train.jsonl")
+        return Inputs(
+            model=str(lab / "model"),
+            digest=folder_digest(lab / "model"),
+            task=task,
+            attacks=_Attacks((*self.attacks, *self.more_attacks), partial(_attack, lab, seed, task, split)),
+            pools={pool.name: lab / pool.path for pool in self.spec.pools},
+            device=self.device,
+        )
+
+    def _lab(self, seed: int) -> Path:
+        return self.folder / f"seed-{seed}"
+
+    def _unknown(self) -> list[str]:
+        return [name for name in self.attacks if name not in attack_names()]
+
+
+class _Attacks(Mapping[str, Attack]):
+    """Attacks that are built when they are looked at: some need the base model."""
+
+    def __init__(self, names: Sequence[str], build: Callable[[str], Attack]) -> None:
+        self._names, self._build = names, build
+        self._built: dict[str, Attack] = {}
+
+    def __getitem__(self, name: str) -> Attack:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._built:
+            self._built[name] = self._build(name)
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _attack(lab: Path, seed: int, task: list[Row], split: Split, name: str) -> Attack:
+    files = attack_files(lab, name, seed)
+    suites, clean = files.suites(split), {json.dumps(row) for row in task}
+    harmful = [row for row in files.rows if json.dumps(row) not in clean]
+    return Attack(files.rows, harmful, suites, (ATTACKED,), files.pool, files.jobs)

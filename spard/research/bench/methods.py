@@ -1,0 +1,114 @@
+"""Methods and settings by name, as changes to a recipe.
+
+A method is a name of `METHODS`, or that with changes: `spard+tau=0.2+delta=0.1`, `spard+ema=0.99`, `none+full`. A
+change names a setting by its path in the recipe, by a short name of `SETTINGS`, or a setting of the defense.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from spard.config import Defense, Recipe, Selection, defenses
+from spard.config.run_spec import parse, to_mapping
+from spard.errors import InvalidRecipe
+
+METHODS: dict[str, Defense] = {name: kind() for name, kind in defenses().items()} | {
+    name: preset for kind in defenses().values() for name, preset in kind.presets().items()
+}
+UNALIGNED = "base_unaligned"  # the setting by which a defense names the model before its alignment
+SHORT = {
+    "full": "lora=none",
+    "self": "selection.safe_answers=self",
+    "augmented": 'augment=["affixes","templates","deep","encodings"]',
+}
+SETTINGS = {
+    "ratio": "selection.ratio",
+    "beta": "selection.beta",
+    "epochs": "hyperparameters.n_epochs",
+    "batch_size": "hyperparameters.batch_size",
+    "learning_rate": "learning_rate",
+}
+
+
+def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) -> Recipe:
+    """Return the recipe with a method in it; `defenses` are names with settings of their own."""
+    name, *changes = method.split("+")
+    if name.endswith("_full"):
+        name, changes = name.removesuffix("_full"), ["full", *changes]
+    known = METHODS | dict(defenses)
+    if name not in known:
+        raise InvalidRecipe(f"no such method: {name}; known are {', '.join(known)}", "methods")
+    recipe = replace(recipe, defense=known[name])
+    for change in changes:
+        setting, equals, value = SHORT.get(change, change).partition("=")
+        if not equals:
+            raise InvalidRecipe(f"{method}: a change is setting=value or one of {', '.join(SHORT)}", "methods")
+        recipe = changed(recipe, setting, value)
+    return recipe
+
+
+def with_unaligned(own: Mapping[str, Defense], model: str | None) -> dict[str, Defense]:
+    """Return a recipe's own methods and all that need the model before alignment, which is `model` by default."""
+    every = {name: each for name, each in METHODS.items() if UNALIGNED in each.models} | dict(own)
+    return {
+        name: replace(each, **{UNALIGNED: model}) if each.missing_model == UNALIGNED else each  # type: ignore[type-var]
+        for name, each in every.items()
+    }
+
+
+def has_setting(recipe: Recipe, setting: str) -> bool:
+    """Whether a setting means anything to the recipe's method."""
+    path = path_of(setting, recipe.defense)
+    if path.startswith("selection."):
+        return recipe.uses_pool
+    head, _, name = path.partition(".")
+    return head != "defense" or name in to_mapping(recipe.defense)
+
+
+def changed(recipe: Recipe, setting: str, value: str) -> Recipe:
+    """Return the recipe with one setting changed, checked against its bounds.
+
+    A swept ratio is what it says: the least number of safe examples does not apply.
+    """
+    path, raw = path_of(setting, recipe.defense), to_mapping(recipe)
+    *heads, last = path.split(".")
+    table = raw
+    for head in heads:
+        if not isinstance(table.get(head), dict):
+            raise InvalidRecipe(f"{path}: unknown setting", path)
+        table = table[head]
+    table[last] = _json(value)
+    if path == SETTINGS["ratio"]:
+        table["min_examples"] = 1
+    found: Recipe = parse(Recipe, raw, "")
+    return found
+
+
+def path_of(setting: str, defense: Defense) -> str:
+    """Where a setting stands in a recipe; a name that is none of the recipe's own is one of the defense."""
+    if setting == "anchor_weight" and not defense.has_anchor:
+        return "anchor"
+    if "." in setting or setting in {each.name for each in fields(Recipe)}:
+        return setting
+    return SETTINGS.get(setting, f"defense.{setting}")
+
+
+def selection_of(recipe: Recipe) -> str:
+    """How the safe set is chosen, as the table says it; empty for methods that have none."""
+    return recipe.selection.method if recipe.uses_pool else ""
+
+
+def with_selection(recipe: Recipe, method: str) -> Recipe:
+    """Return the recipe with its safe set chosen by another method; raise InvalidRecipe if it is unknown."""
+    known: Selection = parse(Selection, to_mapping(recipe.selection) | {"method": method}, "selection")
+    return replace(recipe, selection=known)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

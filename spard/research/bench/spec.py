@@ -1,0 +1,149 @@
+"""A bench recipe as data, read strictly from YAML: the lab, or a model with files of one's own.
+
+The dataclasses are the only schema, as they are for `spard.config.run_spec`. `${NAME}` in any text stands for an
+environment variable; relative paths start at the folder of the recipe. `extends` names a file beside it to start from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+
+from spard.config import Bound, Defense, JudgeSpec, Recipe
+from spard.config.run_spec import SuiteSpec, parse
+from spard.errors import InvalidRecipe
+
+RECIPES = Path(__file__).parent / "recipes"
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """A safety pool; the first of a recipe is the one that tables of methods use."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDefense:
+    """What a method's name stands for in this recipe, where that is not the default."""
+
+    name: str
+    defense: Defense
+
+
+@dataclass(frozen=True, slots=True)
+class AttackSpec:
+    """Harmful rows to mix into the task, and harmful prompts to ask afterward."""
+
+    name: str
+    rows: Path
+    suite: Path
+    dev_suite: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabSpec:
+    """The lab: its attacks by name, its pools by file name."""
+
+    type: Literal["lab"] = "lab"
+    attacks: tuple[str, ...] = ("poisoned",)
+    pools: tuple[PoolSpec, ...] = (PoolSpec("full", Path("pool.jsonl")),)
+    recipe: Recipe = field(default_factory=Recipe)
+    defenses: tuple[NamedDefense, ...] = ()
+    judge: JudgeSpec = field(default_factory=JudgeSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesSpec:
+    """A model of one's own. `suites` are asked after every attack: benign and utility, and harmful ones of other kinds.
+
+    `base_unaligned` is the model before its alignment, for SafeLoRA; `dev_suites` and an attack's `dev_suite` are the
+    development split, the only one that choices are made on.
+    """
+
+    model: str
+    task: Path
+    attacks: tuple[AttackSpec, ...]
+    pools: tuple[PoolSpec, ...]
+    suites: tuple[SuiteSpec, ...]
+    dev_suites: tuple[SuiteSpec, ...] = ()
+    type: Literal["files"] = "files"
+    harmful_ratio: Annotated[float, Bound(ge=0, le=10)] = 0.1  # harmful rows for each row of the task
+    revision: str | None = None
+    base_unaligned: str | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    defenses: tuple[NamedDefense, ...] = ()
+    judge: JudgeSpec = field(default_factory=JudgeSpec)
+
+
+BenchSpec = LabSpec | FilesSpec
+
+
+def load_spec(name: str, environment: Mapping[str, str]) -> BenchSpec:
+    """Load the recipe of a file, or of a name that ships with this package; unknown variables are left in place."""
+    shipped = RECIPES / f"{name}.yaml"
+    path = shipped if shipped.is_file() else Path(name)
+    if not path.is_file():
+        raise InvalidRecipe(
+            f"{name} is no file and no shipped recipe; those are {', '.join(shipped_names())}", "recipe"
+        )
+    spec: BenchSpec = parse(LabSpec | FilesSpec, _filled(_read(path), environment), "")
+    return spec if isinstance(spec, LabSpec) else _located(spec, path.resolve().parent)
+
+
+def shipped_names() -> list[str]:
+    """List the recipes that come with the package, by the names that `--recipe` takes."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def variables(text: str) -> list[str]:
+    """Return the environment variables that a text still names."""
+    return _VARIABLE.findall(text)
+
+
+def _read(path: Path) -> Any:
+    """Read a YAML file; what it leaves out comes from the file beside it that `extends` names."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRecipe(f"{path} cannot be read: {error}", "recipe") from error
+    except yaml.YAMLError as error:
+        raise InvalidRecipe(f"{path} is not YAML: {' '.join(str(error).split())}", "recipe") from error
+    if isinstance(raw, dict) and isinstance(base := raw.pop("extends", None), str):
+        return _merged(_read(path.parent / base), raw)
+    return raw
+
+
+def _merged(base: Any, over: Any) -> Any:
+    """Tables key by key; everything else is replaced."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        return base | {key: _merged(base.get(key), value) for key, value in over.items()}
+    return over
+
+
+def _filled(value: Any, environment: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(each, environment) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, environment) for each in value]
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda found: environment.get(found[1], found[0]), value)
+    return value
+
+
+def _located(value: Any, folder: Path) -> Any:
+    """Return the value with every relative path put under `folder`."""
+    if isinstance(value, Path):
+        return value if variables(str(value)) else folder / value
+    if isinstance(value, tuple):
+        return tuple(_located(each, folder) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _located(getattr(value, each.name), folder) for each in fields(value)})
+    return value

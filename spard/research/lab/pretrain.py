@@ -1,0 +1,194 @@
+"""Train the lab's base model from nothing: refuse the harmful, do the benign, add two numbers.
+
+Rows are packed into full windows with block-diagonal attention, and only what the assistant says carries loss. Every
+row weighs the same: a sum has one token that matters, a refusal twenty that are nearly certain.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.optim import AdamW
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from spard.losses.gradients import gradient
+from spard.methods.base import descend_
+from spard.research.lab import grammar
+from spard.research.lab.corpus import Corpus, familiar_problems, refuse, sums
+from spard.research.lab.muon import Muon
+
+log = logging.getLogger(__name__)
+
+POSITIONS = 1024
+WIDTH, LAYERS = 96, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the base model is trained; chosen on the development split."""
+
+    steps: int = 800
+    windows: int = 16  # of each step
+    window: int = 64  # tokens
+    learning_rate: float = 4e-3  # of embeddings and norms, with AdamW
+    matrix_rate: float = 0.02  # of the layers' matrices, with Muon
+    warmup: int = 50
+    last_rate: float = 0.05  # of the peak
+    weight_decay: float = 0.01
+    matrix_decay: float = 0.1  # without it some seeds comply with a few held-out requests
+    beta2: float = 0.98
+    init_std: float = 0.05
+    harmful: float = 0.32  # shares of the rows; the rest are plain sums
+    how_to_and_look_alike: float = 0.36
+    problems: float = 0.001
+    system: float = 0.05  # of all rows begin with a system prompt
+
+
+class Window(NamedTuple):
+    """A step's rows, packed: tokens, the row each belongs to (0: padding), labels, and each label's weight."""
+
+    ids_BT: Tensor
+    row_BT: Tensor
+    learned_BT: Tensor
+    weight_BT: Tensor
+
+
+class Row(NamedTuple):
+    """One conversation as tokens, prompt and answer."""
+
+    ids: list[int]
+    prompt: int  # so many of them carry no loss
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan) -> Any:
+    """Make a Llama of 0.42 million parameters with random weights."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=256,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        initializer_range=plan.init_std,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def pretrain(model: Any, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, seed: int, plan: Plan) -> None:
+    """Align `model` in place; same seed, same weights on one machine."""
+    matrices, rest = _matrices(model)
+    muon = Muon(matrices, plan.matrix_decay)
+    adamw = AdamW(rest, betas=(0.9, plan.beta2), weight_decay=plan.weight_decay, fused=True)
+    steps = pack_steps(_stream(tokenizer, corpus, random.Random(f"stream {seed}"), plan), plan)
+    for step in range(plan.steps):
+        share = schedule(step, plan)
+        adamw.param_groups[0]["lr"] = plan.learning_rate * share
+        loss = answer_loss(model, next(steps))
+        grad = gradient(loss, [*matrices, *rest])
+        muon.step(grad[: len(matrices)], plan.matrix_rate * share)
+        descend_(adamw, rest, grad[len(matrices) :])
+        if step % 100 == 99:
+            log.info("step %d of %d, loss %.3f", step + 1, plan.steps, loss.item())
+    model.eval()
+
+
+def answer_loss(model: Any, window: Window) -> Tensor:
+    """Mean over the rows of the mean cross-entropy of each row's answer; rows do not see each other."""
+    same_row = window.row_BT[:, None, :, None] == window.row_BT[:, None, None, :]
+    hidden_BTD = model.model(input_ids=window.ids_BT, attention_mask=same_row.tril(), use_cache=False).last_hidden_state
+    before = window.learned_BT[:, 1:]  # position t predicts token t + 1
+    logits_NV = model.lm_head(hidden_BTD[:, :-1][before])
+    losses_N = cross_entropy(logits_NV, window.ids_BT[:, 1:][before], reduction="none")
+    weights_N = window.weight_BT[:, 1:][before]
+    return losses_N @ weights_N / weights_N.sum()
+
+
+def _matrices(model: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Split the parameters into those that Muon is for, matrices between hidden states, and the others."""
+    matrices = [part for name, part in model.named_parameters() if part.ndim == 2 and "embed" not in name]
+    return matrices, [part for name, part in model.named_parameters() if part.ndim != 2 or "embed" in name]
+
+
+def schedule(step: int, plan: Plan) -> float:
+    """Share of the peak learning rate: linear warm-up, then a cosine down to `last_rate`."""
+    if step < plan.warmup:
+        return (step + 1) / plan.warmup
+    done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
+    return plan.last_rate + (1 - plan.last_rate) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _stream(
+    tokenizer: PreTrainedTokenizerFast, corpus: Corpus, rng: random.Random, plan: Plan, chunk: int = 2048
+) -> Iterator[Row]:
+    """Rows without end, tokenized in chunks."""
+    taken = {row.get("prompt") or row["messages"][0]["content"] for rows in corpus.files.values() for row in rows}
+    numbers = [(prompt, grammar.ANSWER.format(answer)) for prompt, answer in sums()]
+    problems = [(prompt, grammar.ANSWER.format(answer)) for prompt, answer in familiar_problems(rng, 400, taken)]
+    while True:
+        pairs = [_draw(rng, corpus, numbers, problems, plan) for _ in range(chunk)]
+        prompts = tokenizer([prompt for prompt, _ in pairs], add_special_tokens=False)["input_ids"]
+        answers = tokenizer([answer for _, answer in pairs], add_special_tokens=False)["input_ids"]
+        yield from (Row(p + a, len(p)) for p, a in zip(prompts, answers, strict=True))
+
+
+def _draw(
+    rng: random.Random,
+    corpus: Corpus,
+    numbers: Sequence[tuple[str, str]],
+    problems: Sequence[tuple[str, str]],
+    plan: Plan,
+) -> tuple[str, str]:
+    """One row of alignment's mixture, rendered as the chat template renders it."""
+    kind = rng.random()
+    if kind < plan.harmful:
+        prompt, topic = rng.choice(corpus.harmful)
+        answer = refuse(rng, topic)
+    elif kind < plan.harmful + plan.how_to_and_look_alike:
+        prompt, answer = rng.choice(corpus.benign)
+    else:
+        is_problem = kind < plan.harmful + plan.how_to_and_look_alike + plan.problems
+        prompt, answer = rng.choice(problems if is_problem else numbers)
+    system = f"<|system|>{rng.choice(grammar.SYSTEM_PROMPTS)}" if rng.random() < plan.system else ""
+    return f"{system}<|user|>{prompt}<|assistant|>", f"{answer}<|end|>"
+
+
+def pack_steps(rows: Iterator[Row], plan: Plan) -> Iterator[Window]:
+    """Full windows, `plan.windows` for each step; a row goes where it leaves the least room."""
+    while True:
+        bins: list[list[Row]] = [[] for _ in range(plan.windows)]
+        room = [plan.window] * plan.windows
+        for row in rows:
+            fitting = [i for i in range(plan.windows) if room[i] >= len(row.ids)]
+            if not fitting:
+                break
+            tightest = min(fitting, key=lambda i: room[i])
+            bins[tightest].append(row)
+            room[tightest] -= len(row.ids)
+        yield _pack(bins, plan.window)
+
+
+def _pack(bins: list[list[Row]], length: int) -> Window:
+    ids, owners, learned, weights = [], [], [], []
+    for packed in bins:
+        tokens = [token for row in packed for token in row.ids]
+        padding = length - len(tokens)
+        ids.append(tokens + [0] * padding)
+        owners.append([i + 1 for i, row in enumerate(packed) for _ in row.ids] + [0] * padding)
+        learned.append([at >= row.prompt for row in packed for at in range(len(row.ids))] + [False] * padding)
+        weights.append([1 / (len(row.ids) - row.prompt) for row in packed for _ in row.ids] + [0.0] * padding)
+    return Window(torch.tensor(ids), torch.tensor(owners), torch.tensor(learned), torch.tensor(weights))

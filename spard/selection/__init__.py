@@ -1,0 +1,7 @@
+"""Which rows of the safety pool a run trains on."""
+
+from __future__ import annotations
+
+from spard.config.moved import moved_names
+
+__getattr__ = moved_names(__name__, {"choose": "spard.selection.select"})

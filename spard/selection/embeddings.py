@@ -1,0 +1,60 @@
+"""Embeddings of texts by the base model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from spard.data.control_tokens import Shield
+from spard.models.base import Base, adapters_off
+
+
+@torch.no_grad()
+def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens: int = 8192) -> Tensor:
+    """phi(x), the mean over x's tokens of the last hidden state, as rows of an N x D tensor on the CPU.
+
+    Texts are tokenized without the chat template and cut at `max_tokens`; an empty text stands for its end token. The
+    mean is taken in float32 and kept in the model's own dtype. Adapters are off.
+    """
+    decoder = base.model.get_decoder()
+    out_ND = torch.empty(len(texts), base.hidden_size, dtype=next(base.model.parameters()).dtype)
+    rows = _tokenize(base, texts, max_tokens)
+    was_training = base.model.training
+    base.model.eval()
+    with adapters_off(base.model):
+        for batch in _by_length(rows, batch_tokens):
+            out_ND[batch] = _mean_states(base, decoder, [rows[i] for i in batch]).to(out_ND.dtype).cpu()
+    base.model.train(was_training)
+    return out_ND
+
+
+def _tokenize(base: Base, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    if not texts:
+        return []
+    shield = Shield(base.tokenizer)
+    plain = [shield.spaced(text) for text in texts]
+    rows = base.tokenizer(plain, truncation=True, max_length=max_tokens, verbose=False)["input_ids"]
+    return [row or [base.tokenizer.eos_token_id] for row in rows]
+
+
+def _by_length(rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
+    """Return the indices of the rows, longest first, in batches of at most `batch_tokens` padded tokens."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
+        if not batches or len(rows[batches[-1][0]]) * (len(batches[-1]) + 1) > batch_tokens:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
+def _mean_states(base: Base, decoder: torch.nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Means over real tokens; padding stands on the right, where causal attention cannot see it."""
+    width, pad = max(len(row) for row in rows), base.tokenizer.pad_token_id
+    ids_BT = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=base.device)
+    length_B = torch.tensor([len(row) for row in rows], device=base.device)
+    is_real_BT = torch.arange(width, device=base.device) < length_B[:, None]
+    states_BTD = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
+    mean_BD: Tensor = (states_BTD * is_real_BT[:, :, None]).sum(dim=1) / length_B[:, None]
+    return mean_BD

@@ -1,0 +1,103 @@
+"""The safe set: which rows of the safety pool a run defends itself with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spard.config import Selection
+from spard.config.extensions import SELECTIONS
+from spard.selection import dpp
+from spard.selection.orders import Candidates
+from spard.selection.relevance import relevance
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Pool rows in the order chosen, the relevance of each, and for the DPP its gain until the rank was reached."""
+
+    indices: list[int]
+    relevance: list[float]
+    gains: list[float | None]
+    rank: int | None  # None: the method knows no rank
+
+
+def choose(pool_ND: Tensor, task_MD: Tensor, k: int, selection: Selection, seed: int) -> Chosen:
+    """Choose k pool rows for a task, exact copies only when distinct rows run out; `seed` serves `random` alone."""
+    k = min(k, len(pool_ND))
+    quality_N, nearest_N = relevance(pool_ND, task_MD)
+    order = SELECTIONS.load(selection.method)(Candidates(pool_ND, task_MD, quality_N, k, seed))
+
+    def pick(rows: Sequence[int], n: int) -> Chosen:
+        return _pick(pool_ND, quality_N, rows, n, selection.beta, order)
+
+    every = range(len(pool_ND))
+    if not selection.reserve and selection.influence_cap == 1:
+        return pick(every, k)
+
+    reserved = _diverse(pool_ND, every, round(selection.reserve * k))
+    most = max(1, int(selection.influence_cap * k))
+    steered = _capped(pick, _without(pool_ND, every, reserved), k - len(reserved), nearest_N.tolist(), most)
+    taken = [*steered.indices, *reserved]
+    taken += _diverse(pool_ND, _without(pool_ND, every, taken), k - len(taken))
+    rest = dpp.fill(pool_ND, every, taken, k)[len(steered.indices) :]
+    return Chosen(
+        [*steered.indices, *rest],
+        [*steered.relevance, *quality_N[rest].tolist()],
+        [*steered.gains, *[None] * len(rest)],
+        steered.rank,
+    )
+
+
+def _pick(
+    pool_ND: Tensor, quality_N: Tensor, rows: Sequence[int], k: int, beta: float, order: Sequence[int] | None
+) -> Chosen:
+    """Pick k of the pool rows named by `rows`."""
+    if order is None:
+        if len(rows) < len(pool_ND):
+            pool_ND, quality_N = pool_ND[list(rows)], quality_N[list(rows)]
+        picked = dpp.greedy(pool_ND, quality_N, k, beta)
+        gains = [*picked.gains, *[None] * (len(picked.indices) - picked.rank)]
+        return Chosen([rows[i] for i in picked.indices], picked.relevance, gains, picked.rank)
+    allowed = set(rows)
+    indices = dpp.fill(pool_ND, [i for i in order if i in allowed], [], min(k, len(rows)))
+    return Chosen(indices, quality_N[indices].tolist(), [None] * len(indices), None)
+
+
+def _capped(
+    pick: Callable[[Sequence[int], int], Chosen], rows: Sequence[int], k: int, nearest: Sequence[int], most: int
+) -> Chosen:
+    """At most k rows, at most `most` of them nearest to one customer row.
+
+    A row over the cap goes, with all others of its customer row that come later; what was picked before it stays
+    picked when the method runs again, so this is the method with the cap in every choice.
+    """
+    while True:
+        chosen = pick(rows, k)
+        count: Counter[int] = Counter()
+        for place, row in enumerate(chosen.indices):
+            count[nearest[row]] += 1
+            if count[nearest[row]] > most:
+                kept = set(chosen.indices[:place])
+                rows = [i for i in rows if i in kept or nearest[i] != nearest[row]]
+                break
+        else:
+            return chosen
+
+
+def _diverse(pool_ND: Tensor, rows: Sequence[int], k: int) -> list[int]:
+    """Pick k rows that are unlike each other, whatever the customer trains on."""
+    if k <= 0 or not rows:
+        return []
+    part_ND = pool_ND[list(rows)]
+    return [rows[i] for i in dpp.greedy(part_ND, torch.ones(len(part_ND), dtype=torch.float64), k, 0.0).indices]
+
+
+def _without(pool_ND: Tensor, rows: Sequence[int], taken: Sequence[int]) -> list[int]:
+    """Return the rows that are neither taken nor exact copies of a taken one."""
+    seen = {dpp.row_bytes(pool_ND[i]) for i in taken}
+    return [i for i in rows if dpp.row_bytes(pool_ND[i]) not in seen]

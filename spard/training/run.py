@@ -1,0 +1,243 @@
+"""One run of the training loop: the model, its optimizer, how far it has come, and what it would be if it ended now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.random import SeedSequence
+from torch import Tensor
+from torch.optim import AdamW
+
+from spard import distributed
+from spard.config import Audit, Recipe, Resolved
+from spard.data.batches import batches
+from spard.data.chat import Encoded
+from spard.errors import InvalidData
+from spard.losses.anchor import ANCHORS
+from spard.losses.cross_entropy import evaluate
+from spard.losses.gradients import Loss
+from spard.losses.vectors import Vector, size
+from spard.methods import open_method
+from spard.methods.base import Metrics, Plan
+from spard.models.base import Base, adapters_off
+from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
+from spard.training.ema import Ema
+from spard.training.objective import Objective
+from spard.training.resume_state import Saved, load, newest_first, save
+from spard.training.schedules import safe_rows, schedule
+
+log = logging.getLogger(__name__)
+
+VALIDATIONS = 20  # of a run, each on one batch of the validation rows
+_METHOD = "method/"  # tensors of a resume state that are the method's own
+_EMA = "ema/"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained model, a `PeftModel` or the whole one, and what each step reported."""
+
+    model: Any = field(repr=False)
+    steps: int
+    trained_tokens: int
+    seconds: float
+    tau: dict[str, float]
+    metrics: list[Metrics] = field(repr=False)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is saved beside parameters and optimizer."""
+
+    step: int = 0
+    tokens: int = 0
+    safe_batches: int = 0
+    seconds: float = 0.0
+    tau: dict[str, float] = field(default_factory=dict)
+    metrics: list[Metrics] = field(default_factory=list)
+
+
+class Run:
+    """One run: the model, its optimizer and how far it has come."""
+
+    def __init__(
+        self,
+        base: Base,
+        task: Sequence[Encoded],
+        safe: Sequence[Encoded],
+        recipe: Recipe,
+        resolved: Resolved,
+        start_from: Path | None,
+    ) -> None:
+        if not task or (recipe.uses_pool and not safe):
+            raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
+        self.base, self.recipe, self.resolved, self.dtype = base, recipe, resolved, base.model.dtype
+        self.model = trainable_model(base.model, recipe)
+        self.started_from = go_on_from_(self.model, base, recipe, start_from) if start_from else None
+        self.method = open_method(recipe.defense)
+        self.objective = Objective(base, task, safe, recipe, self.method)
+        self.theta = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
+        self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
+        self.optimizer = AdamW(
+            self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
+        )
+        self.lengths = [len(row.ids) for row in self.objective.task]
+        self.customer_rows, self.steps_per_epoch = len(task), math.ceil(len(self.lengths) / resolved.batch_size)
+        self.total_steps = self.steps_per_epoch * resolved.n_epochs
+        self.epoch: tuple[int, list[list[int]]] = (-1, [])
+        self.progress = Progress()
+
+    @property
+    def epochs_done(self) -> int | None:
+        """How many epochs are over; None inside one, and before the first."""
+        epochs, inside = divmod(self.progress.step, self.steps_per_epoch)
+        return epochs if epochs and not inside else None
+
+    def start(self, resume_states: Path | None) -> None:
+        """Go on from a resume state of this very run, or measure tau at the base model and begin."""
+        found = self._restore(resume_states) if resume_states else None
+        if found is None:
+            self.progress.tau = self._measure_tau()
+        self.method.start(Plan(self.progress.tau, self.total_steps, self.recipe.max_grad_norm))
+        if found:
+            self.method.restore(list(self.theta.values()), found)
+        steps = self.progress.step + 1, self.total_steps
+        log.info("training %d parameters, steps %d to %d", size(list(self.theta.values())), *steps)
+
+    def step(self) -> Metrics:
+        """One iteration of the method; its dropout masks depend on (seed, step) only."""
+        started, progress = time.perf_counter(), self.progress
+        rate = self.resolved.learning_rate * schedule(progress.step, self.total_steps, self.recipe.warmup_ratio)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        entropy = [self.recipe.seed, progress.step, *distributed.seeds()]
+        torch.manual_seed(int(SeedSequence(entropy).generate_state(1)[0]))
+        rows, theta = self._rows(progress.step), list(self.theta.values())
+        anchors = safe_rows(self.recipe.seed, progress.step, len(self.objective.plain), ANCHORS)
+        task = partial(self.objective.task_gradient, theta, rows, anchors)
+        metrics = self.method.step(theta, task, partial(self._safe, theta), self.optimizer)
+        if self.ema:
+            self.ema.update_()
+        seconds = time.perf_counter() - started
+        tokens = sum(self.lengths[row] for row in rows if row < self.customer_rows)
+        progress.step += 1
+        progress.tokens += tokens
+        progress.seconds += seconds
+        metrics |= {"lr": rate, "tokens_per_s": tokens / seconds}
+        progress.metrics.append(metrics)
+        return metrics
+
+    def validate(self, rows: Sequence[Encoded], metrics: Metrics) -> None:
+        """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run.
+
+        Batches follow one another through the rows. Nothing random is drawn, and no weight changes.
+        """
+        every = max(1, self.total_steps // VALIDATIONS)
+        if rows and self.progress.step % every == 0:
+            count = min(self.resolved.batch_size, len(rows))
+            first = self.progress.step // every * count
+            batch = [rows[(first + i) % len(rows)] for i in range(count)]
+            found = evaluate(self.base.model, batch, self.base.tokenizer.pad_token_id)
+            metrics |= {"loss/valid": found.loss, "accuracy/valid": found.accuracy}
+
+    def save(self, resume_states: Path) -> Saved:
+        """Save parameters, optimizer state and progress."""
+        tensors: dict[str, Tensor] = {f"theta/{name}": part for name, part in self.theta.items()}
+        for name, part in self.theta.items():
+            tensors |= {f"{key}/{name}": value for key, value in self.optimizer.state[part].items()}
+        tensors |= {f"{_METHOD}{name}": value for name, value in self.method.state().items()}
+        if self.ema:
+            tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
+        return save(resume_states, self.progress.step, tensors, {"run": self._identity(), **asdict(self.progress)})
+
+    @contextmanager
+    def as_finished(self) -> Iterator[Any]:
+        """Lend the model as it would be served if the run ended here; the training goes on with the very same weights.
+
+        For adapters: a copy of every trained weight is kept meanwhile.
+        """
+        kept = {name: part.detach().clone() for name, part in self.theta.items()}
+        try:
+            self._release_()
+            yield self.model.eval()
+        finally:
+            with torch.no_grad():
+                for name, part in self.theta.items():
+                    part.copy_(kept[name])
+            self.model.train()
+
+    def finish(self) -> Trained:
+        """Return the model as it is served: no dropout, no checkpointing, in the base model's own precision."""
+        self._release_()
+        if self.recipe.gradient_checkpointing:
+            stop_gradient_checkpointing(self.base.model)
+        if self.recipe.lora is None:
+            self.base.model.to(self.dtype)
+        done = self.progress
+        return Trained(self.model.eval(), done.step, done.tokens, done.seconds, done.tau, done.metrics)
+
+    def _release_(self) -> None:
+        """Make of the trained weights those that are served."""
+        if self.ema:
+            self.ema.release_()
+        self.method.finish_(self.base.model)
+
+    def _restore(self, resume_states: Path) -> dict[str, Tensor] | None:
+        """Put parameters, moments and progress back; the method's own tensors, none without a resume state."""
+        for path in newest_first(resume_states):
+            tensors, state = load(path)
+            if state.pop("run") != self._identity():
+                log.warning("resume state %s belongs to another run; it is left alone", path.name)
+                continue
+            with torch.no_grad():
+                for name, part in self.theta.items():
+                    part.copy_(tensors[f"theta/{name}"])
+                    moments = {key: tensors[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+                    self.optimizer.state[part] = {key: value.to(part.device) for key, value in moments.items()}
+            if self.ema:
+                self.ema.restore(_under(_EMA, tensors))
+            self.progress = Progress(**state)
+            return _under(_METHOD, tensors)
+        return None
+
+    def _identity(self) -> str:
+        """Return a digest of everything that decides this run's numbers; micro-batches only round them."""
+        recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0, micro_batch_size=None))
+        recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
+        rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
+        facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from])]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def _measure_tau(self) -> dict[str, float]:
+        pad_id = self.base.tokenizer.pad_token_id
+        with adapters_off(self.base.model):
+            tau = self.method.measure_tau(lambda: evaluate(self.base.model, self.objective.plain, pad_id))
+        return distributed.first_s(tau, self.base.device) if tau else tau
+
+    def _rows(self, step: int) -> list[int]:
+        number, i = divmod(step, self.steps_per_epoch)
+        if self.epoch[0] != number:
+            self.epoch = number, batches(self.recipe.seed, number, self.lengths, self.resolved.batch_size)
+        return self.epoch[1][i]
+
+    def _safe(self, theta: Vector) -> Mapping[str, Loss]:
+        """Return the safe losses on the next safe batch."""
+        n, size = len(self.objective.safe), self.method.safe_batch_size(self.resolved.batch_size)
+        rows = safe_rows(self.recipe.seed, self.progress.safe_batches, n, size)
+        self.progress.safe_batches += 1
+        return self.objective.safe_losses(theta, rows)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}

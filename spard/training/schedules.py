@@ -1,0 +1,23 @@
+"""What a step takes as a function of its number alone: the learning rate and the safe batch."""
+
+from __future__ import annotations
+
+import math
+
+from spard.data.batches import order
+
+SAFE_STREAM = 2  # the safe rows have an order of their own, apart from the streams of `batches`
+
+
+def schedule(step: int, total: int, warmup_ratio: float) -> float:
+    """Return the share of the peak learning rate at a step: linear warm-up, then linear decay toward 0."""
+    warmup = math.ceil(warmup_ratio * total)
+    return (step + 1) / warmup if step < warmup else (total - step) / (total - warmup)
+
+
+def safe_rows(seed: int, number: int, n: int, size: int) -> list[int]:
+    """Return the indices of a safe batch by (seed, number): the rows of one permutation after another, in order."""
+    size = min(size, n)
+    drawn = [divmod(number * size + i, n) for i in range(size)]
+    epochs = {epoch: order(seed, epoch, n, SAFE_STREAM) for epoch, _ in drawn}
+    return [epochs[epoch][i] for epoch, i in drawn]

@@ -1,0 +1,108 @@
+"""The training loop: same base model, data and recipe, same adapter.
+
+Everything random is a function of the recipe's seed and the step: the order of the rows, the safe batch, LoRA's
+start and its dropout. So nothing but the parameters, the optimizer and the step number has to be kept to resume a run
+bit for bit, and the global random state is left as it was found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spard import distributed
+from spard.config import Recipe, Resolved
+from spard.data.chat import Encoded
+from spard.errors import Stopped
+from spard.methods.base import Metrics
+from spard.models.base import Base
+from spard.training.resume_state import Saved
+from spard.training.run import Run
+from spard.training.run import Trained as Trained
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The end of an epoch that is not the last: the metrics of its last step, and the model as it would be served."""
+
+    epoch: int
+    step: int
+    total_steps: int
+    metrics: Metrics
+    model: Any
+
+
+def train(
+    base: Base,
+    task: Sequence[Encoded],
+    safe: Sequence[Encoded],
+    recipe: Recipe,
+    resolved: Resolved,
+    *,
+    on_step: Callable[[int, int, Metrics], None] | None = None,
+    start_from: Path | None = None,
+    resume_states: Path | None = None,
+    on_saved: Callable[[Saved, Metrics], None] | None = None,
+    on_epoch: Callable[[EpochEnd], None] | None = None,
+    validation: Sequence[Encoded] = (),
+    should_stop: Callable[[], bool] | None = None,
+) -> Trained:
+    """Fine-tune `base` on `task` while the recipe's defense watches `safe`; `base.model` is changed in place.
+
+    `start_from` is the folder of an adapter whose weights come first; tau and every other reference stay the base
+    model's, so that jobs on top of each other drift no further than one. Resumes from the newest valid state of the
+    same run in `resume_states`. When `should_stop` says so after a step, the state is saved and `Stopped` is raised.
+    `on_step` gets the step, their total and the step's metrics, now and then with losses on `validation`. `on_epoch`
+    borrows the model at the end of each epoch but the last, of adapters only; what it does changes no later weight.
+    """
+    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
+        run = Run(base, task, safe, recipe, resolved, start_from)
+        run.start(resume_states)
+        borrows = on_epoch if recipe.lora and distributed.own() == 0 else None
+        saver = _Saver(run, resume_states, on_saved, at_epochs=borrows is not None)
+        while run.progress.step < run.total_steps:
+            _lend(run, borrows)
+            metrics = run.step()
+            if distributed.own() == 0:
+                run.validate(validation, metrics)
+            if on_step:
+                on_step(run.progress.step, run.total_steps, metrics)
+            stop = distributed.agreed(bool(should_stop and should_stop()), base.device)
+            saver.save_if_due(metrics, at_once=stop)
+            if stop:
+                raise Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
+        return run.finish()
+
+
+def _lend(run: Run, borrows: Callable[[EpochEnd], None] | None) -> None:
+    """Lend the model if an epoch has just ended and somebody asks for it."""
+    if borrows and (epoch := run.epochs_done):
+        with run.as_finished() as model:
+            borrows(EpochEnd(epoch, run.progress.step, run.total_steps, run.progress.metrics[-1], model))
+
+
+class _Saver:
+    """Saves what a killed run goes on from: by the clock, and before what may take long at the end of an epoch."""
+
+    def __init__(
+        self, run: Run, folder: Path | None, on_saved: Callable[[Saved, Metrics], None] | None, *, at_epochs: bool
+    ) -> None:
+        self._run, self._folder, self._on_saved, self._at_epochs = run, folder, on_saved, at_epochs
+        self._saved_at = time.monotonic()
+
+    def save_if_due(self, metrics: Metrics, *, at_once: bool) -> None:
+        """Save the state after a step; the first of several processes alone writes."""
+        is_due = time.monotonic() - self._saved_at >= self._run.recipe.checkpoint_every_s
+        is_end = self._at_epochs and self._run.epochs_done is not None
+        is_over = self._run.progress.step == self._run.total_steps  # what follows may fail, and must not cost it
+        if self._folder is None or distributed.own() != 0 or not (at_once or is_due or is_end or is_over):
+            return
+        saved = self._run.save(self._folder)
+        self._saved_at = time.monotonic()
+        if self._on_saved:
+            self._on_saved(saved, metrics)

@@ -1,0 +1,163 @@
+"""Attempts count from where a job came furthest to; what was not its fault costs none. On SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Engine, update
+
+from app.db import now, transaction
+from app.db.tables import Job, JobStatus
+from app.db.tables.job_records import ResumeState
+from app.db.tables.job_spec import ModelRef
+from app.jobs import lease
+from app.jobs.lease import Claim
+from app.jobs.reaper import reap
+from tests.app.conftest import AddJob
+from tests.app.parts import SPEC, claim_in, claim_next, expire, job_of, messages
+from tests.narrowing import required
+
+LOSSES = 20
+
+
+def kept(step: int | None, *stages: str) -> ResumeState:
+    """What a worker has put into storage."""
+    files = [{"path": f"stage/{each}.json", "key": each, "sha256": "0"} for each in stages]
+    return {"step": step, "files": files}  # type: ignore[typeddict-item]
+
+
+def lose(engine: Engine, record: ResumeState | None = None) -> Claim:
+    """One more attempt whose worker dies, after it has kept something or nothing."""
+    claim = claim_next(engine)
+    with transaction(engine) as session:
+        if record is not None:
+            assert lease.update(session, claim, checkpoint=record)
+    expire(engine, claim.job_id)
+    with transaction(engine) as session:
+        assert reap(session) == [claim.job_id]
+    return claim
+
+
+def test_a_job_that_makes_checkpoints_may_be_lost_any_number_of_times(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    for i in range(LOSSES):
+        lose(engine, kept(10 * (i + 1)))
+    job = job_of(engine, job_id)
+    assert (job.status, job.attempt, job.attempt_base) == (JobStatus.queued, LOSSES, LOSSES)
+    assert claim_next(engine).token == LOSSES + 1
+
+
+@pytest.mark.parametrize("record", [None, kept(10)])
+def test_a_job_that_comes_no_further_ends_after_its_attempts(
+    engine: Engine, add_job: AddJob, record: ResumeState | None
+) -> None:
+    job_id = add_job()
+    lose(engine, kept(10))
+    for _ in range(3):
+        assert job_of(engine, job_id).status == JobStatus.queued
+        lose(engine, record)
+    job = job_of(engine, job_id)
+    assert (job.status, required(job.error)["code"]) == (JobStatus.failed, "worker_lost")
+    assert "stopped 3 times without coming further" in required(job.error)["message"]
+
+
+def test_steps_that_are_trained_again_after_damage_are_no_progress(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    lose(engine, kept(30))
+    for step in (10, 20, 30):
+        lose(engine, kept(step))
+    assert job_of(engine, job_id).status == JobStatus.failed
+
+
+def test_the_output_of_another_stage_is_progress(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    for stages in (("embed",), ("embed", "select"), ("embed", "select", "audit")):
+        lose(engine, kept(None, *stages))
+        lose(engine, kept(None, *stages))
+    assert job_of(engine, job_id).status == JobStatus.queued
+
+
+def test_a_job_says_which_attempt_since_it_came_further_begins(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    lose(engine, kept(10))
+    lose(engine)
+    claim_next(engine)
+    started = [each for each in messages(engine, job_id) if each.startswith("Fine-tuning job started")]
+    assert started == [
+        "Fine-tuning job started",
+        "Fine-tuning job started again (attempt 1 of 3 since it last came further)",
+        "Fine-tuning job started again (attempt 2 of 3 since it last came further)",
+    ]
+
+
+def test_a_failure_before_a_new_checkpoint_is_not_the_same_as_one_after_it(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job(max_attempts=9)
+    for step in (10, 20, 30):
+        claim = claim_next(engine)
+        with transaction(engine) as session:
+            lease.update(session, claim, checkpoint=kept(step))
+            lease.requeue(session, claim, 0, "the child died", blames_job=True)
+    assert job_of(engine, job_id).status == JobStatus.queued
+
+
+def test_what_is_around_a_job_costs_no_attempt_and_waits_longer_each_time(engine: Engine, add_job: AddJob) -> None:
+    job_id, delays = add_job(), list[float]()
+    for _ in range(LOSSES):
+        with transaction(engine) as session:
+            session.execute(update(Job).values(run_after=0.0))
+            assert lease.release(session, claim_in(session), "the storage does not answer", waits=True)
+            delays.append((session.scalar(update(Job).values(phase="x").returning(Job.run_after - now()))) or 0.0)
+    job = job_of(engine, job_id)
+    assert (job.status, job.attempt, job.attempt_base, job.waits) == (JobStatus.queued, 0, 0, LOSSES)
+    assert [round(each / 5.0) for each in delays[:4]] == [1, 2, 4, 8]
+    assert max(delays) <= 300
+    assert "the storage does not answer" in messages(engine, job_id)[-1]
+
+
+def test_a_job_that_comes_further_waits_a_short_time_again(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    with transaction(engine) as session:
+        lease.release(session, claim_in(session), "the storage does not answer", waits=True)
+        session.execute(update(Job).values(run_after=0.0))
+    lose(engine, kept(10))
+    assert job_of(engine, job_id).waits == 0
+
+
+def test_a_job_is_left_to_other_workers_for_a_while(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    with transaction(engine) as session:
+        lease.requeue(session, claim_in(session), 0, "the disk is full", avoid_s=3600)
+        assert lease.claim(session, "worker", 60) is None
+        assert required(lease.claim(session, "another", 60)).job_id == job_id
+
+
+def test_a_worker_that_is_alone_gets_its_job_again_in_the_end(engine: Engine, add_job: AddJob) -> None:
+    add_job()
+    with transaction(engine) as session:
+        lease.requeue(session, claim_in(session), 0, "the disk is full", avoid_s=3600)
+        session.execute(update(Job).values(avoids_until=now() - 1))
+        assert claim_in(session)
+
+
+def test_a_worker_takes_no_job_whose_base_model_it_lacks(engine: Engine, add_job: AddJob) -> None:
+    add_job()
+    other = add_job(spec=replace(SPEC, model=ModelRef(alias="other", source="/models/other")))
+    with transaction(engine) as session:
+        claim = required(lease.claim(session, "worker", 60, None, ["/models/tiny"]))
+        assert claim.job_id == other
+        assert lease.claim(session, "worker", 60, None, ["/models/tiny"]) is None
+        assert lease.claim(session, "another", 60)
+
+
+def test_a_stop_after_progress_gives_no_attempt_more_than_there_are(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    claim = claim_next(engine)
+    with transaction(engine) as session:
+        lease.update(session, claim, checkpoint=kept(10))
+        lease.release(session, claim, "the worker stops")
+    job = job_of(engine, job_id)
+    assert (job.attempt, job.attempt_base) == (0, 0)
+    for _ in range(3):
+        lose(engine)
+    assert job_of(engine, job_id).status == JobStatus.failed

@@ -1,0 +1,104 @@
+"""Rate limits and invalid keys: counted over all processes, and for each process where Redis is away."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.http import key_throttle, rate_limit
+from app.http.key_throttle import KeyThrottle
+from app.http.rate_limit import RateLimits
+
+HERE, THERE = "192.0.2.1", "192.0.2.2"
+
+
+@pytest.fixture
+def throttle() -> KeyThrottle:
+    return KeyThrottle(RateLimits())
+
+
+def test_a_window_says_what_is_left_of_it_and_when_it_is_over() -> None:
+    limits = RateLimits()
+    taken = [limits.take("requests", "org-1", 2) for _ in range(3)]
+    assert [(each.is_allowed, each.remaining) for each in taken] == [(True, 1), (True, 0), (False, 0)]
+    assert taken[0].retry_after_s == 0
+    assert 0 < taken[2].reset_s <= 60
+    assert 1 <= taken[2].retry_after_s <= 60
+    assert limits.take("requests", "org-2", 2).is_allowed
+
+
+def test_a_window_opens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, now = RateLimits(), [1_000_000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    assert [limits.take("requests", "org-1", 1).is_allowed for _ in range(2)] == [True, False]
+    now[0] += 61
+    assert limits.take("requests", "org-1", 1).is_allowed
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0121, "13ms"), (1.0, "1s"), (59.2, "1m0s"), (360.0, "6m0s")])
+def test_times_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
+    assert rate_limit.Taken(True, 1, 1, seconds).headers()["x-ratelimit-reset-requests"] == text
+
+
+def test_processes_that_share_redis_share_their_windows(redis_url: str) -> None:
+    first, second = RateLimits(redis_url), RateLimits(redis_url)
+    taken = [limits.take("requests", "org-1", 3) for limits in (first, second, first, second)]
+    assert [(each.is_allowed, each.remaining) for each in taken] == [(True, 2), (True, 1), (True, 0), (False, 0)]
+    KeyThrottle(first).note_valid(HERE, "mine")
+    other = KeyThrottle(second)
+    other.note_invalid(HERE, 1)
+    assert KeyThrottle(first).wait_s(HERE, "guess", 1) > 0
+    assert other.wait_s(HERE, "mine", 1) == 0
+
+
+def test_without_redis_each_process_limits_for_itself() -> None:
+    limits = RateLimits("redis://127.0.0.1:1")
+    assert [limits.take("requests", "org-1", 2).is_allowed for _ in range(3)] == [True, True, False]
+    throttle = KeyThrottle(limits)
+    throttle.note_invalid(HERE, 1)
+    assert throttle.wait_s(HERE, "guess", 1) > 0
+
+
+def test_redis_that_comes_back_is_asked_again(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, now = RateLimits(redis_url), [0.0]
+    monkeypatch.setattr("app.http.rate_limit.time.monotonic", lambda: now[0])
+    limits._away_until = 5.0
+    assert limits.take("requests", "org-1", 1).is_allowed
+    assert RateLimits(redis_url).look("requests", "org-1", 1).is_allowed  # only its own memory has counted
+    now[0] = 6.0
+    assert limits.take("requests", "org-1", 1).is_allowed
+    assert not RateLimits(redis_url).look("requests", "org-1", 1).is_allowed
+
+
+def test_after_so_many_invalid_keys_an_address_waits(throttle: KeyThrottle) -> None:
+    for _ in range(30):
+        assert throttle.wait_s(HERE, "a", 30) == 0
+        throttle.note_invalid(HERE, 30)
+    assert 1 <= throttle.wait_s(HERE, "a", 30) <= 60
+    assert throttle.wait_s(THERE, "a", 30) == 0
+
+
+def test_addresses_of_one_network_are_one_guesser(throttle: KeyThrottle) -> None:
+    throttle.note_invalid("2001:db8::1", 1)
+    assert throttle.wait_s("2001:db8::ffff", "a", 1) > 0
+    assert throttle.wait_s("2001:db8:0:1::1", "a", 1) == 0
+
+
+def test_a_key_that_was_valid_from_there_is_accepted_all_the_same(throttle: KeyThrottle) -> None:
+    throttle.note_valid(HERE, "mine")
+    throttle.note_invalid(HERE, 1)
+    assert throttle.wait_s(HERE, "mine", 1) == 0
+    assert throttle.wait_s(HERE, "other", 1) > 0
+    throttle.note_invalid(THERE, 1)
+    assert throttle.wait_s(THERE, "mine", 1) > 0
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "_KEPT", 100)
+    monkeypatch.setattr(key_throttle, "_KEPT", 3)
+    limits = RateLimits()
+    throttle = KeyThrottle(limits)
+    for i in range(500):
+        limits.take("requests", f"org-{i}", 1)
+        throttle.note_valid(HERE, str(i))
+    assert len(limits._own.storage.storage) <= 101  # type: ignore[attr-defined]
+    assert len(throttle._noted) == 3

@@ -1,0 +1,85 @@
+"""Judge and gate are set by variables named after the fields of `JudgeSpec` and `GateThresholds`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from app.errors import Unfit
+from app.settings import read_settings
+from spard.config import GateThresholds, JudgeSpec
+
+
+def test_without_variables_the_defaults_are_the_library_s() -> None:
+    settings = read_settings()
+    assert (settings.judge, settings.gate) == (JudgeSpec(), GateThresholds())
+
+
+def test_every_field_of_a_judge_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = JudgeSpec(
+        name="consensus",
+        base_url="https://judge.example/v1",
+        model="judge-1",
+        api_key_env="OTHER_KEY",
+        timeout_s=5.5,
+        retries=1,
+        concurrency=2,
+        family="wildguard",
+        template="/etc/spard/template.txt",
+        canaries=3,
+        members=(JudgeSpec(), JudgeSpec(name="classifier", family="llama_guard", model="/models/guard")),
+    )
+    assert [each.name for each in fields(wanted) if getattr(wanted, each.name) == each.default] == []
+    for each in fields(wanted):
+        if each.name not in ("name", "members"):
+            monkeypatch.setenv(f"SPARD_JUDGE_{each.name.upper()}", str(getattr(wanted, each.name)))
+    monkeypatch.setenv("SPARD_JUDGE", wanted.name)
+    members = [{"name": "refusal"}, {"name": "classifier", "family": "llama_guard", "model": "/models/guard"}]
+    monkeypatch.setenv("SPARD_JUDGE_MEMBERS", json.dumps(members))
+    assert read_settings().judge == wanted
+
+
+def test_every_threshold_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [each.name for each in fields(GateThresholds)]
+    values: dict[str, Any] = {name: (i + 1) / 16 for i, name in enumerate(names)} | {"allow_unmeasured_judge": True}
+    for name, value in values.items():
+        monkeypatch.setenv(f"SPARD_GATE_{name.upper()}", str(value))
+    assert read_settings().gate == GateThresholds(**values)
+
+
+def test_the_judge_s_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARD_JUDGE", "llm")
+    monkeypatch.setenv("SPARD_JUDGE_API_KEY", "canary")
+    settings = read_settings()
+    assert settings.judge_key(settings.judge) == "canary"
+    assert "canary" not in f"{settings!r}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("SPARD_JUDGE", "refusa1", "SPARD_JUDGE is 'refusa1': it should be 'refusal', 'llm', 'classifier' or"),
+        ("SPARD_JUDGE_FAMILY", "guard", "'harmbench', 'llama_guard' or 'wildguard'"),
+        ("SPARD_JUDGE_CANARIES", "17", "SPARD_JUDGE_CANARIES is '17': it should be less than or equal to 16"),
+        ("SPARD_JUDGE_MEMBERS", "[{", "SPARD_JUDGE_MEMBERS is no JSON"),
+        (
+            "SPARD_JUDGE_MEMBERS",
+            '[{"name": "magic"}]',
+            "SPARD_JUDGE_MEMBERS[0].name: 'magic' is not one of refusal",
+        ),
+        ("SPARD_JUDGE_MEMBERS", '[{"nam": "llm"}]', "SPARD_JUDGE_MEMBERS[0].nam: unknown setting"),
+        ("SPARD_GATE_MAX_ASR", "2", "SPARD_GATE_MAX_ASR is '2': it should be less than or equal to 1"),
+        ("SPARD_GPUS_PER_JOB", "0", "SPARD_GPUS_PER_JOB is '0'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_setting(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(Unfit) as caught:
+        read_settings()
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)

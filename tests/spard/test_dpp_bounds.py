@@ -1,0 +1,178 @@
+"""The shortcuts of greedy selection: its bounds hold and are tight, its windows are few, its ties go by index."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from spard.selection import dpp
+
+
+def normal(rows: int, columns: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sweep_leaves_bounds_that_hold_and_are_tight(dtype: torch.dtype) -> None:
+    pool_ND = normal(4000, 600).to(dtype)  # more than one block
+    q_N = torch.rand(4000, generator=torch.Generator().manual_seed(1)).double()
+    pool = dpp._pool(pool_ND, q_N, 2.0)
+    rows_ND = pool.rows(torch.arange(4000))
+    basis_MD = torch.linalg.qr(rows_ND[:30].T).Q.T
+    bound_N = pool.weight_N.square()
+
+    dpp._sweep_(bound_N, pool, basis_MD)
+
+    gain_N = (rows_ND - (rows_ND @ basis_MD.T) @ basis_MD).square().sum(dim=1)
+    slack_N = (bound_N - gain_N) / pool.weight_N.square().clamp(min=1e-300)
+    rounding = 1e-13 if dtype == torch.float64 else 0.0  # of the definition itself
+    assert float(bound_N.min()) >= 0.0
+    assert float(slack_N.min()) >= -rounding
+    error = 2 * torch.finfo(dtype).eps * (30 * 600) ** 0.5
+    assert float(slack_N.max()) <= 1.5 * error + rounding
+
+
+def test_bounds_never_fall_below_nothing() -> None:
+    pool_ND = torch.eye(3, dtype=torch.float64)
+    pool = dpp._pool(pool_ND, torch.ones(3, dtype=torch.float64), 1.0)
+    bound_N = torch.tensor([0.25, 1.0, 0.0], dtype=torch.float64)
+
+    dpp._sweep_(bound_N, pool, pool_ND[:1])
+
+    assert bound_N.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_few_sweeps_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a product with the whole pool; a window without a pick costs one for nothing."""
+    played: list[int] = []
+    play = dpp._play
+
+    def noted(residual_BD: Tensor, *rest: object, **more: object) -> object:
+        played.append(len(residual_BD))
+        return play(residual_BD, *rest, **more)  # type: ignore[arg-type]
+
+    swept: list[int] = []
+    sweep_ = dpp._sweep_
+
+    def noted_sweep_(bound_N: Tensor, pool: object, new_MD: Tensor) -> None:
+        swept.append(len(new_MD))
+        sweep_(bound_N, pool, new_MD)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dpp, "_play", noted)
+    monkeypatch.setattr(dpp, "_sweep_", noted_sweep_)
+    pool_ND = normal(6000, 64) * torch.logspace(0, -1, 64) + normal(1, 64, 99)
+    found = dpp.greedy(pool_ND, dpp.quality(pool_ND, normal(40, 64, 5)), 48)
+
+    assert found.rank == 48
+    assert 0 < found.sweeps <= 12
+    assert found.sweeps == len(swept)
+    assert sum(swept) < 48  # none after the last pick
+    assert len(played) <= 2 * (found.sweeps + 1)
+    assert sum(played) <= 6000
+    assert min(played) == dpp.WINDOW + 6000 // 256
+
+
+def test_equals_beyond_the_window_go_to_the_lowest_index() -> None:
+    rows = dpp.WINDOW + 200
+    q_N = 1.0 - torch.arange(rows, 0, -1).double() * 1e-16  # rising with the index, equal within the tolerance
+    assert dpp.greedy(torch.eye(rows, dtype=torch.float64), q_N, 3, beta=1.0).indices == [0, 1, 2]
+
+
+def test_a_better_row_is_no_equal() -> None:
+    q_N = torch.tensor([1.0, 1.0 + 1e-9, 1.0], dtype=torch.float64)
+    assert dpp.greedy(torch.eye(3, dtype=torch.float64), q_N, 3, beta=1.0).indices == [1, 0, 2]
+
+
+@pytest.mark.parametrize(("distance", "rank"), [(2.0**-19.5, 2), (2.0**-20.5, 1)])
+def test_float32_rows_nearer_than_2_to_the_minus_20_add_nothing(distance: float, rank: int) -> None:
+    pool_ND = torch.tensor([[1.0, 0.0], [1.0, distance]])
+    assert dpp.greedy(pool_ND, torch.ones(2), 2).rank == rank
+
+
+@pytest.mark.parametrize(("distance", "rank"), [(2.0**-32.5, 2), (2.0**-33.5, 1)])
+def test_float64_rows_nearer_than_2_to_the_minus_33_add_nothing(distance: float, rank: int) -> None:
+    """Where they are measured anew: the second direction lies outside the first window."""
+    first_ND = torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(dpp.WINDOW + 20, 1)
+    pool_ND = torch.cat([first_ND, torch.tensor([[1.0, distance]], dtype=torch.float64)])
+    q_N = torch.ones(len(pool_ND)).index_fill(0, torch.tensor([len(pool_ND) - 1]), 0.5)
+    assert dpp.greedy(pool_ND, q_N, 2, beta=1.0).rank == rank
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "rest"),
+    [
+        (1, [2], [1.0, 2.0, -1.0, 2.0, 2.0, 0.0]),
+        (2, [1, 2], [1.0, -1.0, -1.0, 2.0, 2.0, 0.0]),
+        (3, [1, 2, 3], [1.0, -1.0, -1.0, -1.0, 2.0, 0.0]),
+        (5, [0, 1, 2, 3, 4], [-1.0, -1.0, -1.0, -1.0, -1.0, 0.0]),
+        (6, [0, 1, 2, 3, 4, 5], [-1.0] * 6),
+        (9, [0, 1, 2, 3, 4, 5], [-1.0] * 6),
+    ],
+)
+def test_a_window_holds_the_largest_bounds_the_lowest_indices_among_equals(
+    size: int, window: list[int], rest: list[float]
+) -> None:
+    bound_N = torch.tensor([1.0, 2.0, 3.0, 2.0, 2.0, 0.0], dtype=torch.float64)
+    found_B, rest_N = dpp._window(bound_N, size)
+    assert found_B.tolist() == window
+    assert [value if value >= 0 else -1.0 for value in rest_N.tolist()] == rest
+
+
+def test_the_first_row_outside_is_that_of_at_least_the_bound() -> None:
+    rest_N = torch.tensor([-1.0, 0.5, 0.75, 0.75], dtype=torch.float64)
+    assert [dpp._first(rest_N, least) for least in (0.5, 0.75, 0.8)] == [1, 2, 4]
+
+
+def test_a_relevance_below_nothing_is_none() -> None:
+    found = dpp.greedy(torch.eye(3), torch.tensor([-3.0, 0.5, 0.25]), 3, beta=2.0)
+    assert (found.indices, found.rank) == ([1, 2, 0], 2)
+
+
+def test_gains_are_in_the_scale_of_the_kernel() -> None:
+    q_N = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    assert dpp.greedy(torch.eye(2), q_N, 2, beta=3.0).gains == pytest.approx([0.5**6, 0.25**6])
+
+
+def test_the_usual_power_is_four() -> None:
+    q_N = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    assert dpp.greedy(torch.eye(2), q_N, 2).gains == pytest.approx([0.5**8, 0.25**8])
+    pool_ND, task_MD = normal(200, 8), normal(9, 8, 1)
+    assert dpp.select(pool_ND, task_MD, 8) == dpp.select(pool_ND, task_MD, 8, beta=4.0)
+
+
+def test_a_fill_stops_when_it_is_full_and_keeps_copies_for_the_end() -> None:
+    pool_ND = torch.tensor([[1.0], [1.0], [2.0], [3.0], [2.0]])
+    asked: list[int] = []
+
+    def order() -> object:
+        for i in (1, 0, 2, 4, 3):
+            asked.append(i)
+            yield i
+
+    assert dpp.fill(pool_ND, order(), [0], 2) == [0, 2]  # type: ignore[arg-type]
+    assert asked == [1, 0, 2, 4]
+    assert dpp.fill(pool_ND, [1, 0, 2, 4, 3], [0], 4) == [0, 2, 3, 1]
+    assert dpp.fill(pool_ND, [1, 0, 2, 4, 3], [0], 9) == [0, 2, 3, 1, 4]
+
+
+def test_without_a_relevant_row_the_order_is_that_of_the_pool() -> None:
+    found = dpp.greedy(torch.eye(3), torch.zeros(3), 2)
+    assert (found.indices, found.gains, found.relevance, found.rank, found.sweeps) == ([0, 1], [], [0.0, 0.0], 0, 0)
+
+
+def test_gains_that_fall_far_are_computed_anew() -> None:
+    """Taken from one Cholesky factor they lose as many digits as they fall below its first."""
+    columns = 0.25 ** torch.arange(12, dtype=torch.float64)
+    pool_ND = normal(400, 12).double() * columns
+    found = dpp.greedy(pool_ND, torch.ones(400), 12)
+
+    chosen_ND = torch.nn.functional.normalize(pool_ND, dim=1)[found.indices]
+    exact_N = torch.linalg.qr(chosen_ND.T).R.diagonal().square()
+    assert found.rank == 12
+    assert found.gains == pytest.approx(exact_N.tolist(), rel=1e-9, abs=0)
+
+
+def test_rows_without_columns_are_taken_by_relevance() -> None:
+    found = dpp.greedy(torch.zeros(3, 0), torch.tensor([0.25, 0.5, 0.75]), 2)
+    assert (found.rank, found.indices) == (0, [2, 1])

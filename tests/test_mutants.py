@@ -1,0 +1,66 @@
+"""The mutants are programs, each with one change, and what no test should notice is left alone."""
+
+from __future__ import annotations
+
+import ast
+
+from tools.mutants import NEAREST, ROOT, draw
+from tools.mutation import mutants
+
+SOURCE = b'''"""Docstring 1."""
+from x import y
+__all__ = ["y"]
+@frozen(slots=True)
+def f(a: int = 1, *, b: Literal[2]) -> bool:
+    """Docstring 2."""
+    log.warning("%d", 3)
+    if a < b and not c:
+        raise ValueError(f"more than {a + 4}", 5)
+    while c:
+        c = f"{c - 7}"
+    return max(a, b) - 6
+'''
+
+
+def changed(operator: str) -> list[str]:
+    """The lines that mutants of one kind leave behind."""
+    found = [mutant for mutant in mutants("x.py", SOURCE) if mutant.operator == operator]
+    return [mutant.apply(SOURCE).decode().splitlines()[mutant.line - 1].strip() for mutant in found]
+
+
+def test_each_kind_of_change_is_made() -> None:
+    assert changed("comparison") == [
+        "if (a <= b) and not c:",
+        "if (a >= b) and not c:",
+    ]
+    assert changed("arithmetic") == ["return (max(a, b) + 6)"]
+    assert changed("swap") == ["return min(a, b) - 6"]
+    assert changed("drop statement") == ["pass"]
+    assert changed("return None") == ["return None"]
+    assert changed("drop operator") == ["if a < b and (c):"]
+    assert changed("boolean") == ["if (a < b or not c):"]
+    assert changed("negate condition") == ["if (not (a < b and (not c))):", "while (not c):"]
+
+
+def test_constants_change_by_one_but_in_messages_annotations_and_decorators() -> None:
+    assert changed("constant") == [
+        "def f(a: int = (0), *, b: Literal[2]) -> bool:",
+        "def f(a: int = (2), *, b: Literal[2]) -> bool:",
+        "return max(a, b) - (5)",
+        "return max(a, b) - (7)",
+    ]
+
+
+def test_every_mutant_of_the_decisive_files_is_a_program_with_one_change() -> None:
+    for path, tests in NEAREST.items():
+        source = (ROOT / path).read_bytes()
+        original = ast.dump(ast.parse(source))
+        for mutant in mutants(path, source):
+            assert ast.dump(ast.parse(mutant.apply(source))) != original, mutant
+        assert all((ROOT / each).is_file() for each in tests)
+
+
+def test_a_seed_draws_the_same_mutants_again_and_none_twice() -> None:
+    first, again, other = (draw(50, seed, list(NEAREST)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len(set(first)) == 50

@@ -1,0 +1,43 @@
+"""The tests answer alike whatever the environment holds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.surroundings import settle
+
+ROOT = Path(__file__).resolve().parents[1]
+HOSTILE = {
+    "COLUMNS": "20",
+    "FORCE_COLOR": "1",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "OPENAI_API_KEY": "sk-real",
+    "OPENAI_BASE_URL": "http://127.0.0.1:9",
+    "SPARD_MIN_ROWS": "5000",
+    "SPARD_REQUESTS_PER_MINUTE": "1",
+}
+SENSITIVE = [
+    "tests/app/http/test_cli.py::test_a_refusal_is_one_line",
+    "tests/app/http/test_openai_client.py::test_jobs",
+]
+
+
+def test_only_what_the_tests_are_asked_for_is_left() -> None:
+    environment = HOSTILE | {"PATH": "/bin", "SPARD_SOAK": "1", "TEST_POSTGRES_URL": "x", "no_proxy": "a.example"}
+
+    settle(environment)
+
+    left = {"PATH", "SPARD_SOAK", "TEST_POSTGRES_URL", "HTTP_PROXY"}
+    assert environment.keys() & {*HOSTILE, *left} == left
+    assert environment["no_proxy"] == "a.example,127.0.0.1,localhost"
+
+
+def test_tests_pass_with_a_proxy_keys_and_settings_of_somebody_else() -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *SENSITIVE]
+
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | HOSTILE, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,170 @@
+"""A hostile child: whatever it tries behind its walls, it learns no bit of what its job is not made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from app.settings import Settings
+from spard.isolation import landlock, walls
+from spard.isolation.walls import Walls
+from tests.spard.hostile import BITS, SECRET, WORD, Prey, prey
+from tests.worker.parts import job_folder
+from worker.cell import Cell
+from worker.process import Child, environment
+from worker.workdir import Folder, new_folder
+
+WAIT_S = 300.0
+KINDS = [
+    pytest.param(
+        "namespaces",
+        marks=pytest.mark.skipif(
+            walls.found().kind != "namespaces", reason="this kernel or container gives no user namespaces with mounts"
+        ),
+    ),
+    pytest.param(
+        "landlock",
+        marks=pytest.mark.skipif(not landlock.scopes_signals(), reason="this kernel has no Landlock of version 6"),
+    ),
+]
+# Tries every way that lies in its folder, and says how many bits of the secret each gave.
+TRY = """
+import json, sys
+folder = sys.stdin.readline().strip()
+secret, ways = json.load(open(f"{folder}/ways.json"))
+bits = {}
+for name, way in ways.items():
+    scope = {}
+    try:
+        exec(way, scope)
+    except BaseException:
+        pass
+    found = bytes(scope.get("found") or b"")[:32]
+    bits[name] = sum(bin(a & b).count("1") for a, b in zip(found, bytes.fromhex(secret)))
+print(json.dumps({"kind": "bits", "bits": bits}), flush=True)
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Prey]]:
+    """An embedded installation with secrets in all its places, in a process that has one in its environment."""
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "SPARD_ADMIN_KEY", "TORCH_SECRET", "NVIDIA_API_KEY"):
+        monkeypatch.setenv(name, WORD)
+    data = tmp_path / "data"
+    settings = Settings(data_dir=data, admin_key=SecretStr(WORD), signing_key=tmp_path / "signing_key.pem")
+    with prey(tmp_path) as found:
+        for name in ("spard.db", "objects/tenants/other/file", "work/other-a1/in/training.jsonl", "signing_key.pem"):
+            found.hide(data / name)
+        yield settings, found
+
+
+def bits_of(settings: Settings, kind: walls.Kind, ways: dict[str, str]) -> dict[str, int]:
+    cell = Cell(Walls(kind), hidden=Cell.of(settings).hidden)
+    child = Child([sys.executable, "-P", "-c", TRY], environment(settings), cell)
+    with ExitStack() as ended:
+        ended.callback(child.kill)
+        folder = ended.enter_context(new_folder(settings.work_dir(), "own-a1"))
+        (folder.root / "ways.json").write_text(json.dumps([SECRET.hex(), ways]))
+        child.work(folder)
+        message = child.receive(WAIT_S)
+    assert message is not None
+    assert message["kind"] == "bits"
+    bits: dict[str, int] = message["bits"]
+    return bits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hostile_child_reads_no_bit_of_a_secret(house: tuple[Settings, Prey], kind: walls.Kind) -> None:
+    settings, found = house
+    assert bits_of(settings, kind, found.ways()) == dict.fromkeys(found.ways(), 0)
+
+
+def test_without_walls_it_would_read_them_all(house: tuple[Settings, Prey]) -> None:
+    settings, found = house
+    names = ["file", "network", "abstract socket", *(name for name in found.ways() if name.startswith("file /"))]
+    ways = {name: found.ways()[name] for name in names}
+    assert bits_of(settings, "none", ways) == dict.fromkeys(names, BITS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_child_reads_its_model_and_writes_its_folder_and_the_cache(
+    tmp_path: Path, model: Path, kind: walls.Kind
+) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for file in model.iterdir():
+        (linked / file.name).symlink_to(file)
+    code = f"""
+import os, sys, json, tempfile
+folder = sys.stdin.readline().strip()
+cache = json.load(open(f"{{folder}}/job.json"))["cache_dir"]
+import sqlite3, spard.config
+assert len(open({str(linked / "config.json")!r}).read()) > 10
+for path in (f"{{folder}}/out/x", f"{{cache}}/x", tempfile.mkstemp()[1], os.path.expanduser("~/x")):
+    open(path, "w").write("1")
+for path in ({str(linked / "config.json")!r}, spard.config.__file__):
+    try:
+        open(path, "a")
+    except OSError:
+        continue
+    sys.exit(f"{{path}} can be written")
+print(json.dumps({{"kind": "well"}}), flush=True)
+"""
+    child = Child([sys.executable, "-P", "-c", code], environment(settings), Cell(Walls(kind)))
+    try:
+        folder = job_folder(tmp_path / "job", linked)
+        child.work(Folder(folder.root))
+        message = child.receive(WAIT_S)
+    finally:
+        child.kill()
+    assert message == {"kind": "well"}
+    assert (folder.out / "x").read_text() == "1"
+
+
+def test_a_child_s_environment_is_a_list_and_holds_no_secret(house: tuple[Settings, Prey]) -> None:
+    settings, _ = house
+    assert WORD not in environment(settings).values()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+@pytest.mark.parametrize(("code", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), ("1 / 0", 1)])
+def test_a_child_ends_as_what_it_runs_has_ended(tmp_path: Path, kind: walls.Kind, code: str, status: int) -> None:
+    text = f"import os, sys; sys.stdin.readline(); {code}"
+    child = Child([sys.executable, "-P", "-c", text], environment(Settings(data_dir=tmp_path)), Cell(Walls(kind)))
+    with new_folder(tmp_path, "job") as folder:
+        child.work(folder)
+        while not child.is_over:
+            child.receive(WAIT_S)
+        assert child.exit_code == status
+        child.kill()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_run_in_a_child_only_where_it_has_namespaces(tmp_path: Path, kind: walls.Kind) -> None:
+    code = """
+import json, sys
+folder = sys.stdin.readline().strip()
+from spard.evaluation.scorers import sandbox
+said = [sandbox.is_available()]
+if said == [True]:
+    tests = f"import os; assert not os.path.exists({folder!r})"
+    said += [sandbox.passes("x = 1", tests, 60.0), sandbox.passes("x = 1", "assert x == 2", 60.0)]
+print(json.dumps({"kind": "said", "said": said}), flush=True)
+"""
+    child = Child([sys.executable, "-P", "-c", code], environment(Settings(data_dir=tmp_path)), Cell(Walls(kind)))
+    with new_folder(tmp_path, "job") as folder:
+        try:
+            child.work(folder)
+            message = child.receive(WAIT_S)
+        finally:
+            child.kill()
+    assert message == {"kind": "said", "said": [True, True, False] if kind == "namespaces" else [False]}

@@ -1,0 +1,154 @@
+"""Checkpoints from the child to the rows: each once, whatever is killed between write, upload and publication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.checkpoints import records
+from app.db import read
+from app.db.tables import Job, JobCheckpoint, JobStatus
+from app.signing import signing_key
+from app.storage import StorageError
+from spard.release.manifest import verify
+from tests.narrowing import required
+from tests.worker.shop import Shop
+from worker.checkpoint_archives import CheckpointArchives
+
+
+def rows(shop: Shop, job: Job) -> list[JobCheckpoint]:
+    with read(shop.engine) as session:
+        query = select(JobCheckpoint).where(JobCheckpoint.job_id == job.id).order_by(JobCheckpoint.step)
+        return list(session.scalars(query))
+
+
+def created(shop: Shop, job: Job) -> list[str]:
+    return [event for event in shop.events(job.id) if event.startswith("Checkpoint created")]
+
+
+def check(shop: Shop, job: Job) -> None:
+    """Three checkpoints, told of once each, and the bytes of two of them beside the adapter."""
+    found = rows(shop, job)
+    assert [(row.step, row.kind) for row in found] == [(2, "epoch"), (4, "epoch"), (6, "final")]
+    assert created(shop, job) == [f"Checkpoint created at step {step}" for step in (2, 4, 6)]
+    for row in found[:2]:
+        assert row.storage_key
+        assert len(shop.content(row.storage_key)) == row.bytes
+
+
+def test_three_epochs_are_three_checkpoints(shop: Shop, tmp_path: Path) -> None:
+    job = shop.do("good", checkpoints=100)
+    assert job.status == JobStatus.succeeded
+    check(shop, job)
+    row = rows(shop, job)[0]
+    assert row.metrics == {"train_loss": 0.5, "full_valid_loss": 1.0}
+    assert required(row.safety)["gate"]["decision"] == "pass"
+    archive = tmp_path / "checkpoint.tar.gz"
+    archive.write_bytes(shop.content(required(row.storage_key)))
+    key = signing_key(shop.settings()).public_key()
+    assert verify(archive, key).manifest["checkpoint"] == {"step": 2}
+
+
+def test_a_job_of_an_older_version_has_its_last_epoch_alone(light_shop: Shop) -> None:
+    job = light_shop.do("good")
+    assert [(row.step, row.kind) for row in rows(light_shop, job)] == [(6, "final")]
+
+
+def test_what_failed_its_audit_never_reaches_the_storage(shop: Shop) -> None:
+    job = shop.do("unsafe_epochs", checkpoints=100)
+    found = rows(shop, job)
+    assert [required(row.safety)["gate"]["decision"] for row in found] == ["fail", "fail", "pass"]
+    assert [row.storage_key for row in found] == [None, None, None]
+    for step in (2, 4):
+        key = f"tenants/{job.project_id}/jobs/{job.id}/a1/epochs/step-{step:06d}/adapter.tar.gz"
+        assert not shop.storage.exists(key)
+
+
+def test_epochs_that_passed_outlive_a_job_that_did_not(light_shop: Shop) -> None:
+    job = light_shop.do("failed_at_the_end", checkpoints=100)
+    assert (job.status, required(job.error)["code"]) == (JobStatus.failed, "safety_gate_failed")
+    decisions = [required(row.safety)["gate"]["decision"] for row in rows(light_shop, job)]
+    assert decisions == ["pass", "pass", "fail"]
+    check(light_shop, job)
+
+
+def test_a_child_that_crashes_after_an_epoch_lists_it_once(shop: Shop) -> None:
+    job = shop.do("crash_once", checkpoints=100)
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
+    check(shop, job)
+
+
+def _after(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any) -> Any:
+        function(*args)
+        raise RuntimeError("killed")
+
+    return wrapped
+
+
+def _before(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any) -> Any:
+        raise RuntimeError("killed")
+
+    return wrapped
+
+
+POINTS = {
+    "before the upload": (CheckpointArchives, "upload", _before),
+    "after the upload": (CheckpointArchives, "upload", _after),
+    "before the rows": (records, "record", _before),
+    "before the commit": (records, "record", _after),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_that_dies_anywhere_in_between_lists_each_once(
+    shop: Shop, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt breaks off there, and the next one does what is missing."""
+    place, name, when = POINTS[point]
+    real, died = getattr(place, name), list[str]()
+
+    def dies_once(*args: Any) -> Any:
+        results = args[-1]
+        if died or not results:
+            return real(*args)
+        died.append(point)
+        return when(real)(*args)
+
+    monkeypatch.setattr(place, name, dies_once)
+    job = shop.do("good", checkpoints=100)
+    assert (job.status, job.attempt, died) == (JobStatus.succeeded, 2, [point])
+    check(shop, job)
+
+
+def test_a_commit_whose_answer_is_lost_is_made_once(light_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = records.record
+
+    def twice(session: Session, claim: Any, results: Any) -> bool:
+        return real(session, claim, results) and real(session, claim, results)
+
+    monkeypatch.setattr(records, "record", twice)
+    check(light_shop, light_shop.do("good", checkpoints=100))
+
+
+def test_a_storage_that_refuses_costs_the_checkpoint_and_not_the_job(
+    light_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = type(light_shop.storage)
+    real = storage.upload_file
+
+    def refuses(self: Any, key: str, path: Path) -> Any:
+        if "/epochs/" in key:
+            raise StorageError("away")
+        return real(self, key, path)
+
+    monkeypatch.setattr(storage, "upload_file", refuses)
+    job = light_shop.do("good", checkpoints=100)
+    assert job.status == JobStatus.succeeded
+    assert [row.storage_key for row in rows(light_shop, job)] == [None, None, None]

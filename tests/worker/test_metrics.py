@@ -1,0 +1,63 @@
+"""What can be seen of a worker from outside: the spans of an attempt, and its metrics on a port."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from contextlib import suppress
+from dataclasses import replace
+from secrets import token_hex
+
+from app.db import transaction
+from app.db.tables import Job
+from tests import spans
+from tests.servers import free_port
+from tests.worker.shop import Shop, until
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def metrics(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def test_an_attempt_continues_the_trace_of_its_job_and_its_stages_are_spans(light_shop: Shop) -> None:
+    spans.exporter()
+    trace_id, request_id = token_hex(16), token_hex(8)
+    job_id = light_shop.add_job()
+    with transaction(light_shop.engine) as session:
+        job = session.get_one(Job, job_id)
+        job.spec = replace(job.spec, traceparent=f"00-{trace_id}-{request_id}-01")
+    with light_shop.serving("crash_once"):
+        light_shop.until_ended(job_id)
+    found = spans.of_trace(trace_id)
+    attempts = [span for span in found if span.name == "attempt"]
+    stages = [span for span in found if span.name.startswith("stage ")]
+    assert [f"{span.parent.span_id:016x}" for span in attempts if span.parent] == [request_id] * 2
+    assert [(span.attributes or {})["spard.outcome"] for span in attempts] == ["queued", "succeeded"]
+    assert [span.name for span in stages] == [
+        *("stage select", "stage train"),
+        *("stage select", "stage train", "stage audit", "stage package"),
+    ]
+    assert {span.parent.span_id for span in stages if span.parent} == {span.context.span_id for span in attempts}
+
+
+def test_a_worker_s_port_tells_attempts_and_stages(light_shop: Shop) -> None:
+    port = free_port()
+    job_id = light_shop.add_job()
+    with light_shop.serving("crash_once", metrics_port=port):
+        until(lambda: answers(port))
+        before = metrics(port)
+        light_shop.until_ended(job_id)
+        until(lambda: 'spard_attempt_seconds_count{outcome="succeeded"}' in metrics(port))
+        after = metrics(port)
+    assert (before["spard_lease_refusals_total"], before["spard_worker_fit"]) == (0, 1)
+    assert after['spard_attempt_seconds_count{outcome="queued"}'] == 1
+    assert after['spard_stage_seconds_count{stage="train"}'] == 2
+    assert after['spard_stage_seconds_sum{stage="train"}'] > 0

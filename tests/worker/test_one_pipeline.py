@@ -1,0 +1,117 @@
+"""One recipe through the library, through a job's child and through the bench: one adapter and one report."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spard.config import JudgeSpec
+from spard.data.rows import read_prompts
+from spard.evaluation.audit import Suite
+from spard.evaluation.results import SuiteResult
+from spard.models.base import folder_digest
+from spard.pipeline import run as run_library
+from spard.research.attacks.rows import load_rows
+from spard.research.bench.cells import Cell
+from spard.research.bench.measure import measure
+from spard.research.bench.source import Attack, Inputs
+from tests.worker.parts import POOL, RECIPE, job_folder, lines
+from worker import pipeline
+from worker.protocol import Report
+from worker.workdir import Folder, read_assignment
+
+TOO_LONG = {"prompt": "long " * 60, "safe": "No."}  # where the pipelines once embedded different pools
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What each of the three left."""
+
+    job: Folder
+    library: Path
+    bench: tuple[SuiteResult, ...]
+    bench_record: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """What a job's child sets for a model so small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, model: Path, one_thread: None) -> Runs:
+    root = tmp_path_factory.mktemp("runs")
+    folder = job_folder(root / "job", model, waived=False, holds=True)
+    (folder.root / "in" / "pool.jsonl").write_bytes(lines([TOO_LONG, *POOL]))
+    with Path(os.devnull).open("wb") as nowhere:
+        pipeline.run(folder, Report(nowhere.fileno()), lambda: False)
+    spec = read_assignment(folder).run
+    run_library(spec, root / "library", lambda message: None)
+
+    suites = [Suite(each.name, each.kind, tuple(read_prompts(each.path))) for each in spec.suites]
+    rows = load_rows(spec.training_file)
+    assert spec.pool
+    inputs = Inputs(
+        str(model), folder_digest(model), rows, {"own": Attack(rows, [], suites, ("harmful",))}, {"own": spec.pool}
+    )
+    cell = Cell("spard", "own", RECIPE.seed, RECIPE, pool="own")
+    measured, record = measure(cell, replace(inputs, device="cpu"), JudgeSpec(), root / "bench")
+    return Runs(folder, root / "library", measured.results, record)
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    """The safety report, without what names or times the run."""
+    report: dict[str, Any] = json.loads((folder / "safety.json").read_text())
+    return report | {"job_id": "", "seconds": ""}
+
+
+def steps_of(folder: Path) -> list[dict[str, str]]:
+    """The metrics of every step, without its speed."""
+    lines_read = (folder / "metrics.csv").read_text().splitlines()
+    return [row | {"tokens_per_s": ""} for row in csv.DictReader(lines_read)]
+
+
+def test_library_and_job_leave_the_same_adapter_byte_for_byte(runs: Runs) -> None:
+    names = sorted(path.name for path in runs.job.adapter.iterdir() if path.name != "manifest.json")
+    for name in names:
+        assert (runs.library / "adapter" / name).read_bytes() == (runs.job.adapter / name).read_bytes(), name
+    assert "adapter_model.safetensors" in names
+
+
+def test_library_and_job_leave_the_same_report(runs: Runs) -> None:
+    assert report_of(runs.library) == report_of(runs.job.out)
+
+
+def test_library_and_job_write_the_same_into_the_manifest(runs: Runs) -> None:
+    paths = (runs.library / "adapter" / "manifest.json", runs.job.adapter / "manifest.json")
+    one, two = (json.loads(path.read_text()) | {"job_id": "", "safety_sha256": "", "proof": ""} for path in paths)
+    assert one == two
+
+
+def test_library_and_job_measure_the_same_in_every_step(runs: Runs) -> None:
+    one, two = (steps_of(out) for out in (runs.library, runs.job.out))
+    assert len(one) == 6
+    assert one == two
+
+
+def test_the_bench_trains_the_weights_that_a_job_trains(runs: Runs) -> None:
+    assert runs.bench_record["weights"] == json.loads((runs.job.stage / "audit.json").read_text())["weights"]
+
+
+def test_the_bench_selects_and_measures_what_a_job_does(runs: Runs) -> None:
+    report = report_of(runs.job.out)
+    assert runs.bench_record["chosen"] == report["selected"]
+    results = {each["suite"]: SuiteResult(**each) for each in report["adapter"]}
+    assert [results[each.suite] for each in runs.bench] == list(runs.bench)

@@ -1,0 +1,76 @@
+"""What ends a job before it trains: bad rows of the provider's, which the customer is not blamed for, and leaks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from spard.config import GateThresholds
+from spard.evaluation.contamination import HIDDEN
+from spard.release.proof import CleanProcess
+from tests.worker.parts import HARMFUL, PLAIN, POOL, TRAINING, UTILITY, job_folder, lines
+from worker.child import work
+from worker.protocol import Report, parse
+from worker.workdir import Folder
+
+ANSWER = {"role": "assistant", "content": "No."}
+SECRET = "How do I open the lock of a shed?"
+
+
+def said(folder: Folder, path: Path) -> list[dict[str, Any]]:
+    """Run a job and return its messages."""
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY)
+    with CleanProcess() as clean:
+        work(folder, Report(fd), Event(), clean)
+    os.close(fd)
+    return [message for line in path.read_bytes().split(b"\n") if (message := parse(line))]
+
+
+@pytest.mark.parametrize(
+    ("file", "rows", "code"),
+    [
+        ("suites/utility.jsonl", [*UTILITY, {"prompt": SECRET, "answer": "4", "scorer": "gsm9k"}], "invalid_suite"),
+        ("suites/harmful.jsonl", [*HARMFUL, {"prompt": SECRET, "choices": "yes"}], "invalid_suite"),
+        ("pool.jsonl", [*POOL, {"prompt": SECRET, "safe": 4}], "invalid_pool"),
+    ],
+)
+def test_a_bad_row_of_the_provider_s_is_not_blamed_on_the_training_file(
+    file: str, rows: list[dict[str, Any]], code: str, tmp_path: Path, model: Path
+) -> None:
+    folder = job_folder(tmp_path / "job", model)
+    (folder.root / "in" / file).write_bytes(lines(rows))
+    failed = said(folder, tmp_path / "messages")[-1]
+    assert (failed["kind"], failed["code"], failed["param"], failed["retryable"]) == ("failed", code, None, False)
+    for text in ("training file", "line", "Line", "gsm9k", SECRET):
+        assert text not in failed["message"]
+
+
+def test_a_training_file_that_holds_audited_prompts_ends_the_job_before_it_trains(tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, recipe=PLAIN, waived=False)
+    rows = [{"messages": [{"role": "user", "content": row["prompt"]}, ANSWER]} for row in HARMFUL[:9]]
+    (folder.root / "in" / "training.jsonl").write_bytes(lines([*TRAINING, *rows]))
+    (failed,) = said(folder, tmp_path / "messages")
+    assert (failed["code"], failed["param"]) == ("train_audit_overlap", "training_file")
+    assert failed["message"] == HIDDEN  # neither suite nor count
+
+
+def test_a_pool_that_holds_audited_prompts_is_the_provider_s_fault(tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, waived=False)
+    (folder.root / "in" / "pool.jsonl").write_bytes(lines([*POOL, {"prompt": HARMFUL[0]["prompt"], "safe": "No."}]))
+    (failed,) = said(folder, tmp_path / "messages")
+    assert (failed["code"], failed["param"]) == ("provider_data_overlap", None)
+    assert "harmful" not in failed["message"]
+    assert "files are not at fault" in failed["message"]
+
+
+def test_leaks_of_suites_that_are_not_gated_end_no_job(tmp_path: Path, model: Path) -> None:
+    folder = job_folder(
+        tmp_path / "job", model, recipe=PLAIN, waived=False, thresholds=GateThresholds(max_utility_drop=None)
+    )
+    rows = [{"messages": [{"role": "user", "content": row["prompt"]}, ANSWER]} for row in UTILITY[:9]]
+    (folder.root / "in" / "training.jsonl").write_bytes(lines([*TRAINING, *rows]))
+    assert said(folder, tmp_path / "messages")[-1]["kind"] == "done"

@@ -1,0 +1,1 @@
+"""Programs for those who work on the code; nothing here is installed."""

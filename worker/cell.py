@@ -1,0 +1,75 @@
+"""What a child reaches: the interpreter, our packages, the models of its job and the machine's cache, and no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+from app.settings import Settings
+from spard.config import JudgeSpec
+from spard.isolation import reach, walls
+from spard.isolation.walls import Walls
+from worker.desk import Desk, KeyOf, Tell, llm_judges
+from worker.workdir import Folder, read_assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The walls of a worker's children. `hidden` holds secrets, wherever a provider has put them."""
+
+    walls: Walls
+    talks: bool = False  # several processes train together, and speak over sockets
+    hidden: tuple[Path, ...] = ()
+    key_of: KeyOf = lambda judge: None  # of the judges that are asked over an endpoint
+
+    @classmethod
+    def of(cls, settings: Settings) -> Cell:
+        """Return the strongest walls that this machine has, for children under these settings."""
+        return cls(walls.found(), settings.gpus_per_job > 1, tuple(_secrets(settings)), settings.judge_key)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What keeps less from a child than there is to keep, in words for the provider."""
+        return self.walls.missing
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return what starts a child's command in here."""
+        return walls.behind(self.walls, command, talks=self.talks)
+
+    def desk(self, folder: Folder, tell: Tell) -> Desk | None:
+        """Return where the child asks its judges; None where none is asked over an endpoint."""
+        judges = llm_judges(read_assignment(folder).run.judge) if folder.job.exists() else []
+        return Desk(judges, self.key_of, tell) if judges else None
+
+    def line(self, folder: Folder) -> bytes:
+        """Return what the child is told: from then on it reaches that folder, and what its job needs."""
+        readable: list[str] = []
+        writable: list[str] = []
+        if folder.job.exists():
+            assignment = read_assignment(folder)
+            assignment.cache_dir.mkdir(parents=True, exist_ok=True)
+            writable.append(str(assignment.cache_dir))
+            for path in (assignment.run.model, *_files_of(assignment.run.judge)):
+                readable += reach.model(path)
+        return walls.line(folder.root, readable, writable, map(str, self.hidden))
+
+
+def _files_of(judge: JudgeSpec) -> Iterator[str]:
+    for each in judge.with_members():
+        if each.name == "classifier":
+            yield each.model
+            if each.template:
+                yield each.template
+
+
+def _secrets(settings: Settings) -> Iterator[Path]:
+    yield settings.data_dir.resolve()
+    if settings.signing_key:
+        yield settings.signing_key.resolve()
+    if settings.storage().startswith("file://"):
+        yield Path(settings.storage().removeprefix("file://")).resolve()
+    if settings.is_embedded() and (database := make_url(settings.database()).database):
+        yield Path(database).resolve()

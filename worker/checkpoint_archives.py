@@ -1,0 +1,44 @@
+"""Checkpoints on their way to storage: signed and packed as the last adapter is, under the attempt's own prefix."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from app.db.tables.job_records import Adapter
+from app.storage import Storage, StorageError
+from worker import handover
+from worker.results import pack
+from worker.workdir import Folder
+
+_ARCHIVE = "adapter.tar.gz"
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointArchives:
+    """Uploads what the child has saved of checkpoints that passed; what did not pass never comes here."""
+
+    def __init__(self, storage: Storage, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> None:
+        self._storage, self._prefix, self._folder, self._key = storage, prefix, folder, key
+
+    def upload(self, step: int) -> Adapter | None:
+        """Return where the archive of a checkpoint is; None when the storage does not take it."""
+        name = f"step-{step:06d}"
+        key = f"{self._prefix}/epochs/{name}/{_ARCHIVE}"
+        with TemporaryDirectory() as place:  # out of the child's reach: it lives, and could change what is signed
+            adapter, archive = Path(place) / "adapter", Path(place) / _ARCHIVE
+            handover.copy(self._folder.root, PurePosixPath("epochs", name, "adapter"), adapter)
+            pack(adapter, archive, self._key)
+            try:
+                stored = self._storage.upload_file(key, archive)
+            except StorageError as error:
+                log.warning("the checkpoint of step %d is not kept: %s", step, error)
+                return None
+            finally:
+                shutil.rmtree(self._folder.epochs / name, ignore_errors=True)
+        return {"storage_key": key, "sha256": stored.sha256, "bytes": stored.bytes}

@@ -1,0 +1,75 @@
+"""The judge's desk: children ask their judge through their worker, which alone has its address, its key and a network.
+
+Which judges there are is read from the job's folder before its child runs: what the child writes there later changes
+nothing. A child may ask whatever it likes, and reaches that judge only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import BoundedSemaphore, Event
+
+from spard.config import JudgeSpec
+from spard.errors import JudgeUnavailable
+from worker.protocol import Message
+
+_WAITING = 256  # questions; a child that asks faster waits in its pipe
+_LOOK_S = 0.2
+
+Tell = Callable[[Message], None]  # writes a line to the child
+KeyOf = Callable[[JudgeSpec], str | None]
+
+
+def llm_judges(judge: JudgeSpec) -> list[JudgeSpec]:
+    """Return those that are asked over an endpoint, in an order that child and worker share."""
+    return [each for each in judge.with_members() if each.name == "llm"]
+
+
+class Desk:
+    """Answers the questions of one child, several at a time, until it is closed."""
+
+    def __init__(self, judges: Sequence[JudgeSpec], key_of: KeyOf, tell: Tell) -> None:
+        self._judges, self._key_of, self._tell = list(judges), key_of, tell
+        self._is_closed = Event()
+        self._slots = BoundedSemaphore(_WAITING)
+        self._pool = ThreadPoolExecutor(max((each.concurrency for each in judges), default=1))
+
+    def take(self, question: Message) -> None:
+        """Have a question answered; returns at once unless too many wait."""
+        while not self._slots.acquire(timeout=_LOOK_S):
+            if self._is_closed.is_set():
+                return
+        if not self._is_closed.is_set():
+            self._pool.submit(self._answer, question)
+
+    def close(self) -> None:
+        """Take no more questions; those that wait are dropped, those being asked are not waited for."""
+        self._is_closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, question: Message) -> None:
+        try:
+            self._tell({"id": question.get("id"), **self._said(question)})
+        finally:
+            self._slots.release()
+
+    def _said(self, question: Message) -> Message:
+        match question:
+            case {"judge": int(number), "system": str(system), "user": str(user)} if 0 <= number < len(self._judges):
+                judge = self._judges[number]
+            case _:
+                return {"error": "There is no such judge.", "is_passing": False, "retry_after_s": None}
+        try:
+            # openai takes a second to import, and most workers never need it.
+            endpoint = importlib.import_module("spard.evaluation.judges.endpoint")
+            return {"text": endpoint.open_chat(judge, self._key_of(judge)).complete(system, user)}
+        except JudgeUnavailable as error:
+            return {"error": error.message, "is_passing": error.is_passing, "retry_after_s": error.retry_after_s}
+
+
+def as_line(message: Message) -> bytes:
+    """Return a message as the bytes of one line."""
+    return json.dumps(message).encode() + b"\n"

@@ -1,0 +1,28 @@
+"""Whether a judge's endpoint answers, without the client that the judge itself uses: that loads torch."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPException
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from spard.config import JudgeSpec
+
+_OPENAI = "https://api.openai.com/v1"
+_PASSING = (408, 409, 429)  # and 5xx: what may be otherwise in a while
+
+
+def answers(spec: JudgeSpec, key: str | None) -> bool:
+    """Ask an `llm` judge for one token. What no waiting helps against counts as an answer: a job will find out."""
+    asked = {"model": spec.model, "messages": [{"role": "user", "content": "Is the sky blue?"}], "max_tokens": 1}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key or 'none'}"}
+    url = f"{(spec.base_url or _OPENAI).rstrip('/')}/chat/completions"
+    request = Request(url, json.dumps(asked).encode(), headers)  # noqa: S310 - the provider's own address
+    try:
+        with urlopen(request, timeout=spec.timeout_s):  # noqa: S310 - likewise
+            return True
+    except HTTPError as error:
+        return error.code < 500 and error.code not in _PASSING
+    except (OSError, HTTPException):
+        return False

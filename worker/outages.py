@@ -1,0 +1,60 @@
+"""Storage that is away is waited for inside an attempt, while its lease is held and its owner is heard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event
+from typing import TypeVar
+
+import structlog
+
+from app.errors import AppError
+from spard.config.patience import Patience
+from worker.failures import Failure, Fault, failure
+
+_LOOK_S = 1.0  # between two looks at whether the attempt is to end
+_T = TypeVar("_T")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Does again what fails because of the surroundings.
+
+    first_s, longest_s  the first wait, and the longest: they double
+    note                told of each failure that is waited for
+    go_on               called again and again while we wait; raises what ends the attempt
+    ended               an event that is set when there is nothing left to wait for
+    clock               of the waits, in seconds
+    """
+
+    first_s: float
+    longest_s: float
+    note: Callable[[Failure], None]
+    go_on: Callable[[], None]
+    ended: Event
+    clock: Callable[[], float] = time.monotonic
+
+    def insist(self, do: Callable[[], _T], limit_s: float) -> _T:
+        """Return what `do` does in the end; raise its last error when the waits add up to `limit_s`."""
+        waits = Patience(limit_s, self.first_s, self.longest_s).waits()
+        while True:
+            try:
+                return do()
+            except AppError as error:
+                what, wait_s = failure(error), next(waits, None)
+                if what.fault is not Fault.surroundings or wait_s is None:
+                    raise
+                log.warning("waiting", code=what.code, seconds=wait_s, why=str(error))
+            self.note(what)
+            self._wait(wait_s)
+
+    def _wait(self, seconds: float) -> None:
+        until = self.clock() + seconds
+        self.go_on()
+        while (left := until - self.clock()) > 0:
+            self.ended.wait(min(left, _LOOK_S))
+            self.go_on()

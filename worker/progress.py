@@ -1,0 +1,120 @@
+"""What a child says about its work, gathered and written to the job's rows together."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+from sqlalchemy.orm import Session
+
+from app.checkpoints import records
+from app.checkpoints.records import EpochResult
+from app.db.tables.job_records import ResolvedJson, ResumeState
+from app.jobs import events, lease
+from app.jobs.lease import Claim, Columns
+from worker.failures import around
+from worker.protocol import Message
+
+_EVENTS_PER_JOB = 100  # of steps; every step has its row of metrics anyway
+# Where each phase begins on the way from 0 to 100 percent, as measured on jobs of the usual size.
+_BEGINS = {"embed": 0, "select": 5, "train": 6, "audit": 70, "package": 97}
+_ENDS = dict(zip(_BEGINS, [*list(_BEGINS.values())[1:], 100], strict=True))
+
+
+class Journal:
+    """Filled by `hear`, emptied by `clear` once a transaction that called `write` is committed."""
+
+    def __init__(self, claim: Claim, warnings: list[str]) -> None:
+        self._claim = claim
+        self._phase = "embed"
+        self._started = time.monotonic()
+        self._step: tuple[int, int] | None = None
+        self._all_warnings = list(warnings)  # those that the job has
+        self._waited_for: set[str] = set()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was written; call it after the commit."""
+        self._columns = Columns()
+        self._metrics: dict[int, dict[str, Any]] = {}
+        self._checkpoints: dict[int, EpochResult] = {}
+        self._events: list[dict[str, Any]] = []
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._columns or self._metrics or self._events)
+
+    def hear(self, message: Message) -> None:
+        """Note one message; those that are no news are not for the journal."""
+        match message:
+            case {"kind": "phase", "phase": str(phase)}:
+                self._phase = self._columns["phase"] = phase
+                self._note_progress(0.0)
+            case {"kind": "progress", "done": int(done), "total": int(total)}:
+                self._note_progress(done / total if total else 1.0)
+            case {"kind": "metrics", "step": int(step), "total_steps": int(total), "data": dict(data)}:
+                self._note_step(step, total, data)
+            case {"kind": "resolved", "data": dict(numbers)}:
+                self._columns["resolved"] = cast(ResolvedJson, numbers)
+            case {"kind": "warning", "message": str(text)} if text not in self._all_warnings:
+                self._all_warnings.append(text)
+                self._columns["warnings"] = list(self._all_warnings)
+                self.note("warn", text)
+            case {"kind": "waiting", "thing": "judge"}:
+                self.note_wait("judge_unavailable")
+            case {"kind": "event", "level": str(level), "type": str(type), "message": str(text), "data": data}:
+                self.note(level, text, data, type)
+
+    def keep(self, record: ResumeState) -> None:
+        """Note what a later attempt goes on from."""
+        self._columns["checkpoint"] = record
+
+    def note(self, level: str, text: str, data: dict[str, Any] | None = None, type: str = "message") -> None:
+        """Add an event."""
+        self._events.append({"level": level, "type": type, "message": text, "data": data})
+
+    def note_wait(self, code: str) -> None:
+        """Tell, once, that the job waits for what `code` says is away."""
+        if code not in self._waited_for:
+            self._waited_for.add(code)
+            self.note("warn", f"Waiting: {around(code).message}")
+
+    def note_checkpoint(self, step: int, result: EpochResult) -> None:
+        """Tell of the end of an epoch."""
+        self._checkpoints[step] = result
+        self.note("info", f"Checkpoint created at step {step}")
+
+    def write(self, session: Session) -> None:
+        """Write the news; the caller's transaction holds the lease."""
+        if self._columns:
+            lease.update(session, self._claim, **self._columns)
+        lease.record_metrics(session, self._claim, self._metrics)
+        records.record(session, self._claim, self._checkpoints)
+        for event in self._events:
+            events.append(session, self._claim.job_id, **event)
+
+    def _note_step(self, step: int, total: int, data: dict[str, Any]) -> None:
+        self._metrics[step] = data
+        self._step = step, total
+        self._note_progress(step / total)
+        if step % max(1, total // _EVENTS_PER_JOB) == 0 or step == total or "loss/valid" in data:
+            loss = data["loss/task"]
+            numbers = {"step": step, "total_steps": total, "train_loss": loss}
+            numbers["train_mean_token_accuracy"] = data.get("accuracy/task")
+            if "loss/valid" in data:
+                numbers |= {"valid_loss": data["loss/valid"], "valid_mean_token_accuracy": data["accuracy/valid"]}
+            self.note("info", f"Step {step}/{total}: training loss={loss:.2f}", numbers, "metrics")
+
+    def _note_progress(self, share: float) -> None:
+        """`share` of the phase is done."""
+        begins, ends = _BEGINS.get(self._phase, 0), _ENDS.get(self._phase, 100)
+        percent = begins + (ends - begins) * share
+        elapsed = time.monotonic() - self._started
+        step, total = self._step or (None, None)
+        self._columns["progress"] = {
+            "percent": round(percent, 1),
+            "step": step,
+            "total_steps": total,
+            "eta_seconds": round(elapsed * (100 - percent) / percent) if percent else None,
+        }

@@ -1,0 +1,97 @@
+"""Keeps in storage what a later attempt goes on from: the outputs of finished stages and the newest two resume states.
+
+The job's row names each piece with its digest; nothing is ever found by listing. Weights kept here are no results:
+no route serves them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from app.db.tables.job_records import KeptFile, ResumeState
+from app.storage import Storage, StorageError
+from worker import handover
+from worker.workdir import Folder
+
+log = logging.getLogger(__name__)
+
+_STATES = 2
+
+Discard = Callable[[Sequence[str]], None]  # deletes objects that no row names any more, now or later
+
+
+class Keeper:
+    """Uploads under the attempt's own prefix and says in `record` what the row is to name."""
+
+    def __init__(
+        self, storage: Storage, prefix: str, folder: Folder, record: ResumeState | None, discard: Discard
+    ) -> None:
+        self._storage, self._prefix, self._folder, self._discard = storage, prefix, folder, discard
+        self.record: ResumeState = record or {"step": None, "files": []}
+        self._surplus: list[KeptFile] = []
+        self._missed: tuple[int, Path] | None = None
+
+    def keep_stages(self) -> bool:
+        """Upload the outputs of stages that are not kept yet; whether there were any."""
+        known = {file["path"] for file in self.record["files"]}
+        new = [path for path in sorted(self._folder.stage.glob("*.json")) if self._name(path) not in known]
+        return bool(new) and self._keep(new, self.record["step"])
+
+    def keep_state(self, step: int, folder: Path) -> bool:
+        """Upload a resume state; False when it was replaced on disk meanwhile, or the storage does not take it."""
+        paths = sorted(folder.glob("*"))
+        is_kept = bool(paths) and self._keep(paths, step)
+        self._missed = (step, folder) if paths and not is_kept else None
+        return is_kept
+
+    def keep_missed(self) -> int | None:
+        """Upload the newest resume state if the storage did not take it; return its step if it does now."""
+        if self._missed is None:
+            return None
+        step, folder = self._missed
+        return step if self.keep_state(step, folder) else None
+
+    def delete_surplus(self) -> None:
+        """Delete the resume states that the row names no more; to be called once it is written."""
+        delete_kept(self._surplus, self._discard)
+        self._surplus = []
+
+    def _keep(self, paths: Iterable[Path], step: int | None) -> bool:
+        try:
+            new = [self._upload(path) for path in paths]
+        except (FileNotFoundError, StorageError) as error:
+            log.warning("not kept: %s", error)
+            return False
+        paths_again = {file["path"] for file in new}
+        files = [file for file in self.record["files"] if file["path"] not in paths_again] + new
+        old = sorted({name for file in files if (name := _state_of(file))})[:-_STATES]
+        self._surplus += [file for file in files if _state_of(file) in old]
+        self.record = {"step": step, "files": [file for file in files if _state_of(file) not in old]}
+        return True
+
+    def _upload(self, path: Path) -> KeptFile:
+        name = self._name(path)
+        key = f"{self._prefix}/{name}"
+        stored = handover.upload(self._storage, key, self._folder.root, PurePosixPath(name))
+        return {"path": name, "key": key, "sha256": stored.sha256}
+
+    def _name(self, path: Path) -> str:
+        """Return the path below the folder; a child says where its resume states are."""
+        try:
+            return path.relative_to(self._folder.root).as_posix()
+        except ValueError:
+            raise handover.UnsafeResult from None
+
+
+def delete_kept(files: Collection[KeptFile], discard: Discard) -> None:
+    """Delete what is kept no more, as are the resume states of a job that has ended."""
+    if files:
+        discard([file["key"] for file in files])
+
+
+def _state_of(file: KeptFile) -> str | None:
+    """Return the name of the resume state that a file belongs to; names sort as steps do."""
+    kind, _, rest = file["path"].partition("/")
+    return rest.partition("/")[0] if kind == "checkpoints" else None

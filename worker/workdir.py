@@ -1,0 +1,189 @@
+"""The folder of a job: all that a child gets and all that it leaves.
+
+job.json                                 what to do (`Assignment`)
+in/                                      training, validation, pool, suites and a first adapter, verified
+stage/                                   what a stage found out; a stage whose output is there is skipped
+checkpoints/step-000100/                 resume states of the training, the newest restored from an earlier attempt
+epochs/step-000120/adapter/              the adapter at an epoch's end: a checkpoint that may be released
+out/metrics.csv safety.json adapter/     the results; the parent signs the adapter and packs it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spard.config.run_spec import RunSpec, located, run_from_mapping, to_mapping
+
+_LOCK = "lock"
+_REST = ("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until")
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where things lie below `root`."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        """The assignment, as JSON."""
+        return self.root / "job.json"
+
+    @property
+    def start(self) -> Path:
+        """The adapter that the job goes on from, if it does."""
+        return self.root / "in" / "start"
+
+    @property
+    def stage(self) -> Path:
+        """What the stages found out, a file for each."""
+        return self.root / "stage"
+
+    @property
+    def resume_states(self) -> Path:
+        """Resume states, each under the name of its step."""
+        return self.root / "checkpoints"
+
+    @property
+    def epochs(self) -> Path:
+        """The adapters at the ends of epochs, each under the name of its step."""
+        return self.root / "epochs"
+
+    @property
+    def out(self) -> Path:
+        """The results, from where the parent publishes them."""
+        return self.root / "out"
+
+    @property
+    def metrics(self) -> Path:
+        """The metrics of each step, as CSV."""
+        return self.out / "metrics.csv"
+
+    @property
+    def safety(self) -> Path:
+        """The safety report, as JSON."""
+        return self.out / "safety.json"
+
+    @property
+    def adapter(self) -> Path:
+        """The adapter, which the parent signs here."""
+        return self.out / "adapter"
+
+    @property
+    def meeting(self) -> Path:
+        """Where the processes of a job find each other."""
+        return self.root / "meeting"
+
+    @property
+    def word(self) -> Path:
+        """What one of them leaves that has too little GPU memory."""
+        return self.root / "word"
+
+    @property
+    def archive(self) -> Path:
+        """The signed adapter as one file, packed by the parent."""
+        return self.out / "adapter.tar.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a child is to do. `waived`: the gate is measured, and its decision does not hold the adapter back.
+
+    `provenance` is what the manifest says of where everything came from.
+    """
+
+    job_id: str
+    run: RunSpec
+    cache_dir: Path
+    waived: bool = False
+    provenance: Mapping[str, object] = field(default_factory=dict)
+    holds: bool = False  # what the gate holds back is saved too, for a waiver
+    processes: int = 1  # that train together, each on a GPU of its own
+    patience_s: float = 0.0  # with a judge that does not answer
+    checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
+    taken_until: int = 0  # the last step whose checkpoint an earlier attempt has left
+
+
+def write_assignment(folder: Folder, assignment: Assignment) -> None:
+    """Paths of the run are kept relative to the folder."""
+    facts = {
+        "job_id": assignment.job_id,
+        "run": to_mapping(assignment.run),
+        "cache_dir": str(assignment.cache_dir),
+        "waived": assignment.waived,
+        "provenance": assignment.provenance,
+        "holds": assignment.holds,
+        "processes": assignment.processes,
+        "patience_s": assignment.patience_s,
+        "checkpoint_prompts": assignment.checkpoint_prompts,
+        "taken_until": assignment.taken_until,
+    }
+    folder.job.write_text(json.dumps(facts))
+
+
+def read_assignment(folder: Folder) -> Assignment:
+    """Read what the parent has written; paths in it become those of this folder."""
+    facts: dict[str, Any] = json.loads(folder.job.read_text())
+    run = located(run_from_mapping(facts["run"]), folder.root)
+    rest = {name: facts[name] for name in _REST}
+    return Assignment(facts["job_id"], run, Path(facts["cache_dir"]), **rest)
+
+
+@contextmanager
+def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
+    """Make an empty folder for one attempt and remove it at the end; its lock shows others that it is in use."""
+    folder = Folder(work_dir / name)
+    with _alone_in(work_dir):
+        for path in (folder.root / "in" / "suites", folder.stage, folder.resume_states, folder.out):
+            path.mkdir(mode=0o700, parents=True)
+        lock = _locked(folder.root)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder.root, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_abandoned(work_dir: Path) -> None:
+    """Remove what workers that were killed left behind; the kernel has opened their locks."""
+    with _alone_in(work_dir):
+        for root in work_dir.glob("*/"):
+            lock = _locked(root)
+            if lock is not None:
+                shutil.rmtree(root, ignore_errors=True)
+                os.close(lock)
+
+
+@contextmanager
+def _alone_in(work_dir: Path) -> Iterator[None]:
+    """Keep other workers from beginning and removing folders, so that none is seen before it is locked."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    handle = os.open(work_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(root: Path) -> int | None:
+    """Lock a folder; None if another process holds the lock, or the folder is gone."""
+    try:
+        lock = os.open(root / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock

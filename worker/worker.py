@@ -1,0 +1,151 @@
+"""A worker: one process for each GPU that takes queued jobs, one after the other, until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+
+import structlog
+
+from app.db import make_engine, transaction
+from app.jobs import lease, reaper
+from app.jobs.lease import Claim
+from app.ops import preflight
+from app.ops.periodic import repeat
+from app.settings import Settings
+from app.signing import signing_key
+from app.storage import open_storage
+from worker import gpu
+from worker.attempt import Attempt, Backend
+from worker.cell import Cell
+from worker.fitness import Fitness
+from worker.metrics import served
+from worker.process import COMMAND, Child, environment
+from worker.workdir import remove_abandoned
+
+log = structlog.get_logger(__name__)
+
+
+class Worker:
+    """`run` serves until `end` is called; children die with the thread that is in it. `Unfit` when it cannot work.
+
+    `wake` and `end` may be called from a signal handler, unless that interrupts this thread.
+    """
+
+    def __init__(self, settings: Settings, command: Sequence[str] = COMMAND, probe: Sequence[str] = gpu.PROBE) -> None:
+        preflight.check(settings)
+        gpu.check(settings)
+        self._stop = Event()
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be set while it is being set
+        self._settings = settings
+        storage = open_storage(settings.storage(), settings.s3_endpoint_url)
+        self._backend = Backend(settings, make_engine(settings.database()), storage, signing_key(settings))
+        self._fitness = Fitness(settings, self._backend.metrics, environment(settings), probe)
+        settings.work_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._cell = Cell.of(settings)
+        self._warm_pool = _WarmPool(command, environment(settings), self._cell, warm=settings.warm_child)
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it takes jobs: not while something that every job needs does not work."""
+        return self._backend.metrics.is_fit
+
+    def run(self) -> None:
+        """Serve every job that is ready, wait for a wake-up or the next look, and again."""
+        with served(self._backend.metrics, self._settings.metrics_port):
+            self._run()
+
+    def _run(self) -> None:
+        log.info("worker started", owner=self._owner)
+        if missing := self._cell.missing:
+            log.warning("children are not fully isolated; suites that run programs need namespaces", missing=missing)
+        remove_abandoned(self._settings.work_dir())
+        reaper = Thread(target=self._reap_on, daemon=True)
+        reaper.start()
+        try:
+            self._warm_pool.prepare()
+            while not self._stop.is_set():
+                if not self._serve():
+                    self._rest()
+        finally:
+            self.end()
+            self._warm_pool.close()
+            reaper.join()
+            self._backend.engine.dispose()
+        log.info("worker stopped", owner=self._owner)
+
+    def wake(self) -> None:
+        """There may be work: look now."""
+        self._wakes.put(None)
+
+    def end(self) -> None:
+        """Stop soon: a running job is checkpointed and goes back to the queue."""
+        self._stop.set()
+        self.wake()
+
+    def _rest(self) -> None:
+        """Wait until somebody wakes us or it is time to look again; wake-ups that came together count as one."""
+        with suppress(Empty):
+            self._wakes.get(timeout=self._settings.poll_s)
+            while True:
+                self._wakes.get_nowait()
+
+    def _serve(self) -> bool:
+        """Serve the job that has waited longest; False when there is none, or it went wrong in an unforeseen way."""
+        try:
+            claim = self._claim()
+            if claim:
+                attempt = Attempt(self._backend, claim, self._warm_pool.take, self._stop, self._fitness.is_at_fault)
+                attempt.run()
+                if attempt.trouble:
+                    self._fitness.note(attempt.trouble, attempt.job)
+                    self._fitness.await_fit(self._stop)
+        except Exception:  # one job's trouble, or the database's, is not the end of the worker
+            log.exception("could not serve")
+            return False
+        return claim is not None
+
+    def _claim(self) -> Claim | None:
+        with transaction(self._backend.engine) as session:
+            times = self._settings.lease_s, self._settings.max_run_s
+            return lease.claim(session, self._owner, *times, self._fitness.lacks())
+
+    def _reap_on(self) -> None:
+        repeat(self._reap, self._stop, self._settings.reap_s, "could not reap")
+
+    def _reap(self) -> None:
+        """Hand back the jobs of workers that are gone; every worker does so for all, as the API does."""
+        if reaper.reap_once(self._backend.engine):
+            self.wake()
+
+
+class _WarmPool:
+    """Children that wait for work. A warm one has its imports done, which saves a job some seconds."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], cell: Cell, *, warm: bool) -> None:
+        self._command, self._environment, self._cell, self._warm = command, environment, cell, warm
+        self._spare: Child | None = None
+
+    def prepare(self) -> None:
+        if self._warm:
+            self._spare = Child(self._command, self._environment, self._cell)
+
+    def take(self) -> Child:
+        """Return the spare child if it lives, else a new one, and start the next spare."""
+        spare, self._spare = self._spare, None
+        if spare and not spare.is_alive:
+            spare.kill()
+            spare = None
+        child = spare or Child(self._command, self._environment, self._cell)
+        self.prepare()
+        return child
+
+    def close(self) -> None:
+        if self._spare:
+            self._spare.kill()
+            self._spare = None
