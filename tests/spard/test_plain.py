@@ -136,7 +136,7 @@ def test_tools_and_calls_are_text_too() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = (
         "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls is defined %}"
-        "{{ m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}<|end|>"
+        "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}<|end|>"
     )
     call = {"function": {"name": "f", "arguments": '{"a": "<|end|>"}'}}
     messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]})

@@ -55,12 +55,13 @@ def test_a_report_survives_its_file() -> None:
     assert SafetyReport.from_json(through_json(REPORT)) == REPORT
 
 
-def test_the_keys_of_the_file_are_those_that_it_always_had() -> None:
-    assert list(REPORT.to_json()) == [
+def test_the_file_begins_with_the_keys_that_it_always_had() -> None:
+    always = [
         *("job_id", "base_model", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
         *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "base", "adapter"),
         *("asr", "harmfulness_score", "over_refusal", "utility", "seconds", "selected", "risky_rows"),
     ]
+    assert list(REPORT.to_json())[: len(always)] == always
 
 
 def test_the_file_holds_plain_json_all_the_way_down() -> None:
