@@ -32,6 +32,12 @@ def pytest_configure() -> None:
     surroundings.settle(os.environ)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("SPARD_SOAK") == "1":  # such runs are as long as they are asked to be
+        for item in items:
+            item.add_marker(pytest.mark.timeout(0))
+
+
 @dataclass(frozen=True)
 class Place:
     """A storage as settings name it."""

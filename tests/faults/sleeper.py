@@ -51,8 +51,8 @@ class Sleeper:
         self._messages: Queue[Message | None] = Queue()
         self._stopped = Event()
 
-    def work(self, folder: Path, **ids: str | None) -> None:
-        Thread(target=self._work, args=(Folder(folder),), daemon=True).start()
+    def work(self, folder: Folder, **ids: str | None) -> None:
+        Thread(target=self._work, args=(folder,), daemon=True).start()
 
     def receive(self, timeout_s: float) -> Message | None:
         try:
