@@ -20,6 +20,8 @@ from app.ops.processes import die_with_parent
 from spard.config.patience import Patience
 from spard.digests import write_manifest
 from spard.errors import JudgeUnavailable
+from worker.asking import Asking
+from worker.desk import llm_judges
 from worker.failures import failure
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
@@ -167,8 +169,8 @@ def last_step(folder: Folder) -> int:
 
 
 def ask_judge(folder: Folder, report: Report) -> None:
-    """Ask the job's judge about some replies, as patiently as a real child does."""
-    from spard.evaluation.judges import open_judge  # loads torch
+    """Ask the job's judge about some replies as a real child does: through the worker, and patiently."""
+    from spard.evaluation.judges import asked_through, open_judge  # loads torch
     from spard.evaluation.judges.patient import PatientJudge
 
     def wait(seconds: float) -> None:
@@ -176,9 +178,11 @@ def ask_judge(folder: Folder, report: Report) -> None:
         time.sleep(seconds)
 
     assignment = read_assignment(folder)
-    judge = PatientJudge(open_judge(assignment.run.judge), Patience(assignment.patience_s), wait)
+    asking = Asking(report, sys.stdin.fileno(), llm_judges(assignment.run.judge))
     try:
-        judge.judge(["Hurt."] * REPLIES, [f"This is reply {i}." for i in range(REPLIES)])
+        with asked_through(asking.open):
+            judge = PatientJudge(open_judge(assignment.run.judge), Patience(assignment.patience_s), wait)
+            judge.judge(["Hurt."] * REPLIES, [f"This is reply {i}." for i in range(REPLIES)])
     except JudgeUnavailable as error:
         what = failure(error)
         report.failed(what.code, what.message, what.param, retryable=what.retryable)

@@ -32,7 +32,7 @@ from tests.worker.parts import POOL, RECIPE, SUITES, TRAINING, lines, write_key
 from worker.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 900.0  # for whatever a machine with other work needs; what comes is not waited for
+WAIT_S = 600.0  # for whatever a machine with other work needs; what comes is not waited for
 
 
 def scripted(behavior: str) -> list[str]:
