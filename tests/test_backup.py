@@ -82,7 +82,9 @@ def check_restored(shop: Shop, copy_database: Callable[[], str], copy_objects: C
     with restored.serving("good"):
         again = restored.until_ended(begun)
     restored.engine.dispose()
-    assert listed == {done.id: "succeeded", begun: "running"}
+    assert listed.keys() == {done.id, begun}
+    assert listed[done.id] == "succeeded"
+    assert listed[begun] in ("running", "queued")  # the API hands back what a worker that is gone had begun
     assert sha256(content).hexdigest() == required(done.adapter)["sha256"]
     assert (again.status, again.attempt) == (JobStatus.succeeded, 2)
 

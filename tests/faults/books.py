@@ -60,11 +60,12 @@ def _is_plausible(job: Job) -> bool:
 
 
 def _limited(session: Session, jobs: Collection[Job]) -> list[str]:
-    """At each moment that made a job, how many of its project had not ended."""
+    """At each moment that made a job, how many of its project had not ended; one that its owner cancelled had."""
     wrong = []
     for quota in session.scalars(select(Quota).where(Quota.max_unfinished_jobs.is_not(None))):
         own = [job for job in jobs if job.project_id == quota.project_id]
-        moves = [(job.created_at, 1) for job in own] + [(job.finished_at, -1) for job in own if job.finished_at]
+        over = [job.cancel_requested_at or job.finished_at for job in own]
+        moves = [(job.created_at, 1) for job in own] + [(at, -1) for at in over if at]
         unfinished = most = 0
         for _, change in sorted(moves):  # what ended in the same instant ended first
             unfinished += change
