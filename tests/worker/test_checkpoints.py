@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from app.checkpoints import records
-from app.db import read
+from app.db import read, transaction
 from app.db.tables import Job, JobCheckpoint, JobStatus
 from app.signing import signing_key
 from app.storage import StorageError
 from spard.release.manifest import verify
 from tests.narrowing import required
-from tests.worker.shop import Shop
+from tests.worker.shop import Shop, until
 from worker.checkpoint_archives import CheckpointArchives
 
 
@@ -122,9 +122,20 @@ def test_a_worker_that_dies_anywhere_in_between_lists_each_once(
         return when(real)(*args)
 
     monkeypatch.setattr(place, name, dies_once)
-    job = shop.do("good", checkpoints=100)
+    job_id = shop.add_job(checkpoints=100)
+    with shop.serving("good"):
+        until(lambda: bool(died) and _is_handed_on(shop, job_id))
+        job = shop.until_ended(job_id)
     assert (job.status, job.attempt, died) == (JobStatus.succeeded, 2, [point])
     check(shop, job)
+
+
+def _is_handed_on(shop: Shop, job_id: str) -> bool:
+    """Let the lease of the first attempt run out; whether another attempt has the job."""
+    of_the_first = (Job.id == job_id) & (Job.attempt == 1)
+    with transaction(shop.engine) as session:
+        session.execute(update(Job).where(of_the_first).values(lease_expires_at=0.0))
+        return session.scalar(select(Job.id).where(of_the_first)) is None
 
 
 def test_a_commit_whose_answer_is_lost_is_made_once(light_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_a_checkpoint_that_the_storage_did_not_take_is_kept_later(light_shop: Sh
     outage.is_on, outage.part = True, "/checkpoints/"
     job_id = light_shop.add_job()
     with running(light_shop, "slow"):
-        until((light_shop.work_dir / "is_slow").exists)
+        until(light_shop.is_slow)
         until(lambda: outage.refused > 0)
         outage.is_on = False
         with transaction(light_shop.engine) as session:
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_the_storage_did_not_take_is_kept_later(light_shop: Sh
 def test_what_was_kept_is_not_given_up_because_the_storage_is_away(light_shop: Shop, outage: Outage) -> None:
     job_id = light_shop.add_job()
     with light_shop.serving("slow") as worker:
-        until((light_shop.work_dir / "is_slow").exists)
+        until(light_shop.is_slow)
         worker.end()
     outage.is_on, outage.part = True, "/checkpoints/"
     with running(light_shop, "good", **PATIENT):
