@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.check:
             sys.stdout.write("".join(f"{each}\n" for each in problems or ["Everything is there."]))
             return 1 if problems else 0
+        if isinstance(source, FileSource):
+            problems = problems or source.prepare()
         if problems:
             raise InvalidRecipe(" ".join(problems), "recipe")
         _bench(asked, source)
@@ -110,7 +112,10 @@ def _source(asked: argparse.Namespace) -> Source:
     spec = load_spec(asked.recipe, os.environ)
     if isinstance(spec, LabSpec):
         return LabSource(spec, asked.labs or asked.out / "labs", device=asked.device or "cpu")
-    return FileSource(spec, device=asked.device)
+    if asked.model:
+        spec = replace(spec, model=str(asked.model.resolve()), revision=None)
+    uses_dev = asked.split == "dev" or asked.learning_rates == "best"
+    return FileSource(spec, device=asked.device, uses_dev=uses_dev)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -128,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=_list(int), default=(1, 2, 3), metavar="1,2,...")
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--labs", type=Path, metavar="DIR", help="where labs are made and found again; OUT/labs")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="in place of the recipe's model; not for the lab")
     parser.add_argument("--learning-rates", choices=("default", "best"), default="default")
     parser.add_argument("--rates", type=_list(float), default=(0.25, 0.5, 1.0, 2.0), metavar="0.25,0.5,...")
     parser.add_argument("--tune-seeds", type=_list(int), default=(), metavar="101,102")

@@ -30,6 +30,12 @@ class Output:
     rows: list[tuple[Found, Row]] = field(repr=False)
 
 
+def names_of(dataset: Dataset) -> list[str]:
+    """Return the names of all files that a data set can become; of few records some are not made."""
+    parts: dict[str, tuple[str, ...]] = {"utility": ("train",), "harmful": ("train", "pool"), "benign": ("pool",)}
+    return [f"{stem}_{part}.jsonl" for kind, stem in dataset.stems.items() for part in (*parts[kind], *_SUITES)]
+
+
 def outputs_of(dataset: Dataset, placed: Sequence[Found], shared: bool, left_out: Counter[str]) -> list[Output]:
     """Return the files of a data set; what finds no place in one is counted in `left_out`."""
     outputs = []

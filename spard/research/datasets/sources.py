@@ -21,6 +21,14 @@ _CHUNK = 1 << 20
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
+def located(path: Path) -> Path | None:
+    """Return the file of that path or, for one without an ending, the first file there that has a known one."""
+    if path.is_file():
+        return path
+    names = {path.name + form + packed for form in FORMATS for packed in ("", *_OPENERS)}
+    return min((each for each in path.parent.glob(f"{path.name}.*") if each.name in names), default=None)
+
+
 def records(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield the records with the numbers of their lines, in an array or a table those of the records, from 1 on.
 
