@@ -18,12 +18,14 @@ from spard.config import defenses
 from spard.errors import InvalidRecipe, SpardError
 from spard.research.bench.bench import Workplace
 from spard.research.bench.cells import SELECTION_NAMES, Asked
+from spard.research.bench.estimate import estimate, hours_table
 from spard.research.bench.files import FileSource
-from spard.research.bench.kinds import KINDS, Order
+from spard.research.bench.kinds import CELLS, KINDS, Order
 from spard.research.bench.lab import LabSource
+from spard.research.bench.report import machine, markdown
 from spard.research.bench.source import Source
 from spard.research.bench.spec import LabSpec, load_spec
-from spard.research.bench.tune import tune, tune_seeds
+from spard.research.bench.tune import at_rate, trial_cells, tune, tune_seeds
 
 T = TypeVar("T")
 _RIVALS = tuple(name for name, kind in defenses().items() if kind.trains_on_safe_rows and name != "spard")
@@ -67,10 +69,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _bench(asked: argparse.Namespace, source: Source) -> None:
     torch.set_num_threads(asked.threads)
     table = _asked(asked, source)
+    if asked.estimate:
+        sys.stdout.write(_estimated(asked, source, table))
+        return
     multiples = _rates(asked, source, table)
     limits = {"levels": asked.levels, "rounds": asked.rounds, "steps": asked.steps}
     order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, **limits)
     sys.stdout.write(KINDS[asked.kind](order))
+
+
+def _estimated(asked: argparse.Namespace, source: Source, table: Asked) -> str:
+    """Return the hours of the table, and of the trials that choose its learning rates."""
+    if asked.kind not in CELLS:
+        raise InvalidRecipe(f"--estimate: for {', '.join(CELLS)}; {asked.kind} takes a few trainings at most", "kind")
+    cells = [at_rate(cell, 1.0) for cell in CELLS[asked.kind](source, table, asked.levels)]
+    parts = {asked.kind: (asked.split, cells)}
+    if asked.learning_rates == "best":
+        seeds = asked.tune_seeds or tune_seeds(table.seeds)
+        parts["learning rates"] = ("dev", trial_cells(source, replace(table, seeds=seeds), asked.rates))
+    lines = [f"Hours on {machine()}; the rule stands in docs/bench.md."]
+    for heading, (split, cells) in parts.items():
+        head, rows = hours_table(estimate(Workplace(source, asked.out, split), cells))
+        lines += ["", f"## {heading}, {split} split", "", *markdown(head, rows)]
+    return "\n".join([*lines, ""])
 
 
 def _rates(asked: argparse.Namespace, source: Source, table: Asked) -> dict[str, float]:
@@ -143,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="cpu or cuda; the lab takes cpu, other models a GPU where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; more are slower beside a busy neighbor")
     parser.add_argument("--check", action="store_true", help="only tell what is missing")
+    parser.add_argument("--estimate", action="store_true", help="only tell how many hours it will take on this machine")
     return parser
 
 
