@@ -73,13 +73,19 @@ def test_a_paper_s_recipe_runs_from_a_model_and_the_data_sets_own_files(
     data: Path, tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     asked = ["--recipe", own(tmp_path), "--model", str(model_folder("llama")), "--device", "cpu"]
-    table = ["--methods", "none,spard,closed_form", "--attacks", "beavertails", "--seeds", "1", "--out", str(tmp_path)]
+    table = ["--methods", "none,closed_form", "--full", "--attacks", "beavertails", "--seeds", "1"]
 
-    assert main(["methods", *asked, *table]) == 0
+    assert main(["methods", *asked, *table, "--out", str(tmp_path)]) == 0
 
-    assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 4
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert [run["rows"] for run in runs] == [None, 63, 63, 63]  # 57 of GSM8K's, 3 being its development split, and 6
+    assert [run["method"] for run in runs] == ["base", "none", "closed_form", "none_full", "closed_form_full"]
+    assert [run["rows"] for run in runs] == [
+        None,
+        63,
+        63,
+        63,
+        63,
+    ]  # 57 of GSM8K's, 3 being its development split, and 6
     assert {result["suite"]: result["n"] + result["unscored"] for result in runs[0]["results"]} == {
         "beavertails": 3,
         "benign": 20,  # of the recipe's most

@@ -22,6 +22,7 @@ from spard.research.bench.estimate import estimate, hours_table
 from spard.research.bench.files import FileSource
 from spard.research.bench.kinds import CELLS, KINDS, Order
 from spard.research.bench.lab import LabSource
+from spard.research.bench.methods import fully
 from spard.research.bench.report import machine, markdown
 from spard.research.bench.source import Source
 from spard.research.bench.spec import LabSpec, load_spec
@@ -108,7 +109,7 @@ def _rates(asked: argparse.Namespace, source: Source, table: Asked) -> dict[str,
 
 def _asked(asked: argparse.Namespace, source: Source) -> Asked:
     return Asked(
-        methods=asked.methods or DEFAULT_METHODS[asked.kind],
+        methods=_with_full(asked.methods or DEFAULT_METHODS[asked.kind], asked.full),
         attacks=_known(
             "attacks",
             asked.attacks,
@@ -120,6 +121,11 @@ def _asked(asked: argparse.Namespace, source: Source) -> Asked:
         selections=_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
         over=tuple(asked.over),
     )
+
+
+def _with_full(methods: tuple[str, ...], asked: bool) -> tuple[str, ...]:
+    """Add to each method, if asked for, the same with all weights trained."""
+    return (*methods, *(each for name in methods if (each := fully(name)) not in methods)) if asked else methods
 
 
 def _known(name: str, asked: tuple[str, ...], default: tuple[str, ...], there: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,9 +154,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--attacks", type=_list(str), default=(), metavar="NAME,...", help="methods: the recipe's; else the first"
     )
+    parser.add_argument("--full", action="store_true", help="each method also with all weights trained, as NAME_full")
     parser.add_argument("--pools", type=_list(str), default=(), metavar="NAME,...", help="all; methods takes the first")
     parser.add_argument("--selections", type=_list(str), default=(), metavar="NAME,...", help="all, if left out")
-    parser.add_argument("--over", type=_over, action="append", default=[], metavar="SETTING=VALUE,...")
+    parser.add_argument("--over", type=_over, action="append", default=[], metavar="SETTING[=VALUE,...]")
     parser.add_argument("--seeds", type=_list(int), default=(1, 2, 3), metavar="1,2,...")
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--labs", type=Path, metavar="DIR", help="where labs are made and found again; OUT/labs")
@@ -177,8 +184,8 @@ def _list(of: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 def _over(text: str) -> tuple[str, tuple[str, ...]]:
     setting, equals, values = text.partition("=")
-    if not equals or not values:
-        raise argparse.ArgumentTypeError(f"{text!r} is not SETTING=VALUE,VALUE,...")
+    if equals and not values:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SETTING or SETTING=VALUE,VALUE,...")
     return setting, _list(str)(values)
 
 
