@@ -172,9 +172,8 @@ def test_beavertails_pairs_the_answers_of_a_prompt(tmp_path: Path, packed: str) 
     rows = [beavertails(topic, is_safe) for topic in topics(80) for is_safe in (True, False)]
     text = "".join(json.dumps(row) + "\n" for row in [*rows, beavertails("tea", True)])
     source = tmp_path / f"train.jsonl{packed}"
-    opened = {"": open, ".gz": gzip.open, ".xz": lzma.open}[packed]
-    with opened(source, "wt", encoding="utf-8") as file:
-        file.write(text)
+    raw = text.encode()
+    source.write_bytes({"": raw, ".gz": gzip.compress(raw), ".xz": lzma.compress(raw)}[packed])
 
     found = convert("beavertails", {"train": source}, tmp_path)
 
@@ -279,8 +278,8 @@ def test_a_split_does_not_depend_on_the_order_of_the_records(tmp_path: Path) -> 
 
 
 def test_bad_records_are_named_with_line_pointer_and_hint_and_nothing_is_written(tmp_path: Path) -> None:
-    rows = [gsm8k("a b c", 1), {"question": "q"}, {"question": "r s", "answer": "no number"}, {"question": 3}]
-    source = jsonl(tmp_path / "train.jsonl", rows)
+    bad: list[dict[str, Any]] = [{"question": "q"}, {"question": "r s", "answer": "no number"}, {"question": 3}]
+    source = jsonl(tmp_path / "train.jsonl", [gsm8k("a b c", 1), *bad])
 
     with pytest.raises(InvalidData) as error:
         convert("gsm8k", {"train": source}, tmp_path / "out")
