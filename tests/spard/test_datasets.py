@@ -24,6 +24,7 @@ from spard.research.datasets.base import Split
 from spard.research.datasets.convert import Converted, convert, load_dataset
 from spard.research.datasets.sources import records
 from spard.research.datasets.splits import place
+from tests.spard.strangers import install, run_with
 
 NAMES = ("Ada", "Bo", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Jo")
 THINGS = ("apples", "bells", "candles", "drums", "eggs", "forks", "gloves", "hats", "inks", "jars")
@@ -364,6 +365,29 @@ def test_broken_files_are_refused_in_words(tmp_path: Path, name: str, content: b
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidData, match=message):
         convert("sst2", {"train": tmp_path / name}, tmp_path / "out")
+
+
+def test_a_data_set_of_another_package_is_converted_by_name(tmp_path: Path) -> None:
+    code = """
+        from spard.research.datasets.base import Dataset, Sample, text_of
+
+        def sample(record):
+            return Sample(prompt=text_of(record, "q"), kind="utility", completion="yes", suite={"answer": "yes"})
+
+        QUIZ = Dataset(name="quiz", stems={"utility": "quiz"}, sample=sample, origin="a friend", license="MIT")
+    """
+    install(tmp_path, "wordy", {"spard.datasets": {"quiz": "wordy:QUIZ"}}, wordy=code)
+
+    run_with(
+        tmp_path,
+        """
+        import pathlib
+        from spard.research.datasets.__main__ import main
+        pathlib.Path("quiz.jsonl").write_text('{"q": "Is it so?"}')
+        assert main(["quiz", "quiz.jsonl", "--to", "out"]) == 0
+        assert pathlib.Path("out/quiz_train.jsonl").read_text() == '{"prompt": "Is it so?", "completion": "yes"}\\n'
+        """,
+    )
 
 
 def test_the_command_converts_lists_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
