@@ -18,12 +18,15 @@ from spard.config import defenses
 from spard.errors import InvalidRecipe, SpardError
 from spard.research.bench.bench import Workplace
 from spard.research.bench.cells import SELECTION_NAMES, Asked
+from spard.research.bench.estimate import estimate, hours_table
 from spard.research.bench.files import FileSource
-from spard.research.bench.kinds import KINDS, Order
+from spard.research.bench.kinds import CELLS, KINDS, Order
 from spard.research.bench.lab import LabSource
+from spard.research.bench.methods import fully
+from spard.research.bench.report import machine, markdown
 from spard.research.bench.source import Source
 from spard.research.bench.spec import LabSpec, load_spec
-from spard.research.bench.tune import tune, tune_seeds
+from spard.research.bench.tune import at_rate, trial_cells, tune, tune_seeds
 
 T = TypeVar("T")
 _RIVALS = tuple(name for name, kind in defenses().items() if kind.trains_on_safe_rows and name != "spard")
@@ -50,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.check:
             sys.stdout.write("".join(f"{each}\n" for each in problems or ["Everything is there."]))
             return 1 if problems else 0
+        if isinstance(source, FileSource):
+            problems = problems or source.prepare()
         if problems:
             raise InvalidRecipe(" ".join(problems), "recipe")
         _bench(asked, source)
@@ -65,10 +70,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _bench(asked: argparse.Namespace, source: Source) -> None:
     torch.set_num_threads(asked.threads)
     table = _asked(asked, source)
+    if asked.estimate:
+        sys.stdout.write(_estimated(asked, source, table))
+        return
     multiples = _rates(asked, source, table)
     limits = {"levels": asked.levels, "rounds": asked.rounds, "steps": asked.steps}
     order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, **limits)
     sys.stdout.write(KINDS[asked.kind](order))
+
+
+def _estimated(asked: argparse.Namespace, source: Source, table: Asked) -> str:
+    """Return the hours of the table, and of the trials that choose its learning rates."""
+    if asked.kind not in CELLS:
+        raise InvalidRecipe(f"--estimate: for {', '.join(CELLS)}; {asked.kind} takes a few trainings at most", "kind")
+    cells = [at_rate(cell, 1.0) for cell in CELLS[asked.kind](source, table, asked.levels)]
+    parts = {asked.kind: (asked.split, cells)}
+    if asked.learning_rates == "best":
+        seeds = asked.tune_seeds or tune_seeds(table.seeds)
+        parts["learning rates"] = ("dev", trial_cells(source, replace(table, seeds=seeds), asked.rates))
+    lines = [f"Hours on {machine()}; the rule stands in docs/bench.md."]
+    for heading, (split, cells) in parts.items():
+        head, rows = hours_table(estimate(Workplace(source, asked.out, split), cells))
+        lines += ["", f"## {heading}, {split} split", "", *markdown(head, rows)]
+    return "\n".join([*lines, ""])
 
 
 def _rates(asked: argparse.Namespace, source: Source, table: Asked) -> dict[str, float]:
@@ -85,7 +109,7 @@ def _rates(asked: argparse.Namespace, source: Source, table: Asked) -> dict[str,
 
 def _asked(asked: argparse.Namespace, source: Source) -> Asked:
     return Asked(
-        methods=asked.methods or DEFAULT_METHODS[asked.kind],
+        methods=_with_full(asked.methods or DEFAULT_METHODS[asked.kind], asked.full),
         attacks=_known(
             "attacks",
             asked.attacks,
@@ -99,6 +123,11 @@ def _asked(asked: argparse.Namespace, source: Source) -> Asked:
     )
 
 
+def _with_full(methods: tuple[str, ...], asked: bool) -> tuple[str, ...]:
+    """Add to each method, if asked for, the same with all weights trained."""
+    return (*methods, *(each for name in methods if (each := fully(name)) not in methods)) if asked else methods
+
+
 def _known(name: str, asked: tuple[str, ...], default: tuple[str, ...], there: tuple[str, ...]) -> tuple[str, ...]:
     unknown = [each for each in asked if each not in there]
     if unknown:
@@ -110,7 +139,10 @@ def _source(asked: argparse.Namespace) -> Source:
     spec = load_spec(asked.recipe, os.environ)
     if isinstance(spec, LabSpec):
         return LabSource(spec, asked.labs or asked.out / "labs", device=asked.device or "cpu")
-    return FileSource(spec, device=asked.device)
+    if asked.model:
+        spec = replace(spec, model=str(asked.model.resolve()), revision=None)
+    uses_dev = asked.split == "dev" or asked.learning_rates == "best"
+    return FileSource(spec, device=asked.device, uses_dev=uses_dev)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,12 +154,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--attacks", type=_list(str), default=(), metavar="NAME,...", help="methods: the recipe's; else the first"
     )
+    parser.add_argument("--full", action="store_true", help="each method also with all weights trained, as NAME_full")
     parser.add_argument("--pools", type=_list(str), default=(), metavar="NAME,...", help="all; methods takes the first")
     parser.add_argument("--selections", type=_list(str), default=(), metavar="NAME,...", help="all, if left out")
-    parser.add_argument("--over", type=_over, action="append", default=[], metavar="SETTING=VALUE,...")
+    parser.add_argument("--over", type=_over, action="append", default=[], metavar="SETTING[=VALUE,...]")
     parser.add_argument("--seeds", type=_list(int), default=(1, 2, 3), metavar="1,2,...")
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--labs", type=Path, metavar="DIR", help="where labs are made and found again; OUT/labs")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="in place of the recipe's model; not for the lab")
     parser.add_argument("--learning-rates", choices=("default", "best"), default="default")
     parser.add_argument("--rates", type=_list(float), default=(0.25, 0.5, 1.0, 2.0), metavar="0.25,0.5,...")
     parser.add_argument("--tune-seeds", type=_list(int), default=(), metavar="101,102")
@@ -137,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="cpu or cuda; the lab takes cpu, other models a GPU where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; more are slower beside a busy neighbor")
     parser.add_argument("--check", action="store_true", help="only tell what is missing")
+    parser.add_argument("--estimate", action="store_true", help="only tell how many hours it will take on this machine")
     return parser
 
 
@@ -149,8 +184,8 @@ def _list(of: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 def _over(text: str) -> tuple[str, tuple[str, ...]]:
     setting, equals, values = text.partition("=")
-    if not equals or not values:
-        raise argparse.ArgumentTypeError(f"{text!r} is not SETTING=VALUE,VALUE,...")
+    if equals and not values:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SETTING or SETTING=VALUE,VALUE,...")
     return setting, _list(str)(values)
 
 

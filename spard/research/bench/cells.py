@@ -19,6 +19,14 @@ log = logging.getLogger(__name__)
 BASE = "base"
 SELECTION_NAMES = SELECTIONS.names()
 HARMFUL_RATIO, FILE_SIZE = "harmful_ratio", "n"
+SWEPT = {  # the paper's four sweeps, p, tau, beta and eta_safe; eta_safe is in the units of the variant
+    "ratio": ("0.005", "0.01", "0.03", "0.05", "0.1"),
+    "tau": ("0.05", "0.1", "0.2", "0.5", "auto"),
+    "beta": ("0", "1", "2", "4", "8"),
+    "eta_safe": ("0.25", "0.5", "1", "2", "4"),
+}
+
+_PAPER: tuple[tuple[str, tuple[str, ...]], ...] = tuple(SWEPT.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,11 @@ def selection_cells(source: Source, asked: Asked) -> list[Cell]:
 
 
 def sweep_cells(source: Source, asked: Asked) -> list[Cell]:
-    """One setting at a time over its values, the base model first; methods without it are left out of its part."""
-    if not asked.over:
-        raise InvalidRecipe("a sweep needs --over SETTING=VALUE,VALUE,...", "over")
+    """One setting at a time over its values, the base model first; methods without it are left out of its part.
+
+    Of settings without values those of `SWEPT` are taken; all of it if no setting is named.
+    """
+    asked = replace(asked, over=tuple((name, values or _usual(name)) for name, values in asked.over or _PAPER))
     return [
         cell
         for seed in asked.seeds
@@ -141,6 +151,14 @@ def _swept(cell: Cell, setting: str, values: Sequence[str]) -> Iterator[Cell]:
         else:
             log.warning("%s is left out of the sweep over %s, which it does not have", cell.method, setting)
             return
+
+
+def _usual(setting: str) -> tuple[str, ...]:
+    if setting not in SWEPT:
+        raise InvalidRecipe(
+            f"--over {setting}: name its values, {setting}=VALUE,...; of {', '.join(SWEPT)} they are known"
+        )
+    return SWEPT[setting]
 
 
 def _number(setting: str, value: str) -> float:

@@ -18,6 +18,7 @@ from spard.models.base import folder_digest
 from spard.research.attacks.mixing import add_harmful
 from spard.research.attacks.rows import load_rows
 from spard.research.bench.methods import with_unaligned
+from spard.research.bench.prepared import missing, prepare
 from spard.research.bench.source import Attack, Inputs, Split
 from spard.research.bench.spec import AttackSpec, FilesSpec, variables
 
@@ -30,6 +31,7 @@ class FileSource:
 
     spec: FilesSpec
     device: str | None = None
+    uses_dev: bool = True  # False: the development split is not asked for, and its files may be missing
 
     @property
     def attacks(self) -> tuple[str, ...]:
@@ -67,14 +69,24 @@ class FileSource:
         texts = [spec.model, spec.base_unaligned or "", spec.judge.base_url or "", spec.judge.model]
         unset = {name for text in [*texts, *(str(path) for path, _ in self._files())] for name in variables(text)}
         found = [f"Set the variable {name}." for name in sorted(unset)]
+        absent = missing(spec, dict.fromkeys(path for path, _ in self._files()))
+        found += dict.fromkeys(each for lacking in absent.values() for each in lacking)
         for path, kind in self._files():
-            if not variables(str(path)):
+            if path not in absent and not variables(str(path)):
                 found += _problems(path, kind)
-        if not found and (lacking := _too_few(spec)):
+        if not found and not absent and (lacking := _too_few(spec)):
             found += lacking
         if not Path(spec.model).is_dir() and Path(spec.model).is_absolute() and not variables(spec.model):
             found.append(f"The model's folder {spec.model} is not there.")
         return found
+
+    def prepare(self) -> list[str]:
+        """Convert the data sets' files that the recipe needs and that are not there; return what is wrong then."""
+        wanted = list(dict.fromkeys(path for path, _ in self._files()))
+        prepare(self.spec, wanted)
+        return self.problems() or [
+            f"{path}: its data set's files hold no rows for it." for path in missing(self.spec, wanted)
+        ]
 
     def make(self, seed: int, split: Split) -> Inputs:
         """Read the files and mix each attack's rows into the task; rows near a suite's prompts are only warned of."""
@@ -99,9 +111,11 @@ class FileSource:
         yield self.spec.task, "rows"
         for attack in self.spec.attacks:
             yield attack.rows, "rows"
-            yield from ((path, "prompts") for path in (attack.suite, attack.dev_suite) if path)
+            dev_suite = attack.dev_suite if self.uses_dev else None
+            yield from ((path, "prompts") for path in (attack.suite, dev_suite) if path)
         yield from ((pool.path, "pool") for pool in self.spec.pools)
-        yield from ((suite.path, "prompts") for suite in (*self.spec.suites, *self.spec.dev_suites))
+        dev_suites = self.spec.dev_suites if self.uses_dev else ()
+        yield from ((suite.path, "prompts") for suite in (*self.spec.suites, *dev_suites))
 
 
 def _too_few(spec: FilesSpec) -> list[str]:

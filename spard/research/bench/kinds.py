@@ -119,6 +119,14 @@ KINDS: dict[str, Callable[[Order], str]] = {
 }
 
 
+CELLS: dict[str, Callable[[Source, Asked, int], list[Cell]]] = {  # of kinds that train a model for each cell
+    "methods": lambda source, asked, levels: method_cells(source, asked),
+    "selection": lambda source, asked, levels: selection_cells(source, asked),
+    "sweep": lambda source, asked, levels: sweep_cells(source, asked),
+    "similarity": level_cells,
+}
+
+
 def _table(order: Order, cells: Sequence[Cell], draw: Callable[[Sequence[Measurement]], dict[str, str]]) -> str:
     place = Workplace(order.source, order.folder, order.split)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))

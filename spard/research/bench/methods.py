@@ -50,6 +50,12 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
     return recipe
 
 
+def fully(method: str) -> str:
+    """Return the name of a method with all weights trained; one that has them trained stays as it is."""
+    name, *changes = method.split("+")
+    return method if name.endswith("_full") or "full" in changes else "+".join([f"{name}_full", *changes])
+
+
 def with_unaligned(own: Mapping[str, Defense], model: str | None) -> dict[str, Defense]:
     """Return a recipe's own methods and all that need the model before alignment, which is `model` by default."""
     every = {name: each for name, each in METHODS.items() if UNALIGNED in each.models} | dict(own)

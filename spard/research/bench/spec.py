@@ -1,7 +1,8 @@
 """A bench recipe as data, read strictly from YAML: the lab, or a model with files of one's own.
 
 The dataclasses are the only schema, as they are for `spard.config.run_spec`. `${NAME}` in any text stands for an
-environment variable; relative paths start at the folder of the recipe. `extends` names a file beside it to start from.
+environment variable; relative paths start at the folder of the recipe. `extends` names a file beside it, or a shipped
+one, to start from.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from spard.config import Bound, Defense, JudgeSpec, Recipe
+from spard.config.extensions import NameIn
 from spard.config.run_spec import SuiteSpec, parse
 from spard.errors import InvalidRecipe
+from spard.research.datasets import DATASETS
 
 RECIPES = Path(__file__).parent / "recipes"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -48,6 +51,28 @@ class AttackSpec:
     dev_suite: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DataSpec:
+    """A data set's own files, from which files of the recipe are converted that are not there.
+
+    A name without an ending stands for the file there that has one, `train` for `train.jsonl.gz` too.
+    """
+
+    name: Annotated[str, NameIn(DATASETS)]
+    train: Path
+    test: Path | None = None
+    dev: Path | None = None
+    shared: bool = False  # one prompt may be in the pool and in the attack, as in the paper
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPool:
+    """A pool that is made of others when it is not there, without rows that hold a prompt of the recipe's suites."""
+
+    path: Path
+    of: tuple[Path, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabSpec:
     """The lab: its attacks by name, its pools by file name."""
@@ -65,7 +90,8 @@ class FilesSpec:
     """A model of one's own. `suites` are asked after every attack: benign and utility, and harmful ones of other kinds.
 
     `base_unaligned` is the model before its alignment, for SafeLoRA; `dev_suites` and an attack's `dev_suite` are the
-    development split, the only one that choices are made on.
+    development split, the only one that choices are made on. What `data` and `mixed_pools` say how to make is put into
+    the folder `converted` before the first run, where it is not there.
     """
 
     model: str
@@ -74,6 +100,9 @@ class FilesSpec:
     pools: tuple[PoolSpec, ...]
     suites: tuple[SuiteSpec, ...]
     dev_suites: tuple[SuiteSpec, ...] = ()
+    converted: Path | None = None
+    data: tuple[DataSpec, ...] = ()
+    mixed_pools: tuple[MixedPool, ...] = ()
     type: Literal["files"] = "files"
     harmful_ratio: Annotated[float, Bound(ge=0, le=10)] = 0.1  # harmful rows for each row of the task
     revision: str | None = None
@@ -109,7 +138,7 @@ def variables(text: str) -> list[str]:
 
 
 def _read(path: Path) -> Any:
-    """Read a YAML file; what it leaves out comes from the file beside it that `extends` names."""
+    """Read a YAML file; what it leaves out comes from the file that `extends` names, beside it or shipped."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -117,7 +146,8 @@ def _read(path: Path) -> Any:
     except yaml.YAMLError as error:
         raise InvalidRecipe(f"{path} is not YAML: {' '.join(str(error).split())}", "recipe") from error
     if isinstance(raw, dict) and isinstance(base := raw.pop("extends", None), str):
-        return _merged(_read(path.parent / base), raw)
+        beside = path.parent / base
+        return _merged(_read(beside if beside.is_file() else RECIPES / Path(base).name), raw)
     return raw
 
 

@@ -16,6 +16,7 @@ from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import BASE, Asked, Cell, method_cells
 from spard.research.bench.measure import Measurement
 from spard.research.bench.report import figures
+from spard.research.bench.source import Source
 from spard.research.bench.store import write_aside
 
 WITHIN = 0.01  # of the best accuracy
@@ -59,6 +60,12 @@ def tune(place: Workplace, asked: Asked, multiples: Sequence[float]) -> dict[str
     facts = {"split": place.split, "seeds": asked.seeds, "attack": asked.attacks[0], "methods": record}
     write_aside(place.folder / "tuning.json", json.dumps(facts, indent=2) + "\n")
     return {method: each.multiple for method, each in chosen.items()}
+
+
+def trial_cells(source: Source, asked: Asked, multiples: Sequence[float]) -> list[Cell]:
+    """Return the trainings of `tune`: every method at every rate on the first attack."""
+    cells = method_cells(source, replace(asked, attacks=asked.attacks[:1]))
+    return [at_rate(cell, multiple) for cell in cells if cell.method != BASE for multiple in multiples]
 
 
 def at_rate(cell: Cell, multiple: float) -> Cell:

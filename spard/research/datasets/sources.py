@@ -1,0 +1,109 @@
+"""Read the records of a data set's own file: JSON lines, a JSON array, CSV, TSV or Parquet, packed with gzip or xz."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import io
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from spard.data.jsonl import BadRow, Row, numbered_rows
+from spard.data.problems import error
+from spard.data.strict_json import BadJson, parse
+from spard.errors import InvalidData
+
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+_CHUNK = 1 << 20
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+
+def located(path: Path) -> Path | None:
+    """Return the file of that path or, for one without an ending, the first file there that has a known one."""
+    if path.is_file():
+        return path
+    names = {path.name + form + packed for form in FORMATS for packed in ("", *_OPENERS)}
+    return min((each for each in path.parent.glob(f"{path.name}.*") if each.name in names), default=None)
+
+
+def records(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the records with the numbers of their lines, in an array or a table those of the records, from 1 on.
+
+    Raises `InvalidData` for a file that cannot be opened or is of no known format, `BadRow` for a broken line.
+    """
+    suffixes = [each.lower() for each in path.suffixes]
+    opener = _OPENERS.get(suffixes[-1]) if suffixes else None
+    form = suffixes[-2 if opener else -1] if len(suffixes) > bool(opener) else ""
+    if form not in FORMATS:
+        raise InvalidData(f"{path.name}: the name ends with none of {', '.join(FORMATS)}, with or without .gz or .xz")
+    if form == ".parquet":
+        yield from _parquet(path)
+        return
+    try:
+        with (opener or open)(path, "rb") as file:
+            yield from _read(file, form)
+    except (OSError, EOFError, lzma.LZMAError) as broken:
+        raise InvalidData(f"{path.name} cannot be read: {broken}") from broken
+
+
+def _read(file: BinaryIO, form: str) -> Iterator[tuple[int, Row]]:
+    if form in (".csv", ".tsv"):
+        return _table(file, form)
+    start = file.read(_CHUNK)
+    is_array = form == ".json" and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+    return _array(start + file.read()) if is_array else numbered_rows(_chunks(start, file))
+
+
+def _chunks(start: bytes, file: BinaryIO) -> Iterator[bytes]:
+    while start:
+        yield start
+        start = file.read(_CHUNK)
+
+
+def _array(raw: bytes) -> Iterator[tuple[int, Row]]:
+    try:
+        found = parse(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise _broken("invalid_encoding", "the file is not UTF-8", "save the file as UTF-8") from None
+    except BadJson as bad:
+        raise _broken(bad.code, bad.message, bad.hint) from None
+    for number, record in enumerate(found, start=1):
+        if not isinstance(record, dict):
+            raise _broken("data_type", f"entry {number} of the array is no object", "take the file as published")
+        yield number, record
+
+
+def _table(file: BinaryIO, form: str) -> Iterator[tuple[int, Row]]:
+    """Yield the lines of a table by its head. A quote is a character like others in TSV, as GLUE has it."""
+    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if form == ".tsv" else {}
+    try:
+        with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            for number, row in enumerate(csv.DictReader(text, **options), start=1):
+                if None in row or None in row.values():
+                    raise _broken("data_type", f"record {number} has not as many fields as the head", "mend the line")
+                yield number, dict(row)
+    except UnicodeDecodeError:
+        raise _broken("invalid_encoding", "the file is not UTF-8", "save the file as UTF-8") from None
+    except csv.Error as bad:
+        raise _broken("invalid_csv", f"the table cannot be read: {bad}", "take the file as published") from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        hint = "pip install pyarrow, or take the data set as JSON lines"
+        raise InvalidData(f"{path.name}: to read Parquet pyarrow is needed: {hint}") from None
+    try:
+        batches = parquet.ParquetFile(path).iter_batches()
+        found = (record for batch in batches for record in batch.to_pylist())
+        yield from enumerate(found, start=1)
+    except (OSError, ValueError) as broken:  # pyarrow's own errors are of these two
+        raise InvalidData(f"{path.name} cannot be read: {broken}") from broken
+
+
+def _broken(code: str, message: str, hint: str) -> BadRow:
+    return BadRow(error("", code, message, hint))
