@@ -14,22 +14,22 @@ from typing import TypeVar
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from spard.config import defenses
 from spard.errors import InvalidRecipe, SpardError
 from spard.research.bench.bench import Workplace
 from spard.research.bench.cells import SELECTION_NAMES, Asked
 from spard.research.bench.files import FileSource
 from spard.research.bench.kinds import KINDS, Order
 from spard.research.bench.lab import LabSource
+from spard.research.bench.parts import NAMES, RIVALS
 from spard.research.bench.source import Source
 from spard.research.bench.spec import LabSpec, load_spec
 from spard.research.bench.tune import tune, tune_seeds
 
 T = TypeVar("T")
-_RIVALS = tuple(name for name, kind in defenses().items() if kind.trains_on_safe_rows and name != "spard")
 DEFAULT_METHODS = {
     "methods": ("none", "spard"),
-    "overhead": ("none", *_RIVALS, "spard"),
+    "parts": (),
+    "overhead": ("none", *RIVALS, "spard"),
     "selection": ("spard", "safeinstr"),
     "similarity": ("spard", "safeinstr"),
     "sweep": ("spard",),
@@ -89,13 +89,14 @@ def _asked(asked: argparse.Namespace, source: Source) -> Asked:
         attacks=_known(
             "attacks",
             asked.attacks,
-            source.attacks[: None if asked.kind == "methods" else 1],
+            source.attacks[: None if asked.kind in ("methods", "parts") else 1],
             (*source.attacks, *source.more_attacks),
         ),
         pools=_known("pools", asked.pools, source.pools, source.pools),
         seeds=asked.seeds,
         selections=_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
         over=tuple(asked.over),
+        parts=_known("parts", asked.parts, (), NAMES),
     )
 
 
@@ -124,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--pools", type=_list(str), default=(), metavar="NAME,...", help="all; methods takes the first")
     parser.add_argument("--selections", type=_list(str), default=(), metavar="NAME,...", help="all, if left out")
+    parser.add_argument("--parts", type=_list(str), default=(), metavar="NAME,...", help=f"parts: {', '.join(NAMES)}")
     parser.add_argument("--over", type=_over, action="append", default=[], metavar="SETTING=VALUE,...")
     parser.add_argument("--seeds", type=_list(int), default=(1, 2, 3), metavar="1,2,...")
     parser.add_argument("--split", choices=("dev", "test"), default="test")

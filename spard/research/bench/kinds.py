@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from spard.research.bench.measure import Measurement
 from spard.research.bench.overhead import costs, costs_table, overhead
 from spard.research.bench.page import page
 from spard.research.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
+from spard.research.bench.parts import PARTS_HEADING, arms_table, comparisons, methods_of, parts_table
 from spard.research.bench.report import Table, results_csv, results_json, results_md, tables_of
 from spard.research.bench.similarity import distributions, level_cells, with_levels
 from spard.research.bench.source import Inputs, Source, Split
@@ -59,6 +60,17 @@ def methods(order: Order) -> str:
     found = run_cells(place, _at_rates(order, method_cells(order.source, order.asked)), partial(_keep, order))
     tables = tables_of(found) | {METHODS_HEADING: methods_table(found)}
     return _finish(order, found, tables, figures.of_methods(found), {})
+
+
+def parts(order: Order) -> str:
+    """Say what each part of the defense is worth; methods that were named run beside its arms."""
+    questions = comparisons(order.asked.parts)
+    named = tuple(dict.fromkeys([*methods_of(questions), *order.asked.methods]))
+    place = Workplace(order.source, order.folder, order.split)
+    cells = method_cells(order.source, replace(order.asked, methods=named))
+    found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
+    tables = {PARTS_HEADING: parts_table(found, questions), "The two methods of each question": arms_table(questions)}
+    return _finish(order, found, tables | tables_of(found), figures.of_methods(found), {})
 
 
 def selection(order: Order) -> str:
@@ -111,6 +123,7 @@ def embeddings_map(order: Order) -> str:
 
 KINDS: dict[str, Callable[[Order], str]] = {
     "methods": methods,
+    "parts": parts,
     "selection": selection,
     "sweep": sweep,
     "overhead": cost,
