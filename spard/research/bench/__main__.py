@@ -23,12 +23,13 @@ from spard.research.bench.lab import LabSource
 from spard.research.bench.parts import NAMES, RIVALS
 from spard.research.bench.source import Source
 from spard.research.bench.spec import LabSpec, load_spec
-from spard.research.bench.tune import tune, tune_seeds
+from spard.research.bench.tune import EXTEND, tune, tune_seeds
 
 T = TypeVar("T")
 DEFAULT_METHODS = {
     "methods": ("none", "spard"),
     "parts": (),
+    "curves": ("none", *RIVALS, "spard"),
     "overhead": ("none", *RIVALS, "spard"),
     "selection": ("spard", "safeinstr"),
     "similarity": ("spard", "safeinstr"),
@@ -67,18 +68,19 @@ def _bench(asked: argparse.Namespace, source: Source) -> None:
     table = _asked(asked, source)
     multiples = _rates(asked, source, table)
     limits = {"levels": asked.levels, "rounds": asked.rounds, "steps": asked.steps}
+    limits |= {"rates": asked.rates, "extend": asked.extend}
     order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, **limits)
     sys.stdout.write(KINDS[asked.kind](order))
 
 
 def _rates(asked: argparse.Namespace, source: Source, table: Asked) -> dict[str, float]:
     """By method, the multiple of the default learning rate; nothing for the default itself."""
-    if asked.learning_rates == "default":
+    if asked.learning_rates == "default" or asked.kind == "curves":
         return {}
     seeds = asked.tune_seeds or tune_seeds(table.seeds)
     if set(seeds) & set(table.seeds):
         raise InvalidRecipe("--tune-seeds: a seed that a table shows cannot choose its learning rates", "tune_seeds")
-    chosen = tune(Workplace(source, asked.out, "dev"), replace(table, seeds=seeds), asked.rates)
+    chosen = tune(Workplace(source, asked.out, "dev"), replace(table, seeds=seeds), asked.rates, asked.extend)
     log.info("multiples of the default learning rate: %s", chosen)
     return chosen
 
@@ -89,7 +91,7 @@ def _asked(asked: argparse.Namespace, source: Source) -> Asked:
         attacks=_known(
             "attacks",
             asked.attacks,
-            source.attacks[: None if asked.kind in ("methods", "parts") else 1],
+            source.attacks[: None if asked.kind in ("methods", "parts", "curves") else 1],
             (*source.attacks, *source.more_attacks),
         ),
         pools=_known("pools", asked.pools, source.pools, source.pools),
@@ -132,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--labs", type=Path, metavar="DIR", help="where labs are made and found again; OUT/labs")
     parser.add_argument("--learning-rates", choices=("default", "best"), default="default")
     parser.add_argument("--rates", type=_list(float), default=(0.25, 0.5, 1.0, 2.0), metavar="0.25,0.5,...")
+    parser.add_argument("--extend", type=int, default=EXTEND, help="how often the rates may grow where one end is best")
     parser.add_argument("--tune-seeds", type=_list(int), default=(), metavar="101,102")
     parser.add_argument("--levels", type=int, default=5, help="similarity: parts that the pool is cut into")
     parser.add_argument("--rounds", type=int, default=5, help="overhead: how often each method is timed")

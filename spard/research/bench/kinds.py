@@ -13,6 +13,8 @@ from spard.models.base import load_base
 from spard.research.bench import figures
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
+from spard.research.bench.curves import HEADING as CURVES_HEADING
+from spard.research.bench.curves import budget, curves_table, run_curves
 from spard.research.bench.maps import maps
 from spard.research.bench.measure import Measurement
 from spard.research.bench.overhead import costs, costs_table, overhead
@@ -23,12 +25,16 @@ from spard.research.bench.report import Table, results_csv, results_json, result
 from spard.research.bench.similarity import distributions, level_cells, with_levels
 from spard.research.bench.source import Inputs, Source, Split
 from spard.research.bench.store import write_aside
-from spard.research.bench.tune import at_rate
+from spard.research.bench.tune import EXTEND, at_rate
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Everything that was asked for; `multiples` are learning rates by method, as multiples of the default."""
+    """Everything that was asked for.
+
+    Learning rates are multiples of the default: `multiples` by method, `rates` for all of them where curves are drawn,
+    which may be made longer `extend` times.
+    """
 
     kind: str
     recipe: str
@@ -40,6 +46,8 @@ class Order:
     levels: int = 5
     rounds: int = 5
     steps: int | None = None
+    rates: tuple[float, ...] = ()
+    extend: int = EXTEND
 
     @property
     def title(self) -> str:
@@ -71,6 +79,14 @@ def parts(order: Order) -> str:
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
     tables = {PARTS_HEADING: parts_table(found, questions), "The two methods of each question": arms_table(questions)}
     return _finish(order, found, tables | tables_of(found), figures.of_methods(found), {})
+
+
+def curves(order: Order) -> str:
+    """Draw attack success against the task over learning rates, the same number of them for every method."""
+    place = Workplace(order.source, order.folder, order.split)
+    found = run_curves(place, order.asked, order.rates, order.extend, partial(_keep, order))
+    tables = {f"{CURVES_HEADING}. {budget(found)}": curves_table(found)}
+    return _finish(order, found, tables | tables_of(found), figures.of_curves(found), {})
 
 
 def selection(order: Order) -> str:
@@ -124,6 +140,7 @@ def embeddings_map(order: Order) -> str:
 KINDS: dict[str, Callable[[Order], str]] = {
     "methods": methods,
     "parts": parts,
+    "curves": curves,
     "selection": selection,
     "sweep": sweep,
     "overhead": cost,
