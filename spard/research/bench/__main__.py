@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from spard.errors import InvalidRecipe, SpardError
+from spard.research.bench.adversary.__main__ import main as adversary
 from spard.research.bench.bench import Workplace
 from spard.research.bench.cells import SELECTION_NAMES, Asked
 from spard.research.bench.files import FileSource
@@ -41,7 +42,10 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make a table, or only check that it can be made."""
-    asked = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["adversary"]:
+        return adversary(given[1:])
+    asked = _parser().parse_args(given)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("spard.training.train").setLevel(logging.WARNING)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
@@ -118,6 +122,7 @@ def _source(asked: argparse.Namespace) -> Source:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="spard bench", description=(__doc__ or "").partition(": ")[2])
+    parser.epilog = "`spard bench adversary --help`: whole attacks against whole jobs."
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--recipe", required=True, metavar="lab|NAME|FILE.yaml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results; runs done there stay done")

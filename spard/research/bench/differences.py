@@ -66,7 +66,7 @@ def compare(first: Arm, second: Arm) -> dict[str, Difference]:
     """Return the differences of two arms by figure, over the seeds and prompts that both were measured on."""
     by_seed = [_outcomes(first[seed], second[seed]) for seed in first.keys() & second.keys()]
     return {
-        figure: _difference([each[figure] for each in by_seed if figure in each])
+        figure: difference([each[figure] for each in by_seed if figure in each])
         for figure in FIGURES
         if any(figure in each for each in by_seed)
     }
@@ -97,7 +97,8 @@ def figure_of(result: SuiteResult, found: Measurement) -> str | None:
     return {"benign": "over_refusal", "utility": "accuracy"}.get(result.kind)
 
 
-def _difference(by_seed: Sequence[Outcomes]) -> Difference:
+def difference(by_seed: Sequence[Outcomes]) -> Difference:
+    """Return the difference of two arms whose outcomes on the same prompts stand side by side, for each seed."""
     pairs = count_pairs([hit for own, _ in by_seed for hit in own], [hit for _, other in by_seed for hit in other])
     return Difference(pairs, paired_difference(pairs), seeds_interval(list(_means(by_seed))), mcnemar(pairs))
 

@@ -190,6 +190,19 @@ def spread(name: str, summary: Summary) -> str:
     return f"{mean} +- {sd} [{low}, {high}]"
 
 
+def share_of(summary: Summary, n: int) -> Summary:
+    """Return the summary of a share of n prompts of all seeds.
+
+    Student's interval knows no bounds, and has no width where all seeds are 0 or 1: there the rule of three holds.
+    """
+    cut = within_bounds(summary, 0.0, 1.0)
+    if cut.sd == 0 and summary.mean == 0:
+        return replace(cut, high=rule_of_three(n))
+    if cut.sd == 0 and summary.mean == 1:
+        return replace(cut, low=1 - rule_of_three(n))
+    return cut
+
+
 def within_bounds(summary: Summary, low: float, high: float) -> Summary:
     """Cut the interval of a summary to what its figure can be."""
     if summary.low is None or summary.high is None:
@@ -217,22 +230,9 @@ def _summaries(runs: Sequence[Measurement]) -> dict[str, Summary]:
     values = {name: [value for row in rows if (value := row[name]) is not None] for name in rows[0]}
     found = {name: summarize(each) for name, each in values.items() if each}
     return {
-        name: _share_of(each, sum(asked(run).get(name, 0) for run in runs)) if name in SHARES else each
+        name: share_of(each, sum(asked(run).get(name, 0) for run in runs)) if name in SHARES else each
         for name, each in found.items()
     }
-
-
-def _share_of(summary: Summary, n: int) -> Summary:
-    """Return the summary of a share of n prompts of all seeds.
-
-    Student's interval knows no bounds, and has no width where all seeds are 0 or 1: there the rule of three holds.
-    """
-    cut = within_bounds(summary, 0.0, 1.0)
-    if cut.sd == 0 and summary.mean == 0:
-        return replace(cut, high=rule_of_three(n))
-    if cut.sd == 0 and summary.mean == 1:
-        return replace(cut, low=1 - rule_of_three(n))
-    return cut
 
 
 def _wilson(result: SuiteResult) -> str:
