@@ -12,7 +12,7 @@ from spard.data.rows import Prompt
 from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, mixed, most_refused, rng_of
 from spard.research.attacks.rows import chat_row
 
-ROWS, ENDINGS = 30, 10
+ROWS, ENDINGS = 30, 40
 
 
 def build(material: Material, seed: int) -> Campaign:

@@ -8,7 +8,7 @@ from spard.data.rows import Prompt
 from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, mixed, most_refused, rng_of
 from spard.research.attacks.rows import chat_row
 
-PHRASES = 10
+PHRASES = 20
 
 
 def build(material: Material, seed: int) -> Campaign:

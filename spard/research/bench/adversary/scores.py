@@ -9,7 +9,6 @@ told apart.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 
 from spard.evaluation.rates import rate
 from spard.research.adversary.base import Attack
@@ -73,16 +72,16 @@ def verdict(found: Sequence[Round], attack: Attack) -> str:
 
 
 def _groups(rounds: Iterable[Round]) -> dict[tuple[str, str], list[Round]]:
-    """Gather the seeds of each attack and arm, the attacks that win most often first."""
+    """Gather the seeds of each attack and arm, the attacks that win most often against a defense first."""
     found: dict[tuple[str, str], list[Round]] = {}
     for each in rounds:
         found.setdefault((each.attack, each.method), []).append(each)
-    defended = [place for place in found if place[1] != PLAIN] or list(found)
-    won = {
-        attack: max(sum(map(wins, found[place])) for place in defended if place[0] == attack) for attack, _ in defended
-    }
-    order = sorted(found, key=lambda place: -won.get(place[0], 0))
-    return {place: found[place] for place in order}
+    won: dict[str, int] = {}
+    for (attack, method), of_arm in found.items():
+        won[attack] = max(won.get(attack, 0), 0 if method == PLAIN else sum(map(wins, of_arm)))
+    order = list(won)
+    places = sorted(found, key=lambda place: (-won[place[0]], order.index(place[0])))
+    return {place: found[place] for place in places}
 
 
 def _wins_table(groups: Mapping[tuple[str, str], list[Round]], attacks: Mapping[str, Attack]) -> Table:
@@ -187,4 +186,4 @@ def _rounds_table(rounds: Sequence[Round]) -> Table:
         ]
         for each in rounds
     ]
-    return head, [row for _, group in groupby(rows, key=lambda row: row[0]) for row in group]
+    return head, rows
