@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from spard.config import Audit, Hyperparameters, JudgeSpec, NoDefense, Recipe
+from spard.config.run_spec import RunSpec
 from spard.data.rows import Prompt
 from spard.errors import InvalidRecipe, NonFiniteLoss, NotProved
 from spard.evaluation.gate import Gate
@@ -24,7 +25,7 @@ from spard.research.bench.__main__ import main
 from spard.research.bench.adversary import __main__ as command
 from spard.research.bench.adversary import asking, campaign
 from spard.research.bench.adversary.asking import Answers
-from spard.research.bench.adversary.campaign import Memory, Service, run_campaign, settings_of
+from spard.research.bench.adversary.campaign import Memory, Service, run_campaign, settings_of, with_settings
 from spard.research.bench.adversary.rounds import Round
 from spard.research.bench.adversary.scores import (
     LACKS_HEADING,
@@ -244,6 +245,23 @@ def test_customers_set_what_they_set_and_nothing_else() -> None:
     long = settings_of(FEW_STEPS, Hyperparameters(n_epochs=20))
     assert long == replace(FEW_STEPS, hyperparameters=Hyperparameters(n_epochs=20, batch_size=256))
     assert settings_of(FEW_STEPS, Hyperparameters()) == FEW_STEPS
+
+
+def test_the_provider_s_settings_reach_the_run_and_are_checked(tmp_path: Path) -> None:
+    spec = RunSpec("m", tmp_path / "rows.jsonl", recipe=Recipe(defense=NoDefense()))
+
+    assert with_settings(spec, ()) is spec
+    changed = with_settings(spec, [("thresholds.max_asr", "0.05"), ("thresholds.max_utility_drop", "0.1")])
+    assert changed == replace(spec, thresholds=replace(spec.thresholds, max_asr=0.05, max_utility_drop=0.1))
+    for wrong in ("thresholds.max_asr.deep", "thresholds.least", "nothing.at_all"):
+        with pytest.raises(InvalidRecipe):
+            with_settings(spec, [(wrong, "1")])
+
+
+@pytest.mark.parametrize("given", ["recipe.seed=1", "thresholds.max_asr", "luck=1"])
+def test_what_is_not_the_provider_s_to_set_is_refused(given: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["adversary", "--recipe", "lab", "--provider", given])
 
 
 def test_the_gate_s_prompts_and_the_bench_s_are_apart(arena: LabArena) -> None:

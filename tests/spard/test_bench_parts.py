@@ -122,17 +122,6 @@ def test_zeros_on_every_seed_are_bounded_by_the_rule_of_three() -> None:
     assert "0.0 +- 0.0 [0.0, 0.4]" in means_table(runs)[1][0]
 
 
-def test_the_published_numbers_are_one_word() -> None:
-    recipe = method_recipe("reference+published", Recipe(), {})
-    assert isinstance(recipe.defense, Spard)
-    assert (recipe.defense.tau, recipe.defense.delta, recipe.defense.augment, recipe.defense.anchor) == (
-        0.2,
-        0.1,
-        (),
-        0,
-    )
-
-
 def test_a_baseline_gets_the_same_anchor_in_one_word() -> None:
     names = ("safeinstr+anchor", "lisa+anchor", "spard+anchor")
     assert len({method_recipe(name, Recipe(), {}).effective_anchor for name in names}) == 1

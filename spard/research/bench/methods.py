@@ -31,7 +31,6 @@ SHORT: dict[str, tuple[str, ...]] = {
     "random": ("selection.method=random",),
     "dpp": ("selection.method=relevance_diversity",),
     "anchor": (f"anchor_weight={ANCHOR_WEIGHT:g}",),  # the default's, for any method
-    "published": ("tau=0.2", "delta=0.1", "constraint=mean", "augment=[]", "anchor_weight=0", "check_every=1"),
 }
 SETTINGS = {
     "ratio": "selection.ratio",
@@ -89,7 +88,7 @@ def changed(recipe: Recipe, setting: str, value: str) -> Recipe:
         if not isinstance(table.get(head), dict):
             raise InvalidRecipe(f"{path}: unknown setting", path)
         table = table[head]
-    table[last] = _json(value)
+    table[last] = value_of(value)
     if path == SETTINGS["ratio"]:
         table["min_examples"] = 1
     found: Recipe = parse(Recipe, raw, "")
@@ -116,7 +115,8 @@ def with_selection(recipe: Recipe, method: str) -> Recipe:
     return replace(recipe, selection=known)
 
 
-def _json(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """Return a setting's value as the command line gives it: JSON, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

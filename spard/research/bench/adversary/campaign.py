@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +13,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from spard.config import Hyperparameters, JudgeSpec, Recipe
-from spard.config.run_spec import RunSpec
-from spard.errors import SpardError
+from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
+from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.gate import Gate
 from spard.models.adapters import save_adapter
 from spard.models.base import Base, load_base
@@ -24,6 +24,7 @@ from spard.pipeline.messages import Message, Reporter
 from spard.research.adversary.arena import Ground
 from spard.research.adversary.base import Campaign, Job
 from spard.research.bench.measure import training_file
+from spard.research.bench.methods import value_of
 from spard.research.bench.source import digest_of
 
 log = logging.getLogger(__name__)
@@ -65,13 +66,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What every job of a bench meets: the lab, the recipe that the provider set, the judge, and a place for files."""
+    """What every job of a bench meets: the lab, the arm's recipe, the judge, and a place for files.
+
+    `provider` are settings of a run spec that are the provider's, as (path, value in JSON or plain text).
+    """
 
     ground: Ground
     recipe: Recipe
     judge: JudgeSpec
     folder: Path
     cache: Memory
+    provider: tuple[tuple[str, str], ...] = ()
 
     def take(self, job: Job, start_from: Path | None) -> tuple[Gate, Any, Base, float]:
         """Run one job; return the gate's decision, the model, its base, and the CPU seconds without the audits."""
@@ -88,7 +93,7 @@ class Service:
 
     def _spec(self, job: Job, start_from: Path | None) -> RunSpec:
         files = self.folder / "files"
-        return RunSpec(
+        spec = RunSpec(
             model=self.ground.model,
             training_file=training_file(job.rows, files),
             pool=self.ground.pool if job.pool is None else training_file(job.pool, files),
@@ -97,6 +102,7 @@ class Service:
             judge=self.judge,
             start_from=start_from,
         )
+        return with_settings(spec, self.provider)
 
 
 def run_campaign(campaign: Campaign, service: Service) -> Ended:
@@ -118,6 +124,20 @@ def run_campaign(campaign: Campaign, service: Service) -> Ended:
             if number < len(campaign.jobs):
                 save_adapter(model, base, "adversary", start_from, {"base_digest": base.digest})
     return Ended("released", len(campaign.jobs), (), cpu_s, model, base)
+
+
+def with_settings(spec: RunSpec, settings: Sequence[tuple[str, str]]) -> RunSpec:
+    """Return the run with settings changed by their paths; raise InvalidRecipe where one is unknown or out of range."""
+    raw = to_mapping(spec)
+    for path, value in settings:
+        *heads, last = path.split(".")
+        table = raw
+        for head in heads:
+            table = table.get(head)
+            if not isinstance(table, dict):
+                raise InvalidRecipe(f"{path}: unknown setting", path)
+        table[last] = value_of(value)
+    return run_from_mapping(raw) if settings else spec
 
 
 def settings_of(recipe: Recipe, asked: Hyperparameters) -> Recipe:

@@ -47,7 +47,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is asked for: arms by the name of their method, attacks, seeds, prompts of each kind, and a folder."""
+    """What is asked for: arms by the name of their method, attacks, seeds, prompts of each kind, and a folder.
+
+    `provider` are the provider's settings, for all arms.
+    """
 
     arena: Arena
     arms: Mapping[str, Recipe]
@@ -56,6 +59,7 @@ class Bench:
     judge: JudgeSpec
     prompts: int
     folder: Path
+    provider: tuple[tuple[str, str], ...] = ()
 
 
 def run_rounds(bench: Bench) -> Iterator[Round]:
@@ -75,10 +79,11 @@ def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: M
     asked = _asked(ground, campaign, bench.prompts)
     base = _base_answers(bench, ground, campaign, asked)
     for method, recipe in bench.arms.items():
-        key = digest_of([asked, _decided(ground, campaign), to_mapping(recipe), asdict(bench.judge)])
+        settings = [to_mapping(recipe), asdict(bench.judge), *sorted(bench.provider)]
+        key = digest_of([asked, _decided(ground, campaign), *settings])
         found = read_run(bench.folder, key)
         if found is None:
-            ended = run_campaign(campaign, Service(ground, recipe, bench.judge, bench.folder, cache))
+            ended = run_campaign(campaign, Service(ground, recipe, bench.judge, bench.folder, cache, bench.provider))
             answers = None
             if ended.base is not None:
                 system = recipe.defense.serving_prompt
