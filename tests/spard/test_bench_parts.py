@@ -76,6 +76,7 @@ def test_the_table_says_what_a_part_is_worth_and_what_is_not_shown() -> None:
     worth = {place: row["is worth"] for place, row in by_part.items()}
     assert worth["anchor", "left out of the whole"] == "defends; keeps the task within 1%"
     assert worth["dpp", "left out of the whole"] == "keeps the task within 1%"
+    assert {row["seeds"] for row in by_part.values()} == {"3"}
     nothing = by_part["dpp", "left out of the whole"]["attacks succeed"]
     assert nothing.startswith("0.0 [-0.3, 0.3], p 1")  # no interval of the seeds: three equal zeros are no certainty
 
@@ -84,7 +85,7 @@ def test_many_questions_make_a_single_one_weaker() -> None:
     questions = comparisons()
     runs = [measured(method, 1, 0.02 if i % 2 else 0.0) for i, method in enumerate(methods_of(questions))]
     few, many = parts_table(runs, questions[:1])[1][0], parts_table(runs, questions)[1][0]
-    p_few, p_many = (float(row[3].rpartition("p ")[2]) for row in (few, many))
+    p_few, p_many = (float(row[4].rpartition("p ")[2]) for row in (few, many))
     assert p_few < p_many
 
 

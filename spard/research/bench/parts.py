@@ -126,9 +126,10 @@ def parts_table(found: Sequence[Measurement], questions: Sequence[Comparison]) -
         for asked in questions:
             first, second = arms.get((asked.first, attack)), arms.get((asked.second, attack))
             if first and second:
-                rows.append(([attack, asked.part, asked.how], compare(first, second)))
+                seeds = str(len(first.keys() & second.keys()))
+                rows.append(([attack, asked.part, asked.how, seeds], compare(first, second)))
     p_values = iter(corrected([each for _, by_figure in rows for each in by_figure.values()]))
-    head = ["attack", "part", "asked", "attacks succeed", "benign refused", "task right", "is worth"]
+    head = ["attack", "part", "asked", "seeds", "attacks succeed", "benign refused", "task right", "is worth"]
     return head, [
         [*names, *_cells({figure: (each, next(p_values)) for figure, each in by.items()})] for names, by in rows
     ]
