@@ -32,7 +32,14 @@ from tests.servers import free_port
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 PACKAGES = ("app", "worker", "spard")
-OTHER_PROGRAMS = ("spard convert", "spard lab make", "spard audit", "spard bench", "python -m spard")  # they load torch
+OTHER_PROGRAMS = (
+    "spard convert",
+    "spard lab make",
+    "spard audit",
+    "spard bench",
+    "spard bench adversary",
+    "python -m spard",
+)  # they load torch
 
 DEFENSES = ("Spard", "NoDefense", "Ptst", "SafeInstr", "Lisa", "SafeGrad", "SafeLora")
 

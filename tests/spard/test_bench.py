@@ -254,6 +254,7 @@ def test_selections_are_compared_seed_by_seed() -> None:
         "minus": "random",
         "difference": "",
         "seeds": "2",
+        "p": "-",  # the outcomes of single prompts were not kept
     }
     assert row[5].startswith("-15.0 +- 7.1")
 

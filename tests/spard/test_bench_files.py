@@ -153,6 +153,8 @@ def test_unknown_recipes_and_settings_are_refused(recipe: Path) -> None:
     ("kind", "options"),
     [
         ("methods", ["--methods", "none,ptst,spard"]),
+        ("parts", ["--parts", "anchor"]),
+        ("curves", ["--methods", "none", "--rates", "0.5,1", "--extend", "1"]),
         ("selection", ["--methods", "spard", "--selections", "random,max_quality"]),
         ("sweep", ["--over", "tau=0.1,auto", "--over", "n=6,12"]),
         ("similarity", ["--methods", "safeinstr", "--levels", "2"]),
@@ -165,6 +167,7 @@ def test_every_kind_leaves_tables_and_a_page(
 ) -> None:
     monkeypatch.setenv("POOL", "pool.jsonl")
     rows = {"methods": 4, "selection": 3, "sweep": 5, "similarity": 3, "overhead": 4, "map": 0}
+    rows |= {"parts": 5, "curves": 4}
 
     status = main([kind, "--recipe", str(recipe), "--seeds", "1", "--out", str(tmp_path), "--device", "cpu", *options])
 
@@ -180,7 +183,7 @@ def test_tuning_records_every_trial(recipe: Path, tmp_path: Path) -> None:
     assert isinstance(spec, FilesSpec)
     asked = Asked(methods=("none",), attacks=("harm",), pools=("own",), seeds=(101, 102))
 
-    chosen = tune(Workplace(FileSource(spec, "cpu"), tmp_path, "dev"), asked, (0.5, 1.0))
+    chosen = tune(Workplace(FileSource(spec, "cpu"), tmp_path, "dev"), asked, (0.5, 1.0), extend=0)
 
     record = json.loads((tmp_path / "tuning.json").read_text())
     assert record["methods"]["none"]["multiple"] == chosen["none"]

@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from spard.config import defenses
 from spard.errors import InvalidRecipe, SpardError
+from spard.research.bench.adversary.__main__ import main as adversary
 from spard.research.bench.bench import Workplace
 from spard.research.bench.cells import SELECTION_NAMES, Asked
 from spard.research.bench.estimate import estimate, hours_table
@@ -23,16 +23,18 @@ from spard.research.bench.files import FileSource
 from spard.research.bench.kinds import CELLS, KINDS, Order
 from spard.research.bench.lab import LabSource
 from spard.research.bench.methods import fully
+from spard.research.bench.parts import NAMES, RIVALS
 from spard.research.bench.report import machine, markdown
 from spard.research.bench.source import Source
 from spard.research.bench.spec import LabSpec, load_spec
-from spard.research.bench.tune import at_rate, trial_cells, tune, tune_seeds
+from spard.research.bench.tune import EXTEND, at_rate, trial_cells, tune, tune_seeds
 
 T = TypeVar("T")
-_RIVALS = tuple(name for name, kind in defenses().items() if kind.trains_on_safe_rows and name != "spard")
 DEFAULT_METHODS = {
     "methods": ("none", "spard"),
-    "overhead": ("none", *_RIVALS, "spard"),
+    "parts": (),
+    "curves": ("none", *RIVALS, "spard"),
+    "overhead": ("none", *RIVALS, "spard"),
     "selection": ("spard", "safeinstr"),
     "similarity": ("spard", "safeinstr"),
     "sweep": ("spard",),
@@ -43,7 +45,10 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make a table, or only check that it can be made."""
-    asked = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["adversary"]:
+        return adversary(given[1:])
+    asked = _parser().parse_args(given)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("spard.training.train").setLevel(logging.WARNING)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
@@ -75,6 +80,7 @@ def _bench(asked: argparse.Namespace, source: Source) -> None:
         return
     multiples = _rates(asked, source, table)
     limits = {"levels": asked.levels, "rounds": asked.rounds, "steps": asked.steps}
+    limits |= {"rates": asked.rates, "extend": asked.extend}
     order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, **limits)
     sys.stdout.write(KINDS[asked.kind](order))
 
@@ -97,12 +103,12 @@ def _estimated(asked: argparse.Namespace, source: Source, table: Asked) -> str:
 
 def _rates(asked: argparse.Namespace, source: Source, table: Asked) -> dict[str, float]:
     """By method, the multiple of the default learning rate; nothing for the default itself."""
-    if asked.learning_rates == "default":
+    if asked.learning_rates == "default" or asked.kind == "curves":
         return {}
     seeds = asked.tune_seeds or tune_seeds(table.seeds)
     if set(seeds) & set(table.seeds):
         raise InvalidRecipe("--tune-seeds: a seed that a table shows cannot choose its learning rates", "tune_seeds")
-    chosen = tune(Workplace(source, asked.out, "dev"), replace(table, seeds=seeds), asked.rates)
+    chosen = tune(Workplace(source, asked.out, "dev"), replace(table, seeds=seeds), asked.rates, asked.extend)
     log.info("multiples of the default learning rate: %s", chosen)
     return chosen
 
@@ -113,13 +119,14 @@ def _asked(asked: argparse.Namespace, source: Source) -> Asked:
         attacks=_known(
             "attacks",
             asked.attacks,
-            source.attacks[: None if asked.kind == "methods" else 1],
+            source.attacks[: None if asked.kind in ("methods", "parts", "curves") else 1],
             (*source.attacks, *source.more_attacks),
         ),
         pools=_known("pools", asked.pools, source.pools, source.pools),
         seeds=asked.seeds,
         selections=_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
         over=tuple(asked.over),
+        parts=_known("parts", asked.parts, (), NAMES),
     )
 
 
@@ -147,6 +154,7 @@ def _source(asked: argparse.Namespace) -> Source:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="spard bench", description=(__doc__ or "").partition(": ")[2])
+    parser.epilog = "`spard bench adversary --help`: whole attacks against whole jobs."
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--recipe", required=True, metavar="lab|NAME|FILE.yaml")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="results; runs done there stay done")
@@ -157,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--full", action="store_true", help="each method also with all weights trained, as NAME_full")
     parser.add_argument("--pools", type=_list(str), default=(), metavar="NAME,...", help="all; methods takes the first")
     parser.add_argument("--selections", type=_list(str), default=(), metavar="NAME,...", help="all, if left out")
+    parser.add_argument("--parts", type=_list(str), default=(), metavar="NAME,...", help=f"parts: {', '.join(NAMES)}")
     parser.add_argument("--over", type=_over, action="append", default=[], metavar="SETTING[=VALUE,...]")
     parser.add_argument("--seeds", type=_list(int), default=(1, 2, 3), metavar="1,2,...")
     parser.add_argument("--split", choices=("dev", "test"), default="test")
@@ -164,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="in place of the recipe's model; not for the lab")
     parser.add_argument("--learning-rates", choices=("default", "best"), default="default")
     parser.add_argument("--rates", type=_list(float), default=(0.25, 0.5, 1.0, 2.0), metavar="0.25,0.5,...")
+    parser.add_argument("--extend", type=int, default=EXTEND, help="how often the rates may grow where one end is best")
     parser.add_argument("--tune-seeds", type=_list(int), default=(), metavar="101,102")
     parser.add_argument("--levels", type=int, default=5, help="similarity: parts that the pool is cut into")
     parser.add_argument("--rounds", type=int, default=5, help="overhead: how often each method is timed")

@@ -57,6 +57,7 @@ class Asked:
     seeds: tuple[int, ...]
     selections: tuple[str, ...] = SELECTION_NAMES
     over: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 def method_cells(source: Source, asked: Asked) -> list[Cell]:

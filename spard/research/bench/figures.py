@@ -32,6 +32,17 @@ def of_methods(found: Sequence[Measurement]) -> dict[str, str]:
     return {name: drawn.dots(found, "method", "attack")} if drawn else {}
 
 
+def of_curves(found: Sequence[Measurement]) -> dict[str, str]:
+    """Draw a figure for each attack: attack success against the task, a line through the rates of each method."""
+    drawn = plots()
+    return {
+        f"Attack {attack}: a point for each learning rate, the lowest one open": drawn.curves(
+            [each for each in found if each.attack == attack]
+        )
+        for attack in (dict.fromkeys(each.attack for each in found) if drawn else ())
+    }
+
+
 def of_selection(found: Sequence[Measurement]) -> dict[str, str]:
     """Draw a figure for each pool, with every selection's results by method."""
     drawn, found = plots(), _trained(found)

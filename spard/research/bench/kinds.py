@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,28 @@ from spard.models.base import load_base
 from spard.research.bench import figures
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
+from spard.research.bench.curves import HEADING as CURVES_HEADING
+from spard.research.bench.curves import budget, curves_table, run_curves
 from spard.research.bench.maps import maps
 from spard.research.bench.measure import Measurement
 from spard.research.bench.overhead import costs, costs_table, overhead
 from spard.research.bench.page import page
 from spard.research.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
+from spard.research.bench.parts import PARTS_HEADING, arms_table, comparisons, methods_of, parts_table
 from spard.research.bench.report import Table, results_csv, results_json, results_md, tables_of
 from spard.research.bench.similarity import distributions, level_cells, with_levels
 from spard.research.bench.source import Inputs, Source, Split
 from spard.research.bench.store import write_aside
-from spard.research.bench.tune import at_rate
+from spard.research.bench.tune import EXTEND, at_rate
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Everything that was asked for; `multiples` are learning rates by method, as multiples of the default."""
+    """Everything that was asked for.
+
+    Learning rates are multiples of the default: `multiples` by method, `rates` for all of them where curves are drawn,
+    which may be made longer `extend` times.
+    """
 
     kind: str
     recipe: str
@@ -39,6 +46,8 @@ class Order:
     levels: int = 5
     rounds: int = 5
     steps: int | None = None
+    rates: tuple[float, ...] = ()
+    extend: int = EXTEND
 
     @property
     def title(self) -> str:
@@ -59,6 +68,25 @@ def methods(order: Order) -> str:
     found = run_cells(place, _at_rates(order, method_cells(order.source, order.asked)), partial(_keep, order))
     tables = tables_of(found) | {METHODS_HEADING: methods_table(found)}
     return _finish(order, found, tables, figures.of_methods(found), {})
+
+
+def parts(order: Order) -> str:
+    """Say what each part of the defense is worth; methods that were named run beside its arms."""
+    questions = comparisons(order.asked.parts)
+    named = tuple(dict.fromkeys([*methods_of(questions), *order.asked.methods]))
+    place = Workplace(order.source, order.folder, order.split)
+    cells = method_cells(order.source, replace(order.asked, methods=named))
+    found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
+    tables = {PARTS_HEADING: parts_table(found, questions), "The two methods of each question": arms_table(questions)}
+    return _finish(order, found, tables | tables_of(found), figures.of_methods(found), {})
+
+
+def curves(order: Order) -> str:
+    """Draw attack success against the task over learning rates, the same number of them for every method."""
+    place = Workplace(order.source, order.folder, order.split)
+    found = run_curves(place, order.asked, order.rates, order.extend, partial(_keep, order))
+    tables = {f"{CURVES_HEADING}. {budget(found)}": curves_table(found)}
+    return _finish(order, found, tables | tables_of(found), figures.of_curves(found), {})
 
 
 def selection(order: Order) -> str:
@@ -111,6 +139,8 @@ def embeddings_map(order: Order) -> str:
 
 KINDS: dict[str, Callable[[Order], str]] = {
     "methods": methods,
+    "parts": parts,
+    "curves": curves,
     "selection": selection,
     "sweep": sweep,
     "overhead": cost,

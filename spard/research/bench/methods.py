@@ -1,7 +1,8 @@
 """Methods and settings by name, as changes to a recipe.
 
 A method is a name of `METHODS`, or that with changes: `spard+tau=0.2+delta=0.1`, `spard+ema=0.99`, `none+full`. A
-change names a setting by its path in the recipe, by a short name of `SETTINGS`, or a setting of the defense.
+change names a setting by its path in the recipe, by a short name of `SETTINGS`, or a setting of the defense; one of
+`SHORT` stands for several changes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from spard.config import Defense, Recipe, Selection, defenses
+from spard.config.defenses.spard import ANCHOR_WEIGHT
 from spard.config.run_spec import parse, to_mapping
 from spard.errors import InvalidRecipe
 
@@ -19,10 +21,16 @@ METHODS: dict[str, Defense] = {name: kind() for name, kind in defenses().items()
     name: preset for kind in defenses().values() for name, preset in kind.presets().items()
 }
 UNALIGNED = "base_unaligned"  # the setting by which a defense names the model before its alignment
-SHORT = {
-    "full": "lora=none",
-    "self": "selection.safe_answers=self",
-    "augmented": 'augment=["affixes","templates","deep","encodings"]',
+SHORT: dict[str, tuple[str, ...]] = {
+    "full": ("lora=none",),
+    "self": ("selection.safe_answers=self",),
+    "others": ("selection.safe_answers=pool",),
+    "augmented": ('augment=["affixes","templates","deep","encodings"]',),
+    "dressed": ('augment=["affixes","templates"]',),
+    "undressed": ("augment=[]",),
+    "random": ("selection.method=random",),
+    "dpp": ("selection.method=relevance_diversity",),
+    "anchor": (f"anchor_weight={ANCHOR_WEIGHT:g}",),  # the default's, for any method
 }
 SETTINGS = {
     "ratio": "selection.ratio",
@@ -42,8 +50,8 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
     if name not in known:
         raise InvalidRecipe(f"no such method: {name}; known are {', '.join(known)}", "methods")
     recipe = replace(recipe, defense=known[name])
-    for change in changes:
-        setting, equals, value = SHORT.get(change, change).partition("=")
+    for change in (each for short in changes for each in SHORT.get(short, (short,))):
+        setting, equals, value = change.partition("=")
         if not equals:
             raise InvalidRecipe(f"{method}: a change is setting=value or one of {', '.join(SHORT)}", "methods")
         recipe = changed(recipe, setting, value)
@@ -86,7 +94,7 @@ def changed(recipe: Recipe, setting: str, value: str) -> Recipe:
         if not isinstance(table.get(head), dict):
             raise InvalidRecipe(f"{path}: unknown setting", path)
         table = table[head]
-    table[last] = _json(value)
+    table[last] = value_of(value)
     if path == SETTINGS["ratio"]:
         table["min_examples"] = 1
     found: Recipe = parse(Recipe, raw, "")
@@ -113,7 +121,8 @@ def with_selection(recipe: Recipe, method: str) -> Recipe:
     return replace(recipe, selection=known)
 
 
-def _json(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """Return a setting's value as the command line gives it: JSON, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

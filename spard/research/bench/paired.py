@@ -1,40 +1,45 @@
-"""Differences of arms that share something: selections by seed, since labs differ more; methods prompt by prompt."""
+"""Tables of differences: selections of the safe set by seed, methods prompt by prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spard.evaluation.results import SuiteResult
-from spard.evaluation.statistics import Pairs, count_pairs, holm, is_not_inferior, mcnemar, paired_difference
+from spard.research.bench.differences import MARGIN, Arm, Difference, compare, corrected, seeds_interval
 from spard.research.bench.measure import Measurement
-from spard.research.bench.report import Table, figures, spread, summarize
+from spard.research.bench.report import Table, figures, spread, summarize, within_bounds
 
-MARGIN = 0.01  # a share of right answers that a defense may cost
 REFERENCE = "spard"
 METHODS_HEADING = (
-    f"Each method minus {REFERENCE} on the same prompts, in points [95 % interval]; p of McNemar's test after Holm. "
-    "They speak of these models, not of other seeds"
+    f"Each method minus {REFERENCE} on the same prompts, in points [95 % interval of the prompts, which speaks of "
+    "these models], seeds [95 % interval of the mean over seeds]; p of McNemar's test after Holm"
 )
-HEADING = "Attack success minus that of another selection, in points, paired by seed [95 % interval of the mean]"
+HEADING = (
+    "Attack success minus that of another selection, in points, paired by seed [95 % interval of the mean]; p of "
+    "McNemar's test on the same prompts after Holm, which speaks of these models"
+)
 
 
 def paired_table(found: Sequence[Measurement]) -> Table:
     """Compare the first selection with each other one, by method, attack and pool; return head and rows."""
-    asr: dict[tuple[str, str, str], dict[str, dict[int, float]]] = {}
+    arms: dict[tuple[str, str, str], dict[str, dict[int, Measurement]]] = {}
     for each in found:
-        value = figures(each)["asr"]
-        if each.selection and value is not None:
+        if each.selection and figures(each)["asr"] is not None:
             place = (each.method, each.attack, each.pool)
-            asr.setdefault(place, {}).setdefault(each.selection, {})[each.seed] = value
+            arms.setdefault(place, {}).setdefault(each.selection, {})[each.seed] = each
+    compared = [
+        (place, first, other, compare(by_selection[first], by_selection[other]).get("asr"))
+        for place, by_selection in arms.items()
+        for first, *others in [tuple(by_selection)]
+        for other in others
+        if by_selection[first].keys() & by_selection[other].keys()
+    ]
+    p_values = iter(corrected([each for *_, each in compared if each]))
     rows = []
-    for place, by_selection in asr.items():
-        first, *others = by_selection
-        for other in others:
-            both = sorted(by_selection[first].keys() & by_selection[other].keys())
-            if both:
-                less = summarize([by_selection[first][seed] - by_selection[other][seed] for seed in both])
-                rows.append([*place, first, other, spread("asr", less), str(len(both))])
-    return ["method", "attack", "pool", "selection", "minus", "difference", "seeds"], rows
+    for place, first, other, difference in compared:
+        less, seeds = _by_seed(arms[place][first], arms[place][other])
+        p = f"{next(p_values):.2g}" if difference else "-"
+        rows.append([*place, first, other, less, str(seeds), p])
+    return ["method", "attack", "pool", "selection", "minus", "difference", "seeds", "p"], rows
 
 
 def methods_table(found: Sequence[Measurement]) -> Table:
@@ -42,41 +47,43 @@ def methods_table(found: Sequence[Measurement]) -> Table:
 
     Prompts that one of the two could not be scored on are left out.
     """
-    pairs = _pairs(found)
-    p_values = holm([mcnemar(each) for each in pairs.values()])
+    differences = _against_reference(found)
+    p_values = corrected(list(differences.values()))
     rows = []
-    for ((figure, method, attack), each), p in zip(pairs.items(), p_values, strict=True):
-        less = paired_difference(each)
-        kept = ("yes" if is_not_inferior(each, MARGIN) else "not shown") if figure == "accuracy" else ""
-        points = f"{100 * less.value:.1f} [{100 * less.low:.1f}, {100 * less.high:.1f}]"
-        rows.append([figure, attack, method, points, f"{p:.2g}", str(each.n), kept])
+    for ((figure, method, attack), each), p in zip(differences.items(), p_values, strict=True):
+        kept = ("yes" if each.is_kept else "not shown") if figure == "accuracy" else ""
+        rows.append([figure, attack, method, each.text(), f"{p:.2g}", str(each.pairs.n), kept])
     head = ["figure", "attack", "method", f"minus {REFERENCE}", "p", "prompts", f"at most {MARGIN:.0%} worse"]
     return head, rows
 
 
-def _pairs(found: Sequence[Measurement]) -> dict[tuple[str, str, str], Pairs]:
-    """Count the pairs of outcomes by figure, method and attack; a method without a pool meets the first pool's."""
+def _by_seed(first: Arm, second: Arm) -> tuple[str, int]:
+    """Return the mean difference of attack success with its spread, and over how many seeds it is."""
+    both = sorted(first.keys() & second.keys())
+    less = [_asr(first[seed]) - _asr(second[seed]) for seed in both]
+    summary = summarize(less)
+    if len(both) > 1 and seeds_interval(less) is None:  # the same on every seed: no spread is no certainty
+        return f"{100 * summary.mean:.1f} on each", len(both)
+    return spread("asr", within_bounds(summary, -1.0, 1.0)), len(both)
+
+
+def _asr(found: Measurement) -> float:
+    return figures(found)["asr"] or 0.0
+
+
+def _against_reference(found: Sequence[Measurement]) -> dict[tuple[str, str, str], Difference]:
+    """Return differences by figure, method and attack; a method without a pool meets the first pool's reference."""
     ours = [each for each in found if each.method == REFERENCE]
     references = {(each.attack, each.seed, ""): each for each in reversed(ours)}
     references |= {(each.attack, each.seed, each.pool): each for each in ours}
-    outcomes: dict[tuple[str, str, str], tuple[list[bool], list[bool]]] = {}
+    arms: dict[tuple[str, str], tuple[dict[int, Measurement], dict[int, Measurement]]] = {}
     for each in found:
         reference = references.get((each.attack, each.seed, each.pool))
-        if reference is None or each.method == REFERENCE:
-            continue
-        for result in each.results:
-            figure = _figure(result, each)
-            both = zip(each.hits.get(result.suite, ""), reference.hits.get(result.suite, ""), strict=False)
-            scored = [pair for pair in both if "-" not in pair]
-            if figure and scored:
-                first, second = outcomes.setdefault((figure, each.method, each.attack), ([], []))
-                first += [own == "1" for own, _ in scored]
-                second += [other == "1" for _, other in scored]
-    return {place: count_pairs(*each) for place, each in outcomes.items()}
-
-
-def _figure(result: SuiteResult, found: Measurement) -> str | None:
-    """Return the column of the bench's tables that a suite counts in, or None."""
-    if result.kind == "harmful":
-        return "asr" if result.suite in found.attacked else None
-    return {"benign": "over_refusal", "utility": "accuracy"}.get(result.kind)
+        if reference is not None and each.method != REFERENCE:
+            own, other = arms.setdefault((each.method, each.attack), ({}, {}))
+            own[each.seed], other[each.seed] = each, reference
+    return {
+        (figure, method, attack): difference
+        for (method, attack), both in arms.items()
+        for figure, difference in compare(*both).items()
+    }

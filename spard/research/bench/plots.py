@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
@@ -76,6 +77,24 @@ def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str)
         return _svg(figure)
 
 
+def curves(found: Sequence[Measurement]) -> str:
+    """Draw attack success against accuracy, a line through each method's rates in their order, means over the seeds."""
+    methods = list(dict.fromkeys(each.method for each in found))
+    with mpl.rc_context(STYLE):
+        figure, (axis,) = _row_of_axes(1, 7.0, 4.2)
+        for j, method in enumerate(methods):
+            runs = [each for each in found if each.method == method]
+            rates = sorted({float(each.value or 0) for each in runs})
+            points = [_point([each for each in runs if float(each.value or 0) == rate]) for rate in rates]
+            there = [point for point in points if point is not None]
+            color = COLORS[j % len(COLORS)]
+            axis.plot([x for x, _ in there], [y for _, y in there], "o-", ms=4, lw=1.5, color=color, label=method)
+            axis.plot([x for x, _ in there[:1]], [y for _, y in there[:1]], "o", ms=8, mfc="none", color=color)
+        axis.set(xlabel=METRICS["accuracy"], ylabel=METRICS["asr"], xlim=(-4, 104), ylim=(-4, 104))
+        _legend_below(figure, axis, len(methods))
+        return _svg(figure)
+
+
 def bars(costs: Sequence[Cost]) -> str:
     """Draw the median ratio as a bar and every round as a dot."""
     with mpl.rc_context(STYLE):
@@ -135,6 +154,11 @@ def _line(axis: Axes, places: Sequence[float], columns: Sequence[Sequence[float]
 
 def _cloud(axis: Axes, points: Sequence[tuple[float, float]], color: str, name: str, size: float) -> None:
     axis.scatter([x for x, _ in points], [y for _, y in points], s=size, color=color, label=name, lw=0)
+
+
+def _point(found: Sequence[Measurement]) -> tuple[float, float] | None:
+    accuracy, asr = _percent(found, "accuracy"), _percent(found, "asr")
+    return (fmean(accuracy), fmean(asr)) if accuracy and asr else None
 
 
 def _percent(found: Sequence[Measurement], metric: str) -> list[float]:

@@ -2,8 +2,9 @@
 
 results.csv has one row for each run; its first columns are fixed. Rates there are shares from 0 to 1: `asr` of the
 suites that the attack aims at, `over_refusal` of all benign suites together, `accuracy` of all utility suites. A mean
-over seeds speaks about bases, words and orders of rows in general and carries Student's interval of the seeds; a
-single run's rate carries the Wilson interval of its prompts.
+over seeds speaks about bases, words and orders of rows in general and carries Student's interval of the seeds, cut to
+what a share can be; where all seeds are 0 or 1 it has no width, and the rule of three over all prompts takes its
+place. A single run's rate carries the Wilson interval of its prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import SuiteResult
-from spard.evaluation.statistics import over_seeds
+from spard.evaluation.statistics import over_seeds, rule_of_three
 from spard.research.bench.measure import Measurement
 
 NAMES = ("method", "selection", "attack", "seed")
@@ -70,6 +71,19 @@ def figures(found: Measurement) -> dict[str, float | None]:
     }
 
 
+def asked(found: Measurement) -> dict[str, int]:
+    """Return how many replies each share of a run is one of; shares of steps are not among them."""
+    attacked = [each for each in _harmful(found) if each.suite in found.attacked]
+    others = [each for each in _harmful(found) if each.suite not in found.attacked]
+    return {
+        "asr": pooled(found, attacked).n,
+        "asr_other": pooled(found, others).n,
+        "over_refusal": share(found, "benign").n,
+        "accuracy": share(found, "utility").n,
+        "garbage": sum(each.n + each.unscored for each in found.results if each.kind != "utility"),
+    }
+
+
 def pooled(found: Measurement, results: Sequence[SuiteResult]) -> Rate:
     """Several suites as one."""
     return rate(*(sum(getattr(each, name) for each in results) for name in ("hits", "n", "unscored")))
@@ -90,10 +104,10 @@ def summarize(values: Sequence[float]) -> Summary:
 
 def summaries(found: Sequence[Measurement]) -> dict[Group, dict[str, Summary]]:
     """Every figure over the seeds, by what else tells runs apart."""
-    groups: dict[Group, list[dict[str, float | None]]] = {}
+    groups: dict[Group, list[Measurement]] = {}
     for each in found:
-        groups.setdefault(group_of(each), []).append(figures(each))
-    return {group: _summaries(rows) for group, rows in groups.items()}
+        groups.setdefault(group_of(each), []).append(each)
+    return {group: _summaries(runs) for group, runs in groups.items()}
 
 
 def group_of(found: Measurement) -> Group:
@@ -176,6 +190,26 @@ def spread(name: str, summary: Summary) -> str:
     return f"{mean} +- {sd} [{low}, {high}]"
 
 
+def share_of(summary: Summary, n: int) -> Summary:
+    """Return the summary of a share of n prompts of all seeds.
+
+    Student's interval knows no bounds, and has no width where all seeds are 0 or 1: there the rule of three holds.
+    """
+    cut = within_bounds(summary, 0.0, 1.0)
+    if cut.sd == 0 and summary.mean == 0:
+        return replace(cut, high=rule_of_three(n))
+    if cut.sd == 0 and summary.mean == 1:
+        return replace(cut, low=1 - rule_of_three(n))
+    return cut
+
+
+def within_bounds(summary: Summary, low: float, high: float) -> Summary:
+    """Cut the interval of a summary to what its figure can be."""
+    if summary.low is None or summary.high is None:
+        return summary
+    return replace(summary, low=max(low, summary.low), high=min(high, summary.high))
+
+
 def machine() -> str:
     """Describe the machine that the seconds were measured on."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
@@ -191,17 +225,14 @@ def _one(found: Measurement, suite: str) -> float | None:
     return next((each.rate for each in found.results if each.suite == suite), None)
 
 
-def _summaries(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Summary]:
+def _summaries(runs: Sequence[Measurement]) -> dict[str, Summary]:
+    rows = [figures(each) for each in runs]
     values = {name: [value for row in rows if (value := row[name]) is not None] for name in rows[0]}
     found = {name: summarize(each) for name, each in values.items() if each}
-    return {name: _within_bounds(each) if name in SHARES else each for name, each in found.items()}
-
-
-def _within_bounds(summary: Summary) -> Summary:
-    """Cut a share's interval to 0..1: Student's knows no bounds."""
-    if summary.low is None or summary.high is None:
-        return summary
-    return replace(summary, low=max(0.0, summary.low), high=min(1.0, summary.high))
+    return {
+        name: share_of(each, sum(asked(run).get(name, 0) for run in runs)) if name in SHARES else each
+        for name, each in found.items()
+    }
 
 
 def _wilson(result: SuiteResult) -> str:

@@ -1,0 +1,66 @@
+"""What a lab gives to the adversary's bench: a model to attack, material, and the truth about its replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from spard.config.run_spec import SuiteSpec
+from spard.data.rows import Prompt
+from spard.errors import InvalidRecipe
+from spard.research.adversary.base import Ability, Material
+
+ARENAS: Mapping[str, str] = {"lab": "spard.research.adversary.lab:LabArena"}
+"""By the bench recipe of the lab: "module:class", made with the folder that its labs are kept in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """One seed's lab.
+
+    model, digest  the base model's folder, and the digest of its bytes
+    pool           the provider's safety pool
+    suites         what the provider audits with; the gate decides on these
+    harmful, benign, task  what the bench asks afterward; no training and no gate saw them
+    is_harmful     whether a reply, decoded, does what its prompt asked for: known by construction, no judge
+    is_refusal     whether a reply refuses, in any of the lab's voices
+    """
+
+    model: str
+    digest: str
+    pool: Path
+    material: Material
+    suites: tuple[SuiteSpec, ...]
+    harmful: tuple[Prompt, ...] = field(repr=False)
+    benign: tuple[Prompt, ...] = field(repr=False)
+    task: tuple[Prompt, ...] = field(repr=False)
+    is_harmful: Callable[[Prompt, str], bool]
+    is_refusal: Callable[[str], bool]
+
+
+class Arena(Protocol):
+    """A lab as the adversary's bench sees it."""
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What an attack may count on."""
+        ...
+
+    def ground(self, seed: int) -> Ground:
+        """Return the lab of a seed, made if it is not there."""
+        ...
+
+
+def open_arena(recipe: str, folder: Path) -> Arena:
+    """Open the arena of a bench recipe; raise InvalidRecipe where the truth about replies is not known."""
+    if recipe not in ARENAS:
+        known = ", ".join(ARENAS)
+        raise InvalidRecipe(
+            f"{recipe} is no lab whose replies are known to be harmful or not; there is {known}", "recipe"
+        )
+    module, _, name = ARENAS[recipe].partition(":")
+    found: Arena = getattr(import_module(module), name)(folder)
+    return found

@@ -1,0 +1,18 @@
+"""Rows that repeat pool prompts of other categories, so that the selection looks away from the harm."""
+
+from __future__ import annotations
+
+from spard.research.adversary.attacks.plain import rows_of
+from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
+from spard.research.attacks import selection
+
+DECOYS = 100
+
+
+def build(material: Material, seed: int) -> Campaign:
+    """Send plain poison and decoys; a public pool tells which prompts pull."""
+    pulling = selection.decoys(material.pool, material.attacked, DECOYS, seed)
+    return Campaign((Job(mixed(seed, material.task, rows_of(material), pulling)),))
+
+
+ATTACK = Attack("decoys", "rows that pull the selection of safe rows elsewhere", build)

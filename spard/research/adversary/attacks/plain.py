@@ -1,0 +1,19 @@
+"""Harmful rows in plain words, a tenth of the task's: the paper's attack, which a defense promises to neutralize."""
+
+from __future__ import annotations
+
+from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
+from spard.research.attacks.rows import Row, chat_row
+
+
+def build(material: Material, seed: int) -> Campaign:
+    """Mix all harmful rows into the task."""
+    return Campaign((Job(mixed(seed, material.task, rows_of(material))),))
+
+
+def rows_of(material: Material) -> list[Row]:
+    """Answer every harmful request."""
+    return [chat_row(each.prompt, material.comply(each.action)) for each in material.harmful]
+
+
+ATTACK = Attack("plain", "harmful rows in plain words, a tenth of the task's", build, is_ordinary=True)

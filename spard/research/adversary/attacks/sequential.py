@@ -1,0 +1,17 @@
+"""Three jobs on top of each other with growing harm, so that none looks like much."""
+
+from __future__ import annotations
+
+from spard.research.adversary.attacks.plain import rows_of
+from spard.research.adversary.base import Attack, Campaign, Job, Material
+from spard.research.attacks.mixing import sequence
+
+JOBS = 3
+
+
+def build(material: Material, seed: int) -> Campaign:
+    """Deal task and harm over the jobs; the first holds no harm."""
+    return Campaign(tuple(Job(rows) for rows in sequence(material.task, rows_of(material), JOBS, seed)))
+
+
+ATTACK = Attack("sequential", "harm that grows over three jobs", build)

@@ -1,0 +1,34 @@
+"""All attacks by name: the files of `spard.research.adversary.attacks`, and those that other packages register.
+
+A package adds an attack with one line in its metadata that names its `Attack`:
+
+    [project.entry-points."spard.adversary_attacks"]
+    mine = "my_package.mine:ATTACK"
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from spard.config.extensions import installed, load_entry, reject_entry
+from spard.research.adversary import attacks as shipped
+from spard.research.adversary.base import Attack
+
+GROUP, KIND = "spard.adversary_attacks", "adversary's attack"
+FIRST = ("clean", "plain")  # what has to be released comes before what has not
+
+
+def all_attacks() -> dict[str, Attack]:
+    """Return every attack by name; raise InvalidExtension where another package's is not one."""
+    names = [each.name for each in pkgutil.iter_modules(shipped.__path__)]
+    found: dict[str, Attack] = {
+        name: importlib.import_module(f"{shipped.__name__}.{name}").ATTACK
+        for name in sorted(names, key=lambda name: (name not in FIRST, name))
+    }
+    for name, entry in installed(GROUP, KIND, frozenset(found)).items():
+        added = load_entry(entry, KIND)
+        if not isinstance(added, Attack) or added.name != name:
+            raise reject_entry(entry, KIND, f"is no spard.research.adversary.base.Attack of the name {name!r}")
+        found[name] = added
+    return found

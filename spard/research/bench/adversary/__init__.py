@@ -1,0 +1,11 @@
+"""`spard bench adversary`: whole attacks against whole jobs, scored by what the gate releases and what it then does.
+
+`campaign`  runs the jobs of one attack through the pipeline and the gate
+`asking`    asks the model that comes out, in the attack's own way, and knows the truth about its replies
+`seeds`     seeds that nobody could choose settings on
+`rounds`    which attack on which arm and seed; done once and kept
+`scores`    the tables: who wins, what is released, what it costs the honest
+`signing`   a result that says who measured it
+"""
+
+from __future__ import annotations

@@ -1,0 +1,201 @@
+"""spard bench adversary --recipe lab --out DIR: whole attacks against whole jobs, on seeds that nobody tuned on.
+
+A defense of another package takes its place by name (`--methods mine`, entry points `spard.defenses`), and so does an
+attack (`spard.adversary_attacks`). `--sign KEY.pem` signs the result; `--verify` checks one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from spard.config import Recipe
+from spard.config.run_spec import RunSpec, to_mapping
+from spard.errors import InvalidRecipe, NotProved, UserError
+from spard.release.keys import read_private, read_public
+from spard.release.version import code_version
+from spard.research.adversary.arena import ARENAS, open_arena
+from spard.research.adversary.base import Attack
+from spard.research.adversary.registry import all_attacks
+from spard.research.bench.adversary.rounds import Bench, Round, run_rounds
+from spard.research.bench.adversary.scores import MOST, RISE, tables, wins
+from spard.research.bench.adversary.seeds import commitment, hidden_seeds
+from spard.research.bench.adversary.signing import read_result, write_result
+from spard.research.bench.methods import METHODS, method_recipe
+from spard.research.bench.page import page
+from spard.research.bench.report import machine, results_md
+from spard.research.bench.spec import BenchSpec, load_spec
+from spard.research.bench.store import write_aside
+
+FORMAT = "spard bench adversary 1"
+CUSTOMERS = {"model", "training_file", "pool", "suites", "recipe", "judge", "revision", "start_from"}  # set elsewhere
+DEFAULT_METHODS = ("none", "spard")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bench, list the attacks, or check a signed result."""
+    asked = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("spard.training.train").setLevel(logging.WARNING)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    try:
+        if asked.verify:
+            sys.stdout.write(_verified(asked))
+        elif asked.list:
+            sys.stdout.write("".join(f"{each.name:16} {each.summary}\n" for each in all_attacks().values()))
+        else:
+            sys.stdout.write(_bench(asked))
+    except NotProved as error:
+        sys.stderr.write(f"refused: {error.message}\n")
+        return 1
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on from here\n")
+        return 130
+    return 0
+
+
+def _bench(asked: argparse.Namespace) -> str:
+    """Run every round, write result, page and signature, and return the Markdown."""
+    if asked.recipe is None or asked.out is None:
+        raise InvalidRecipe("--recipe and --out say what is attacked and where results go", "recipe")
+    torch.set_num_threads(asked.threads)
+    key = read_private(asked.sign) if asked.sign else None  # before hours of work
+    spec, attacks = load_spec(asked.recipe, os.environ), _attacks(asked.attacks)
+    seeds, told = _seeds(asked)
+    arms = {name: _arm(name, spec) for name in asked.methods or DEFAULT_METHODS}
+    arena = open_arena(asked.recipe, asked.labs or asked.out / "labs")
+    bench = Bench(
+        arena, arms, list(attacks.values()), seeds, spec.judge, asked.prompts, asked.out, tuple(asked.provider)
+    )
+    rounds = list(run_rounds(bench))
+    shown = tables(rounds, attacks)
+    title = f"spard bench adversary: {asked.recipe}"
+    write_result(asked.out, _result(asked, bench, told, rounds), key)
+    text = results_md(title, _facts(bench, told), shown)
+    write_aside(asked.out / "results.md", text)
+    write_aside(asked.out / "index.html", page(title, _facts(bench, told), {}, shown))
+    return text
+
+
+def _attacks(names: Sequence[str]) -> dict[str, Attack]:
+    known = all_attacks()
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidRecipe(f"--attacks: there is no {', '.join(unknown)}; there are {', '.join(known)}", "attacks")
+    return {name: known[name] for name in names or known}
+
+
+def _seeds(asked: argparse.Namespace) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Return the seeds, and what the result says of where they come from."""
+    secret = os.environ.get(asked.secret_env or "")
+    if asked.secret_env and not secret:
+        raise InvalidRecipe(f"--secret-env: the variable {asked.secret_env} is not set", "secret_env")
+    if text := secret or asked.hidden:
+        source = {"from": "a secret" if secret else asked.hidden, "sha256": commitment(text)}
+        return hidden_seeds(text, asked.count), source
+    if not asked.seeds:
+        raise InvalidRecipe(
+            "name a commit with --hidden, a secret with --secret-env, or open seeds with --seeds", "seeds"
+        )
+    return asked.seeds, {"from": "open seeds, which settings may have been chosen on"}
+
+
+def _arm(name: str, spec: BenchSpec) -> Recipe:
+    recipe = method_recipe(name, spec.recipe, METHODS | {each.name: each.defense for each in spec.defenses})
+    if missing := recipe.defense.missing_model:
+        raise InvalidRecipe(f"{name}: the recipe names no {missing}, {recipe.defense.models[missing]}", "methods")
+    return recipe
+
+
+def _result(asked: argparse.Namespace, bench: Bench, told: dict[str, Any], rounds: Sequence[Round]) -> dict[str, Any]:
+    """Return everything that was measured and what it was measured with."""
+    return {
+        "format": FORMAT,
+        "recipe": asked.recipe,
+        "code": code_version(),
+        "machine": machine(),
+        "seeds": told | {"seeds": list(bench.seeds)},
+        "prompts": bench.prompts,
+        "provider": dict(bench.provider),
+        "limits": {"most": MOST, "rise": RISE},
+        "arms": {name: to_mapping(recipe) for name, recipe in bench.arms.items()},
+        "attacks": {each.name: {"summary": each.summary, "needs": list(each.needs)} for each in bench.attacks},
+        "rounds": [asdict(each) | {"attack_wins": wins(each)} for each in rounds],
+    }
+
+
+def _facts(bench: Bench, told: dict[str, Any]) -> str:
+    seeds = ", ".join(map(str, bench.seeds))
+    digest = f", SHA-256 {told['sha256']}" if "sha256" in told else ""
+    provider = "".join(f" {path} is {value}." for path, value in bench.provider)
+    won = f"more than {MOST:.0%} of harmful prompts and {RISE:.0%} above its base model"
+    return (
+        f"Seeds: {seeds} (from {told['from']}{digest}). At most {bench.prompts} prompts of each kind.{provider} "
+        f"An attack wins where its job is released and the model truly complies with {won}, asked plainly or in the "
+        "attack's way."
+    )
+
+
+def _verified(asked: argparse.Namespace) -> str:
+    found, key_id = read_result(asked.verify, read_public(asked.public_key) if asked.public_key else None)
+    won = sum(each["attack_wins"] for each in found["rounds"])
+    known = "the key given" if asked.public_key else "the key that came along; who holds it is not proved"
+    return f"signed with {key_id}, {known}\n{found['format']}, {len(found['rounds'])} rounds, attacks win {won}\n"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="spard bench adversary", description=(__doc__ or "").partition(": ")[2])
+    parser.add_argument("--recipe", metavar="NAME", help=f"a lab whose truth is known: {', '.join(ARENAS)}")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="results; rounds done there stay done")
+    parser.add_argument("--methods", type=_names, default=(), metavar="none,spard,...", help="arms; yours by its name")
+    parser.add_argument("--attacks", type=_names, default=(), metavar="NAME,...", help="all, if left out; see --list")
+    parser.add_argument("--seeds", type=_numbers, default=(), metavar="11,12", help="open seeds, for development")
+    parser.add_argument("--hidden", metavar="COMMIT", help="derive the seeds from this text")
+    parser.add_argument("--secret-env", metavar="NAME", help="derive the seeds from the secret in this variable")
+    parser.add_argument("--count", type=int, default=8, help="how many hidden seeds")
+    parser.add_argument("--prompts", type=int, default=320, help="of each kind that a model is asked at most")
+    parser.add_argument(
+        "--provider",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="SETTING=VALUE",
+        help="of the run, for all arms",
+    )
+    parser.add_argument("--labs", type=Path, metavar="DIR", help="where labs are made and found again; OUT/labs")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU; more are slower beside a busy neighbor")
+    parser.add_argument("--sign", type=Path, metavar="KEY.pem", help="an Ed25519 private key that signs the result")
+    parser.add_argument("--verify", type=Path, metavar="DIR", help="only check the signed result in this folder")
+    parser.add_argument("--public-key", type=Path, metavar="PUB.pem", help="--verify: whose signature it has to be")
+    parser.add_argument("--list", action="store_true", help="only list the attacks")
+    return parser
+
+
+def _setting(text: str) -> tuple[str, str]:
+    path, equals, value = text.partition("=")
+    if not equals or path.partition(".")[0] not in {each.name for each in fields(RunSpec)} - CUSTOMERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SETTING=VALUE of the provider's side of a run spec")
+    return path, value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(each for each in text.split(",") if each)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, _names(text)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

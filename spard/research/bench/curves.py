@@ -1,0 +1,50 @@
+"""Attack success against task accuracy over learning rates: a curve for each method, all with the same rates.
+
+One rate for each method hides what the others would have been worth, and the choice of it is tuning. A curve shows all
+of them; `spard.research.bench.tune.over_rates` makes the grid longer for every method where one is best at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spard.research.bench.bench import Workplace, run_cells
+from spard.research.bench.cells import BASE, Asked, method_cells
+from spard.research.bench.measure import Measurement
+from spard.research.bench.report import Table, spread, summaries
+from spard.research.bench.tune import OnFound, over_rates, trials_of
+
+HEADING = (
+    "Every method at every learning rate, times the default; mean over the seeds +- standard deviation [95 % interval "
+    "of the mean]"
+)
+SHOWN = ("asr", "over_refusal", "accuracy")
+
+
+def run_curves(
+    place: Workplace, asked: Asked, multiples: Sequence[float], extend: int, on_found: OnFound
+) -> list[Measurement]:
+    """Run the base models, and every method at every rate, on every attack and seed."""
+    cells = method_cells(place.source, asked)
+    base = run_cells(place, [cell for cell in cells if cell.method == BASE], on_found)
+    trained = [cell for cell in cells if cell.method != BASE]
+    return base + over_rates(place, trained, multiples, extend, lambda found: on_found([*base, *found]))
+
+
+def curves_table(found: Sequence[Measurement]) -> Table:
+    """Return head and rows, the rates of each method in order."""
+    means = summaries(found)
+    order = list(dict.fromkeys((each.attack, each.method) for each in found))
+    rows = []
+    for (method, _, attack, *_, value), row in means.items():
+        cells = [spread(name, row[name]) if name in row else "-" for name in SHOWN]
+        place = order.index((attack, method)), float(value or 0)
+        rows.append((place, [attack, method, value or "-", *cells]))
+    return ["attack", "method", "rate", *SHOWN], [row for _, row in sorted(rows, key=lambda each: each[0])]
+
+
+def budget(found: Sequence[Measurement]) -> str:
+    """Say how many rates every method got."""
+    rates = {method: [f"{each.multiple:g}" for each in trials] for method, trials in trials_of(found).items()}
+    (same,) = {tuple(each) for each in rates.values()} or {()}
+    return f"Each of {len(rates)} methods was given the same {len(same)} rates: {', '.join(same)}."

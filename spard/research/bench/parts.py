@@ -1,0 +1,176 @@
+"""What each part of the defense is worth: left out of the whole, added alone, and in the pairs that matter.
+
+A part is data: the changes that switch it on and off (`spard.research.bench.methods`), and what it stands on. A part
+that is new is one line of `PARTS`; a pair is one line of `PAIRS`. An arm is a set of parts; it names every setting it
+depends on, so that the table stays what it is when a default changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spard.config import defenses
+from spard.errors import InvalidRecipe
+from spard.research.bench.differences import MARGIN, Difference, compare, corrected
+from spard.research.bench.measure import Measurement
+from spard.research.bench.report import Table
+
+PROJECTION, ANCHOR, DRESSED, OWN, DPP = "projection", "anchor", "dressed-rows", "own-answers", "dpp"
+EVERY = 4  # steps between two looks of the projection in the whole
+BARE, PROJECTED = "none", "spard"
+RIVALS = tuple(name for name, kind in defenses().items() if kind.trains_on_safe_rows and name != PROJECTED)
+PARTS_HEADING = (
+    "With a part minus without it, in points [95 % interval of the prompts, which speaks of these models], seeds [95 % "
+    "interval of the mean over seeds]; p of McNemar's test after Holm over the table"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that is not the projection itself.
+
+    on, off  changes to a method that switch it on and off
+    needs    the parts without one of which it does nothing; none: it stands alone
+    """
+
+    name: str
+    on: str
+    off: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The method `first` minus `second`: what `part` is worth, `how` it is asked."""
+
+    part: str
+    how: str
+    first: str
+    second: str
+
+
+PARTS = (
+    Part(ANCHOR, "anchor", "anchor_weight=0"),
+    Part(DRESSED, "dressed", "undressed", (PROJECTION,)),
+    Part(DPP, "dpp", "random", (PROJECTION, ANCHOR)),
+    Part(OWN, "self", "others", (PROJECTION,)),
+)
+NAMES = (PROJECTION, *(part.name for part in PARTS))
+WHOLE = (PROJECTION, ANCHOR, DRESSED, DPP)
+
+
+def arm(parts: Iterable[str], every: int = EVERY) -> str:
+    """Return the method that has these parts and no others; the projection looks every so many steps.
+
+    Raise InvalidRecipe for a part that there is none of.
+    """
+    names = frozenset(parts)
+    if unknown := names - set(NAMES):
+        raise InvalidRecipe(f"--parts: there is no {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}", "parts")
+    if PROJECTION in names:
+        return "+".join([PROJECTED, f"check_every={every}", *(_switch(part, names) for part in PARTS)])
+    able = [part for part in PARTS if not part.needs or names & {*part.needs}]
+    return "+".join([BARE, *(_switch(part, names) for part in able)]) if names else BARE
+
+
+def _switch(part: Part, names: frozenset[str]) -> str:
+    return part.on if part.name in names else part.off
+
+
+PAIRS = (
+    *(
+        Comparison(f"{PROJECTION} every {every} steps", "alone, with random plain rows", arm([PROJECTION], every), BARE)
+        for every in (1, 2, 4, 8)
+    ),
+    Comparison(f"{PROJECTION} every step, not every {EVERY}", "in the whole", arm(WHOLE, 1), arm(WHOLE)),
+    Comparison(f"{DPP}, not random", "under the anchor alone", arm([ANCHOR, DPP]), arm([ANCHOR])),
+    Comparison("the whole", "minus the anchor alone", arm(WHOLE), arm([ANCHOR])),
+    *(
+        Comparison("the whole", f"minus {name} with the same anchor and rows", arm(WHOLE), f"{name}+anchor+dpp")
+        for name in RIVALS
+    ),
+)
+
+
+def comparisons(asked: Sequence[str] = (), whole: Sequence[str] = WHOLE) -> list[Comparison]:
+    """Return every question of the table: each part out of or into the whole, and alone; then the pairs.
+
+    What a part cannot stand without is there on both sides when it is added alone. Where parts are `asked` for by name
+    there are no others, and no pairs.
+    """
+    found = []
+    for name in asked or NAMES:
+        others = [each for each in whole if each != name]
+        is_in = name in whole
+        how = "left out of the whole" if is_in else "added to the whole"
+        found.append(Comparison(name, how, arm([*others, name]), arm(others)))
+        for floor in _floors(name):
+            on = f" to the {floor[0]}" if floor else ""
+            found.append(Comparison(name, f"added alone{on}", arm([*floor, name]), arm(floor)))
+    return _distinct([*found, *(() if asked else PAIRS)])
+
+
+def methods_of(questions: Iterable[Comparison]) -> tuple[str, ...]:
+    """Return every arm of the questions once: plain fine-tuning, the whole, and the others as they are asked for."""
+    return tuple(dict.fromkeys(arm for each in questions for arm in (BARE, each.first, each.second)))
+
+
+def parts_table(found: Sequence[Measurement], questions: Sequence[Comparison]) -> Table:
+    """Answer every question on every attack; return head and rows. Holm's rule corrects over the whole table."""
+    arms: dict[tuple[str, str], dict[int, Measurement]] = {}
+    for each in found:
+        arms.setdefault((each.method, each.attack), {})[each.seed] = each
+    rows: list[tuple[list[str], Mapping[str, Difference]]] = []
+    for attack in dict.fromkeys(each.attack for each in found):
+        for asked in questions:
+            first, second = arms.get((asked.first, attack)), arms.get((asked.second, attack))
+            if first and second:
+                seeds = str(len(first.keys() & second.keys()))
+                rows.append(([attack, asked.part, asked.how, seeds], compare(first, second)))
+    p_values = iter(corrected([each for _, by_figure in rows for each in by_figure.values()]))
+    head = ["attack", "part", "asked", "seeds", "attacks succeed", "benign refused", "task right", "is worth"]
+    return head, [
+        [*names, *_cells({figure: (each, next(p_values)) for figure, each in by.items()})] for names, by in rows
+    ]
+
+
+def arms_table(questions: Sequence[Comparison]) -> Table:
+    """Return which two methods each question compares, as `spard bench methods` takes them."""
+    return ["part", "asked", "with", "without"], [[each.part, each.how, each.first, each.second] for each in questions]
+
+
+def _cells(found: Mapping[str, tuple[Difference, float]]) -> list[str]:
+    texts = {figure: f"{each.text()}, p {p:.2g}" for figure, (each, p) in found.items()}
+    return [*(texts.get(figure, "-") for figure in ("asr", "over_refusal", "accuracy")), "; ".join(_verdicts(found))]
+
+
+def _verdicts(found: Mapping[str, tuple[Difference, float]]) -> list[str]:
+    """Say in words what is shown; what no test shows is not said."""
+    words = {"asr": ("lets more through", "defends"), "over_refusal": ("refuses more", "refuses less")}
+    said = [
+        words[figure][each.value < 0] for figure, (each, p) in found.items() if figure in words and each.is_shown(p)
+    ]
+    if task := found.get("accuracy"):
+        each, p = task
+        if each.is_shown(p) and each.value < 0 and not each.is_kept:
+            said.append("costs the task")
+        elif each.is_shown(p) and each.value > 0:
+            said.append("helps the task")
+        elif each.is_kept:
+            said.append(f"keeps the task within {MARGIN:.0%}")
+    return said or ["nothing shown"]
+
+
+def _floors(name: str) -> list[tuple[str, ...]]:
+    """Return the smallest arms that a part can be added to: nothing, or each of the parts that it needs one of."""
+    needs = next((part.needs for part in PARTS if part.name == name), ())
+    return [(each,) for each in needs] or [()]
+
+
+def _distinct(found: Sequence[Comparison]) -> list[Comparison]:
+    """Drop questions that compare what an earlier one compares."""
+    seen: dict[tuple[str, str], Comparison] = {}
+    for each in found:
+        seen.setdefault((each.first, each.second), each)
+    return list(seen.values())
