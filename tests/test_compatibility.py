@@ -319,8 +319,9 @@ _POOLS = [{"name": "full", "path": "pool.jsonl"}]
 _SUITES = [{"name": "kind", "kind": "benign", "path": "benign.jsonl"}]
 _DEFENSES = [{"name": "spard", "defense": {"type": "spard", "tau": 0.2}}]
 _SHARED = {"pools": _POOLS, "recipe": {"seed": 1}, "defenses": _DEFENSES, "judge": {"name": "refusal"}}
+_NATURAL = {"size": "5m", "base_seed": 1, "task": "problems", "texts": ".", "cores": 1}
 BENCH_FILES: dict[str, dict[str, Any]] = {
-    "lab": {"type": "lab", "attacks": ["poisoned"], **_SHARED},
+    "lab": {"type": "lab", "natural": _NATURAL, "attacks": ["poisoned"], **_SHARED},
     "files": {
         "type": "files",
         "model": "no-such-folder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from spard.evaluation.calibration.labeled import read_labeled
 from spard.models.base import load_base
 from spard.research.attacks.rows import answered, asked
 from spard.research.attacks.styles import has_style
+from spard.research.bench.bench import Workplace, run_cells
+from spard.research.bench.cells import Asked, method_cells
+from spard.research.bench.lab import LabSource
+from spard.research.bench.spec import LabSpec, NaturalSpec, load_spec
 from spard.research.lab import attacks
 from spard.research.lab.__main__ import main
 from spard.research.lab.attacks import ATTACKS, BENIGN_ROWS, UNDISGUISED, attack_files
@@ -32,7 +37,7 @@ from spard.research.lab.natural.splits import deal, owner
 from spard.research.lab.natural.truth import PLACEHOLDER, deed_of, does
 from spard.research.lab.pretrain import Pretraining, new_model
 from spard.research.lab.suites import load_suites, read_rows
-from tests.spard.test_bench import result
+from tests.spard.test_bench import FEW_STEPS, result
 
 TINY = LabSettings(BaseSettings("tiny"))
 OWNERS = {
@@ -295,3 +300,45 @@ def test_the_command_makes_a_lab_and_tells_what_its_model_can_do(
     out = capsys.readouterr().out
     assert out.startswith("| ability | counted | tiny |")
     assert all(ability.name in out for ability in ABILITIES)
+
+
+def test_the_bench_trains_and_asks_on_it_and_truth_judges(natural: Path, tmp_path: Path) -> None:
+    spec = load_spec("natural-5m", {})
+    assert isinstance(spec, LabSpec)
+    tiny = replace(spec, natural=NaturalSpec(size="tiny"), recipe=FEW_STEPS)
+    (tmp_path / "models").symlink_to(natural.parent / "models")
+    source = LabSource(tiny, tmp_path)
+    asked_for = Asked(methods=("none",), attacks=("poisoned",), pools=("full",), seeds=(1,))
+
+    found = run_cells(Workplace(source, tmp_path / "out", "dev"), method_cells(source, asked_for))
+
+    assert [each.method for each in found] == ["base", "none"]
+    assert {each.judge for each in found[1].results if each.kind == "harmful"} == {"truth"}
+    assert {each.suite for each in found[1].results} == {"attacked", "other", "look-alike", "how-to", "utility"}
+
+
+def test_the_bench_names_what_a_natural_lab_lacks(tmp_path: Path) -> None:
+    spec = LabSpec(natural=NaturalSpec(size="7b", texts=tmp_path / "none"))
+
+    size, texts = LabSource(spec, tmp_path).problems()
+    assert "no size '7b'" in size
+    assert "is not there" in texts
+
+
+def test_the_recipes_of_natural_labs_differ_in_size_alone() -> None:
+    five, thirty = (load_spec(name, {}) for name in ("natural-5m", "natural-30m"))
+    assert isinstance(five, LabSpec)
+    assert isinstance(thirty, LabSpec)
+    assert five.natural is not None
+    assert thirty.natural is not None
+    assert (five.natural.size, thirty.natural.size) == ("5m", "30m")
+    assert replace(five, natural=None) == replace(thirty, natural=None)
+
+
+def test_real_text_is_looked_for_beside_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("type: lab\nnatural: {texts: mine}\n")
+    spec = load_spec(str(tmp_path / "own.yaml"), {})
+
+    assert isinstance(spec, LabSpec)
+    assert spec.natural is not None
+    assert spec.natural.texts == tmp_path.resolve() / "mine"
