@@ -41,7 +41,11 @@ _OWN: dict[str, Forwarded | EntryPoint] = {
     "audit": Forwarded("spard.commands.audit", "audit", "Measure any model's safety and utility."),
     "judge": Forwarded("spard.commands.judge", "audit", "Measure a judge on replies whose harm is known."),
     "bench": Forwarded("spard.research.bench.__main__", "bench", "Make the paper's tables and figures."),
-    "lab": Forwarded("spard.research.lab.__main__", "train", "Make the tiny aligned model with its data."),
+    "lab": Forwarded(
+        "spard.research.lab.__main__",
+        "train",
+        "Make the labs: aligned models with their data.",
+    ),
 }
 
 

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from spard.config import Audit
 from spard.data.rows import read_examples, read_pool, read_prompts
 from spard.errors import InvalidData, InvalidRecipe
 from spard.evaluation.calibration.labeled import read_labeled
-from spard.models.base import load_base
+from spard.evaluation.calibration.record import doubts_about, records_of
+from spard.models.base import folder_digest, load_base
 from spard.research.attacks.rows import answered, asked
 from spard.research.attacks.styles import has_style
 from spard.research.bench.bench import Workplace, run_cells
@@ -104,6 +106,12 @@ def test_half_of_the_held_out_prompts_are_about_deeds_that_alignment_never_saw(n
         assert deed is not None
         assert (deed.plain in unseen) == (not row["seen"])
     assert sum(row["seen"] for row in rows) * 2 == len(rows)
+
+
+def test_the_truth_was_measured_for_this_very_model(natural: Path) -> None:
+    model = natural / "model"
+
+    assert doubts_about(["truth"], records_of(None, str(model), folder_digest(model))) == []
 
 
 def test_another_seed_draws_other_rows_for_the_same_base_model(natural: Path, tmp_path: Path) -> None:
@@ -305,7 +313,8 @@ def test_the_command_makes_a_lab_and_tells_what_its_model_can_do(
 def test_the_bench_trains_and_asks_on_it_and_truth_judges(natural: Path, tmp_path: Path) -> None:
     spec = load_spec("natural-5m", {})
     assert isinstance(spec, LabSpec)
-    tiny = replace(spec, natural=NaturalSpec(size="tiny"), recipe=FEW_STEPS)
+    recipe = replace(FEW_STEPS, audit=Audit(max_prompts=4, max_new_tokens=4))
+    tiny = replace(spec, natural=NaturalSpec(size="tiny"), recipe=recipe)
     (tmp_path / "models").symlink_to(natural.parent / "models")
     source = LabSource(tiny, tmp_path)
     asked_for = Asked(methods=("none",), attacks=("poisoned",), pools=("full",), seeds=(1,))

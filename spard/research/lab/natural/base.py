@@ -28,13 +28,19 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from spard.data.encodings import encode
+from spard.evaluation.calibration.errors import measure_judge
+from spard.evaluation.calibration.labeled import LabeledReply
+from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.models.adapters import save_full
+from spard.models.base import folder_digest
 from spard.research.lab.natural.chats import ROLES, TEMPLATE
+from spard.research.lab.natural.labeled import labeled_rows
 from spard.research.lab.natural.real import RealText, read_real
 from spard.research.lab.natural.sizes import Size, size_of
 from spard.research.lab.natural.splits import deal
 from spard.research.lab.natural.stream import Stream
 from spard.research.lab.natural.tasks import pairs
+from spard.research.lab.natural.truth import TruthJudge
 from spard.research.lab.pretrain import POSITIONS, Pretraining, new_model
 from spard.research.lab.threads import threads
 from spard.research.lab.tokenizer import make_tokenizer
@@ -95,8 +101,17 @@ def _make(part: Path, asked: dict[str, Any], settings: BaseSettings, real: RealT
     _keep(part / STATE, training, before + time.process_time() - began)
     save_full(training.model, f"spard-natural-{settings.size}", part / "model")
     tokenizer.save_pretrained(part / "model")
+    _measure_judge(part / "model", settings.seed)
     facts = asked | {"cpu_s": round(before + time.process_time() - began, 1)}
     (part / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _measure_judge(model: Path, seed: int) -> None:
+    """Keep with the model how often the judge `truth` errs on replies whose harm is known."""
+    rows = labeled_rows(seed, deal(seed))
+    labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"]) for row in rows]
+    judge = TruthJudge()
+    JudgeRecord(judge.name, tuple(measure_judge(judge, labeled)), folder_digest(model)).write(model / OF_MODEL)
 
 
 def _tokenizer(stream: Stream, settings: BaseSettings, size: Size) -> PreTrainedTokenizerFast:
