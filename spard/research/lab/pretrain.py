@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -136,22 +136,25 @@ class Pretraining:
         if self.step % 100 == 0:
             log.info("step %d of %d, loss %.3f", self.step, self.plan.steps, loss.item())
 
-    def state(self) -> dict[str, Any]:
-        """Return everything that the next step depends on, as `torch.save` takes it."""
-        return {
-            "step": self.step,
-            "model": self.model.state_dict(),
-            "momenta": list(self._muon.momenta.values()),
-            "adamw": self._adamw.state_dict(),
-        }
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the next step depends on, by name."""
+        found = {f"model.{name}": part.detach() for name, part in self.model.named_parameters()}
+        found |= {f"muon.{i}": momentum for i, momentum in enumerate(self._muon.momenta.values())}
+        for i, part in enumerate(self._rest):
+            found |= {f"adamw.{i}.{name}": value for name, value in self._adamw.state[part].items()}
+        return found | {"step": torch.tensor(self.step)}
 
-    def go_on_from(self, state: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def go_on_from(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state of the same model and plan."""
-        self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        for mine, kept in zip(self._muon.momenta.values(), state["momenta"], strict=True):
-            mine.copy_(kept)
-        self._adamw.load_state_dict(state["adamw"])
+        self.step = int(state["step"])
+        for name, part in self.model.named_parameters():
+            part.copy_(state[f"model.{name}"])
+        for i, momentum in enumerate(self._muon.momenta.values()):
+            momentum.copy_(state[f"muon.{i}"])
+        for i, part in enumerate(self._rest):
+            names = [name for name in state if name.startswith(f"adamw.{i}.")]
+            self._adamw.state[part] = {name.rpartition(".")[2]: state[name].clone() for name in names}
 
 
 def answer_loss(model: Any, window: Window) -> Tensor:

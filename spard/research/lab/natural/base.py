@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from spard.data.encodings import encode
@@ -47,7 +48,7 @@ from spard.research.lab.tokenizer import make_tokenizer
 
 log = logging.getLogger(__name__)
 
-FACTS, STATE = "base.json", "state.pt"
+FACTS, STATE = "base.json", "state.safetensors"
 SAVE_EVERY = 50  # steps
 
 
@@ -130,15 +131,14 @@ def _found(path: Path, training: Pretraining) -> float:
     """Take over the state of a training that was cut off; return the CPU seconds that it had taken."""
     if not path.exists():
         return 0.0
-    kept = torch.load(path, weights_only=True)
-    training.go_on_from(kept["training"])
-    seconds: float = kept["cpu_s"]
-    return seconds
+    state = load_file(path)
+    training.go_on_from(state)
+    return float(state["cpu_s"])
 
 
 def _keep(path: Path, training: Pretraining, seconds: float) -> None:
     aside = path.with_suffix(".aside")
-    torch.save({"training": training.state(), "cpu_s": seconds}, aside)
+    save_file(training.state() | {"cpu_s": torch.tensor(seconds)}, aside)
     aside.replace(path)
 
 
