@@ -32,7 +32,8 @@ from tests.servers import free_port
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 PACKAGES = ("app", "worker", "spard")
-OTHER_PROGRAMS = ("spard lab make", "spard audit", "spard bench", "python -m spard")  # they load torch
+# They load torch.
+OTHER_PROGRAMS = ("spard lab make", "spard lab abilities", "spard audit", "spard bench", "python -m spard")
 
 DEFENSES = ("Spard", "NoDefense", "Ptst", "SafeInstr", "Lisa", "SafeGrad", "SafeLora")
 
