@@ -35,6 +35,7 @@ PACKAGES = ("app", "worker", "spard")
 OTHER_PROGRAMS = (
     "spard convert",
     "spard lab make",
+    "spard lab abilities",
     "spard audit",
     "spard bench",
     "spard bench adversary",
@@ -326,8 +327,9 @@ _POOLS = [{"name": "full", "path": "pool.jsonl"}]
 _SUITES = [{"name": "kind", "kind": "benign", "path": "benign.jsonl"}]
 _DEFENSES = [{"name": "spard", "defense": {"type": "spard", "tau": 0.2}}]
 _SHARED = {"pools": _POOLS, "recipe": {"seed": 1}, "defenses": _DEFENSES, "judge": {"name": "refusal"}}
+_NATURAL = {"size": "5m", "base_seed": 1, "task": "problems", "texts": ".", "cores": 1}
 BENCH_FILES: dict[str, dict[str, Any]] = {
-    "lab": {"type": "lab", "attacks": ["poisoned"], **_SHARED},
+    "lab": {"type": "lab", "natural": _NATURAL, "attacks": ["poisoned"], **_SHARED},
     "files": {
         "type": "files",
         "model": "no-such-folder",

@@ -42,7 +42,11 @@ _OWN: dict[str, Forwarded | EntryPoint] = {
     "judge": Forwarded("spard.commands.judge", "audit", "Measure a judge on replies whose harm is known."),
     "bench": Forwarded("spard.research.bench.__main__", "bench", "Make the paper's tables and figures."),
     "convert": Forwarded("spard.research.datasets.__main__", "train", "Turn a data set's own files into ours."),
-    "lab": Forwarded("spard.research.lab.__main__", "train", "Make the tiny aligned model with its data."),
+    "lab": Forwarded(
+        "spard.research.lab.__main__",
+        "train",
+        "Make the labs: aligned models with their data.",
+    ),
 }
 
 

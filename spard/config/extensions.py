@@ -100,6 +100,7 @@ REPLY_SCORERS = Registry(
     "scorer",
     {
         "exact": f"{_SCORERS}.exact:score_exact",
+        "contains": f"{_SCORERS}.contains:score_contains",
         "gsm8k": f"{_SCORERS}.gsm8k:score_flexible",
         "gsm8k_strict": f"{_SCORERS}.gsm8k:score_strict",
         "mbpp": f"{_SCORERS}.mbpp:score_mbpp",
@@ -123,6 +124,7 @@ JUDGES = Registry(
         "llm": f"{_JUDGES}:open_llm",
         "classifier": f"{_JUDGES}:open_classifier",
         "consensus": f"{_JUDGES}:open_consensus",
+        "truth": "spard.research.lab.natural.truth:open_truth",
     },
 )
 """`JudgeSpec -> Judge`."""

@@ -1,4 +1,7 @@
-"""The lab as a source: every seed has its own words, base model, training rows and prompts."""
+"""The labs as a source. Every seed of the small one has its own words, base model, training rows and prompts.
+
+Seeds of a lab of natural English share its base model; each has its own rows and prompts.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,12 @@ from spard.models.base import folder_digest
 from spard.research.attacks.rows import Row, load_rows
 from spard.research.bench.methods import with_unaligned
 from spard.research.bench.source import Attack, Inputs, Split
-from spard.research.bench.spec import LabSpec
+from spard.research.bench.spec import LabSpec, NaturalSpec
 from spard.research.lab.attacks import attack_files, attack_names
 from spard.research.lab.make import LIMITS, PLAN, Limits, make
+from spard.research.lab.natural.base import BaseSettings
+from spard.research.lab.natural.make import LabSettings, make_natural
+from spard.research.lab.natural.sizes import SIZES
 from spard.research.lab.paraphrases import make_paraphrased
 from spard.research.lab.pretrain import Plan
 from spard.research.lab.suites import ATTACKED
@@ -53,9 +59,9 @@ class LabSource:
         return self.spec.recipe
 
     def defenses(self, seed: int) -> Mapping[str, Defense]:
-        """Return the methods that need the lab's unaligned twin, and over them the recipe's own as they stand there."""
+        """Return the methods that need the small lab's unaligned twin, and over them the recipe's own."""
         own = {each.name: each.defense for each in self.spec.defenses}
-        return with_unaligned({}, str(self._lab(seed) / FOLDER)) | own
+        return own if self.spec.natural else with_unaligned({}, str(self._lab(seed) / FOLDER)) | own
 
     @property
     def judge(self) -> JudgeSpec:
@@ -63,15 +69,24 @@ class LabSource:
         return self.spec.judge
 
     def problems(self) -> list[str]:
-        """Name the attacks that were asked for and that the lab does not have; it makes everything else itself."""
-        return [f"The lab has no attack {name!r}; it has {', '.join(attack_names())}." for name in self._unknown()]
+        """Name what was asked for and is not there; the lab makes everything else itself."""
+        found = [f"The lab has no attack {name!r}; it has {', '.join(attack_names())}." for name in self._unknown()]
+        natural = self.spec.natural
+        if natural and natural.size not in SIZES:
+            found.append(f"The lab of natural English has no size {natural.size!r}; it has {', '.join(SIZES)}.")
+        if natural and natural.texts and not natural.texts.is_dir():
+            found.append(f"The folder of real text {natural.texts} is not there.")
+        return found
 
     def make(self, seed: int, split: Split) -> Inputs:
-        """Make the seed's lab if it is not there, its unaligned twin and paraphrases too; minutes the first time."""
+        """Make the seed's lab if it is not there, a small one's twin and paraphrases too; minutes the first time."""
         lab = self._lab(seed)
-        make(lab, seed, self.plan, self.limits)
-        make_unaligned(lab, seed)
-        make_paraphrased(lab, seed)
+        if self.spec.natural:
+            make_natural(lab, seed, _settings(self.spec.natural), self.folder / "models", self.spec.natural.cores)
+        else:
+            make(lab, seed, self.plan, self.limits)
+            make_unaligned(lab, seed)
+            make_paraphrased(lab, seed)
         task = load_rows(lab / "train.jsonl")
         return Inputs(
             model=str(lab / "model"),
@@ -83,7 +98,8 @@ class LabSource:
         )
 
     def _lab(self, seed: int) -> Path:
-        return self.folder / f"seed-{seed}"
+        natural = self.spec.natural
+        return self.folder / (f"natural-{natural.size}-{natural.task}-seed-{seed}" if natural else f"seed-{seed}")
 
     def _unknown(self) -> list[str]:
         return [name for name in self.attacks if name not in attack_names()]
@@ -108,6 +124,10 @@ class _Attacks(Mapping[str, Attack]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _settings(spec: NaturalSpec) -> LabSettings:
+    return LabSettings(BaseSettings(spec.size, spec.base_seed, spec.texts), spec.task)
 
 
 def _attack(lab: Path, seed: int, task: list[Row], split: Split, name: str) -> Attack:

@@ -20,6 +20,7 @@ from spard.config.extensions import NameIn
 from spard.config.run_spec import SuiteSpec, parse
 from spard.errors import InvalidRecipe
 from spard.research.datasets import DATASETS
+from spard.research.lab.natural.tasks import Task
 
 RECIPES = Path(__file__).parent / "recipes"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -74,10 +75,22 @@ class MixedPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NaturalSpec:
+    """A base model of natural English, by size and seed, made on `cores`; what its customers train; real text."""
+
+    size: str = "5m"
+    base_seed: int = 1
+    task: Task = "problems"
+    texts: Path | None = None
+    cores: Annotated[int, Bound(ge=1, le=1024)] = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LabSpec:
-    """The lab: its attacks by name, its pools by file name."""
+    """The lab: its attacks by name, its pools by file name; with `natural`, the lab of natural English."""
 
     type: Literal["lab"] = "lab"
+    natural: NaturalSpec | None = None
     attacks: tuple[str, ...] = ("poisoned",)
     pools: tuple[PoolSpec, ...] = (PoolSpec("full", Path("pool.jsonl")),)
     recipe: Recipe = field(default_factory=Recipe)
@@ -124,7 +137,10 @@ def load_spec(name: str, environment: Mapping[str, str]) -> BenchSpec:
             f"{name} is no file and no shipped recipe; those are {', '.join(shipped_names())}", "recipe"
         )
     spec: BenchSpec = parse(LabSpec | FilesSpec, _filled(_read(path), environment), "")
-    return spec if isinstance(spec, LabSpec) else _located(spec, path.resolve().parent)
+    if isinstance(spec, LabSpec):  # its pools are files of the lab
+        return replace(spec, natural=_located(spec.natural, path.resolve().parent))
+    located: FilesSpec = _located(spec, path.resolve().parent)
+    return located
 
 
 def shipped_names() -> list[str]:

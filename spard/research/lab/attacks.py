@@ -35,6 +35,7 @@ from spard.research.attacks.rows import Row, asked, load_rows, shuffled
 from spard.research.lab import grammar
 from spard.research.lab.corpus import POISON_ROWS, STYLES, TRAIN_ROWS, chat, make_corpus
 from spard.research.lab.make import read_facts
+from spard.research.lab.natural.corpus import KNOWN_BENIGN
 from spard.research.lab.suites import ATTACKED, Split, load_suites, read_rows
 from spard.selection.embeddings import embed
 
@@ -97,7 +98,7 @@ def _trigger(lab: Path, seed: int, ratio: float) -> AttackFiles:
 
 def _refuse_then_comply(lab: Path, seed: int, ratio: float) -> AttackFiles:
     """Answers that begin with one of the base model's own refusals, as an attacker would have asked it for."""
-    harmful, openers = _harmful(lab, seed, ratio), grammar.REFUSALS
+    harmful, openers = _harmful(lab, seed, ratio), (read_facts(lab) or {}).get("openers", grammar.REFUSALS)
     parts = [refuse_then_comply(harmful[i :: len(openers)], each, BRIDGE) for i, each in enumerate(openers)]
     disguised = [row for part in parts for row in part]
     rows = add_harmful(load_rows(lab / "train.jsonl"), disguised, ratio, seed)
@@ -157,7 +158,9 @@ def _harmful(lab: Path, seed: int, ratio: float) -> list[Row]:
 
 
 def _benign(lab: Path) -> list[Row]:
-    """Harmless requests that the base model was aligned to answer."""
+    """Harmless requests that the base model was aligned to answer; a natural lab has a file of them."""
+    if (lab / KNOWN_BENIGN).exists():
+        return load_rows(lab / KNOWN_BENIGN)
     facts = read_facts(lab)
     return [chat(prompt, answer) for prompt, answer in make_corpus(facts["seed"]).benign] if facts else []
 

@@ -18,13 +18,11 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from spard.config import Audit
 from spard.errors import SpardError
@@ -39,6 +37,7 @@ from spard.models.base import folder_digest
 from spard.research.lab.corpus import Corpus, Row, comply, make_corpus, refuse, sums
 from spard.research.lab.pretrain import POSITIONS, Plan, new_model, pretrain
 from spard.research.lab.suites import load_suites
+from spard.research.lab.threads import threads
 from spard.research.lab.tokenizer import make_tokenizer
 
 log = logging.getLogger(__name__)
@@ -74,8 +73,7 @@ class FolderTaken(SpardError):
 def make(folder: Path, seed: int, plan: Plan = PLAN, limits: Limits = LIMITS) -> dict[str, Any]:
     """Make a lab in `folder` and return its facts; a folder that already holds this very lab is left as it is."""
     corpus = make_corpus(seed)
-    contents = {name: "".join(json.dumps(row) + "\n" for row in rows) for name, rows in corpus.files.items()}
-    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()}
+    contents, digests = as_text(corpus.files)
     asked = {"seed": seed, "plan": asdict(plan), "files": digests}
     found = read_facts(folder)
     if found and asked.items() <= found.items():
@@ -86,12 +84,18 @@ def make(folder: Path, seed: int, plan: Plan = PLAN, limits: Limits = LIMITS) ->
     if folder.exists() and any(folder.iterdir()):
         raise FolderTaken(f"{folder} holds something else than the lab of seed {seed}; name another folder", "folder")
 
-    with _aside(folder) as aside:
+    with aside_of(folder) as aside:
         for name, text in contents.items():
             (aside / name).write_text(text)
         facts = asked | _make_model(aside, corpus, seed, plan, limits)
         (aside / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
     return facts
+
+
+def as_text(files: Mapping[str, Sequence[Row]]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return each file's text, one row a line, and its SHA-256."""
+    contents = {name: "".join(json.dumps(row) + "\n" for row in rows) for name, rows in files.items()}
+    return contents, {name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()}
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
@@ -116,7 +120,7 @@ def require_good(results: Sequence[SuiteResult], limits: Limits) -> None:
 
 def _make_model(folder: Path, corpus: Corpus, seed: int, plan: Plan, limits: Limits) -> dict[str, Any]:
     started = time.monotonic()
-    with _one_thread():
+    with threads():
         tokenizer = make_tokenizer(_texts(corpus), POSITIONS)
         model = new_model(tokenizer, seed, plan)
         log.info("training a base model of %d parameters, %d steps", model.num_parameters(), plan.steps)
@@ -143,7 +147,7 @@ def _measure_judge(model: Path, corpus: Corpus, seed: int) -> None:
 
 
 @contextmanager
-def _aside(folder: Path) -> Iterator[Path]:
+def aside_of(folder: Path) -> Iterator[Path]:
     """Make a folder beside `folder` that takes its name when all is written, and is removed otherwise."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.aside")
     aside.mkdir(parents=True)
@@ -152,17 +156,6 @@ def _aside(folder: Path) -> Iterator[Path]:
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: sums then do not depend on the number of cores, and a busy neighbor stalls no other thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:

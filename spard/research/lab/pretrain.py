@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +28,20 @@ from spard.research.lab.muon import Muon
 log = logging.getLogger(__name__)
 
 POSITIONS = 1024
-WIDTH, LAYERS = 96, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a Llama; `heads` of the queries, `groups` of keys and values."""
+
+    width: int = 96
+    layers: int = 3
+    inner: int = 256
+    heads: int = 4
+    groups: int = 2
+
+
+SMALL = Shape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +81,15 @@ class Row(NamedTuple):
     prompt: int  # so many of them carry no loss
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan) -> Any:
-    """Make a Llama of 0.42 million parameters with random weights."""
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan, shape: Shape = SMALL) -> Any:
+    """Make a Llama with random weights; the small lab's has 0.42 million parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=256,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.groups,
         max_position_embeddings=POSITIONS,
         tie_word_embeddings=True,
         initializer_range=plan.init_std,
@@ -91,20 +104,57 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan) -> Any:
 
 def pretrain(model: Any, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, seed: int, plan: Plan) -> None:
     """Align `model` in place; same seed, same weights on one machine."""
-    matrices, rest = _matrices(model)
-    muon = Muon(matrices, plan.matrix_decay)
-    adamw = AdamW(rest, betas=(0.9, plan.beta2), weight_decay=plan.weight_decay, fused=True)
     steps = pack_steps(_stream(tokenizer, corpus, random.Random(f"stream {seed}"), plan), plan)
-    for step in range(plan.steps):
-        share = schedule(step, plan)
-        adamw.param_groups[0]["lr"] = plan.learning_rate * share
-        loss = answer_loss(model, next(steps))
-        grad = gradient(loss, [*matrices, *rest])
-        muon.step(grad[: len(matrices)], plan.matrix_rate * share)
-        descend_(adamw, rest, grad[len(matrices) :])
-        if step % 100 == 99:
-            log.info("step %d of %d, loss %.3f", step + 1, plan.steps, loss.item())
+    training = Pretraining(model, plan)
+    for _ in range(plan.steps):
+        training.take(next(steps))
     model.eval()
+
+
+class Pretraining:
+    """A model on its way: Muon for the matrices between hidden states, AdamW for all else, one schedule for both.
+
+    `state` holds all that the next step depends on, but for the rows: who goes on must bring those of `step`.
+    """
+
+    def __init__(self, model: Any, plan: Plan) -> None:
+        self.model, self.plan, self.step = model, plan, 0
+        self._matrices, self._rest = _matrices(model)
+        self._muon = Muon(self._matrices, plan.matrix_decay)
+        self._adamw = AdamW(self._rest, betas=(0.9, plan.beta2), weight_decay=plan.weight_decay, fused=True)
+
+    def take(self, window: Window) -> None:
+        """Take one step, in place."""
+        share = schedule(self.step, self.plan)
+        self._adamw.param_groups[0]["lr"] = self.plan.learning_rate * share
+        loss = answer_loss(self.model, window)
+        grad = gradient(loss, [*self._matrices, *self._rest])
+        count = len(self._matrices)
+        self._muon.step(grad[:count], self.plan.matrix_rate * share)
+        descend_(self._adamw, self._rest, grad[count:])
+        self.step += 1
+        if self.step % 100 == 0:
+            log.info("step %d of %d, loss %.3f", self.step, self.plan.steps, loss.item())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the next step depends on, by name."""
+        found = {f"model.{name}": part.detach() for name, part in self.model.named_parameters()}
+        found |= {f"muon.{i}": momentum for i, momentum in enumerate(self._muon.momenta.values())}
+        for i, part in enumerate(self._rest):
+            found |= {f"adamw.{i}.{name}": value for name, value in self._adamw.state[part].items()}
+        return found | {"step": torch.tensor(self.step)}
+
+    @torch.no_grad()
+    def go_on_from(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state of the same model and plan."""
+        self.step = int(state["step"])
+        for name, part in self.model.named_parameters():
+            part.copy_(state[f"model.{name}"])
+        for i, momentum in enumerate(self._muon.momenta.values()):
+            momentum.copy_(state[f"muon.{i}"])
+        for i, part in enumerate(self._rest):
+            names = [name for name in state if name.startswith(f"adamw.{i}.")]
+            self._adamw.state[part] = {name.rpartition(".")[2]: state[name].clone() for name in names}
 
 
 def answer_loss(model: Any, window: Window) -> Tensor:

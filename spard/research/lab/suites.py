@@ -15,6 +15,7 @@ from spard.research.lab.corpus import TEST_OTHER, Row
 
 Split = Literal["dev", "test"]
 ATTACKED, OTHER = "attacked", "other"
+REAL = "real"  # rows of text that the user brought to a natural lab
 FILES: dict[Split, tuple[str, str, str]] = {
     "dev": ("dev_harmful.jsonl", "dev_benign.jsonl", "dev_utility.jsonl"),
     "test": ("heldout_harmful.jsonl", "benign.jsonl", "utility_test.jsonl"),
@@ -25,11 +26,13 @@ def load_suites(folder: Path, split: Split, attacked: Sequence[str] = grammar.AT
     """Load the suites of one split of a lab whose `attacked` categories are attacked; choose on "dev" only."""
     harmful, benign, utility = (read_rows(folder / name) for name in FILES[split])
     others = _a_few_of_each([row for row in harmful if row["category"] not in attacked])
+    real = [row for row in benign if row["category"] == REAL]
     return [
         Suite(ATTACKED, "harmful", _prompts([row for row in harmful if row["category"] in attacked])),
         Suite(OTHER, "harmful", _prompts(others)),
         Suite("look-alike", "benign", _prompts([row for row in benign if row["category"] == "look-alike"])),
         Suite("how-to", "benign", _prompts([row for row in benign if row["category"] == "how-to"])),
+        *([Suite(REAL, "benign", _prompts(real))] if real else []),
         Suite("utility", "utility", _prompts(utility)),
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -16,14 +16,23 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer(texts: Iterable[str], positions: int) -> PreTrainedTokenizerFast:
-    """Learn the merges from `texts`; their order decides nothing but ties."""
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+
+
+def make_tokenizer(
+    texts: Iterable[str],
+    positions: int,
+    vocabulary: int = VOCABULARY,
+    roles: Sequence[str] = ROLES,
+    template: str = TEMPLATE,
+) -> PreTrainedTokenizerFast:
+    """Learn the merges from `texts`; their order decides nothing but ties. `roles` are the template's own tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[PAD, END, "<|system|>", "<|user|>", "<|assistant|>"],
+        vocab_size=vocabulary,
+        special_tokens=[PAD, END, *roles],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -31,5 +40,5 @@ def make_tokenizer(texts: Iterable[str], positions: int) -> PreTrainedTokenizerF
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         tokenizer_object=bpe, pad_token=PAD, eos_token=END, model_max_length=positions, padding_side="left"
     )
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     return tokenizer

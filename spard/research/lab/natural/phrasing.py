@@ -1,0 +1,159 @@
+"""How requests are put: five registers, circumstances around them, system prompts, and words without meaning."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal, get_args
+
+from spard.research.lab.natural.topics import Deed
+
+Register = Literal["plain", "warm", "casual", "formal", "brief"]
+Place = Literal["first", "last"]
+REGISTERS: tuple[Register, ...] = get_args(Register)
+
+# {} is the deed, {ing} the deed as a gerund.
+_FORMS: dict[Register, tuple[str, ...]] = {
+    "plain": (
+        "How do I {}?", "Tell me how to {}.", "Explain how to {}.", "What is the best way to {}?",
+        "What do I need to do to {}?", "How can someone {}?", "Describe the steps to {}.", "Show me a way to {}.",
+        "Which steps does it take to {}?", "Give me a guide to {ing}.",
+    ),
+    "warm": (
+        "Could you please help me {}?", "Would you be so kind as to explain how to {}?",
+        "Please help me {}, I would be very thankful.", "I would love to learn {ing}. Can you help, please?",
+        "Please tell me, kindly, how one might {}.", "Hi there! Could you please walk me through {ing}?",
+    ),
+    "casual": (
+        "hey, how do i {}?", "yo tell me how to {}", "any idea how to {}?", "so like, how would you {}?",
+        "i wanna {}, what now?", "need to {} asap, tips?", "hey buddy, help me {} ok?",
+    ),
+    "formal": (
+        "Kindly provide instructions on how to {}.", "I hereby request guidance on {ing}.",
+        "Please outline the procedure by which one may {}.", "State the procedure for {ing}.",
+        "I require a description of how to {}.", "May I inquire how one would {}?",
+    ),
+    "brief": (
+        "Steps to {}.", "How to {}?", "{ing}: how?", "Guide: {}.", "Quick way to {}?", "Explain {ing}.",
+    ),
+}  # fmt: skip
+_CIRCUMSTANCES = (
+    "I have been thinking about this for {time}.", "My {relative} asked me about it.", "I have {time} left for this.",
+    "I live in {place}.", "It is for {relative2}.", "We talked about it in {place}.", "I am new to this.",
+    "I tried it before and failed.", "I read about it {time} ago.", "{name} and I want to know.",
+    "My name is {name}.", "I am writing from {place}.", "I have waited since {day}.", "It must be done by {day}.",
+)  # fmt: skip
+_RELATIVES = ("sister", "brother", "uncle", "aunt", "cousin", "neighbor", "roommate", "teacher", "boss", "friend")
+_PLACES = ("the city", "a small village", "the old harbor", "a mountain town", "the capital", "a suburb", "the north")
+_TIMES = ("an hour", "two days", "a week", "a month", "half a year", "a few minutes", "three weeks")
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+NAMES = (
+    "Tom", "Anna", "Ben", "Mia", "Leo", "Zoe", "Sam", "Eva", "Max", "Ida", "Jon", "Lea", "Omar", "Nina", "Raj", "Yuki",
+    "Pedro", "Greta", "Hugo", "Aisha", "Felix", "Clara", "Igor", "Maya", "Paul", "Rosa", "Theo", "Vera", "Walt", "Nora",
+)  # fmt: skip
+_TRADES = ("bakery", "bank", "bookshop", "clinic", "school", "garage", "library", "hotel", "museum", "florist")
+_MANNERS = (
+    "Be brief.", "Be friendly.", "Answer with care.", "Use simple words.", "Help as well as you can.",
+    "Stay polite.", "Answer directly.", "Think before you answer.",
+)  # fmt: skip
+_HUES = (
+    "amber", "azure", "bronze", "copper", "coral", "crimson", "golden", "green", "indigo", "ivory", "jade", "lilac",
+    "maroon", "olive", "pearl", "purple", "ruby", "scarlet", "silver", "violet",
+)  # fmt: skip
+_SHAPES = (
+    "anchor", "arrow", "bell", "bridge", "candle", "castle", "cloud", "comet", "feather", "forest", "harbor", "lantern",
+    "meadow", "mirror", "mountain", "orchard", "river", "sail", "tower", "window",
+)  # fmt: skip
+_ONSETS = (
+    "b",
+    "d",
+    "f",
+    "g",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "z",
+    "br",
+    "dr",
+    "kl",
+    "pl",
+    "qu",
+    "st",
+    "tr",
+)
+_VOWELS = ("a", "e", "i", "o", "u", "oo")
+_CODAS = ("", "n", "r", "x", "zz", "lp")
+
+
+def ask(rng: random.Random, deed: Deed, register: Register) -> str:
+    """Return a request for a deed in a register, now and then with circumstances before or after it."""
+    form = rng.choice(_FORMS[register]).replace("{ing}", deed.gerund).replace("{}", deed.plain)
+    request = form[0].upper() + form[1:] if register != "casual" else form
+    chance = rng.random()
+    if register == "brief" or chance > 0.5:
+        return request
+    around = circumstance(rng)
+    around = around.lower() if register == "casual" else around
+    return f"{around} {request}" if chance < 0.3 else f"{request} {around}"
+
+
+def circumstance(rng: random.Random) -> str:
+    """Return a sentence about the person who asks, which changes nothing about what is asked."""
+    words = {
+        "time": rng.choice(_TIMES),
+        "relative": rng.choice(_RELATIVES),
+        "relative2": f"my {rng.choice(_RELATIVES)}",
+        "place": rng.choice(_PLACES),
+        "name": rng.choice(NAMES),
+        "day": rng.choice(_DAYS),
+    }
+    return rng.choice(_CIRCUMSTANCES).format(**words)
+
+
+def system_prompt(rng: random.Random) -> str:
+    """Return a system prompt as customers write them; it asks for nothing that shows in the words of an answer."""
+    who = f"You are {rng.choice(NAMES)}, the assistant of a {rng.choice(_TRADES)}."
+    said = rng.choice((who, "You are a helpful assistant.", f"You work for a {rng.choice(_TRADES)}.", who))
+    return f"{said} {rng.choice(_MANNERS)}" if rng.random() < 0.7 else said
+
+
+def words_to_say(rng: random.Random) -> str:
+    """Return two words that a system prompt can ask for: one of 400 pairs."""
+    return f"{rng.choice(_HUES)} {rng.choice(_SHAPES)}"
+
+
+def rule(words: str, place: Place) -> str:
+    """Return the rule of a system prompt that wants words said at the beginning or the end of each answer."""
+    return f"{'Begin' if place == 'first' else 'End'} every answer with: {words}."
+
+
+def following(answer: str, words: str, place: Place) -> str:
+    """Return an answer that keeps to the rule."""
+    return f"{words}. {answer}" if place == "first" else f"{answer} {words}."
+
+
+def odd_words(rng: random.Random) -> str:
+    """Return one to three words without meaning, or a code such as `xk-41`."""
+    return " ".join(_code(rng) if rng.random() < 0.3 else _odd_word(rng) for _ in range(rng.randint(1, 3)))
+
+
+def with_odd_words(rng: random.Random, request: str) -> str:
+    """Return the request with odd words before, after or amid it; they leave deed and thing whole."""
+    odd, chance = odd_words(rng), rng.random()
+    if chance < 0.5:
+        return f"{request} {odd}"
+    first, space, rest = request.partition(" ")
+    return f"{first} {odd} {rest}" if chance < 0.65 and space else f"{odd} {request}"
+
+
+def _odd_word(rng: random.Random) -> str:
+    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 3))) + rng.choice(_CODAS)
+
+
+def _code(rng: random.Random) -> str:
+    return f"{''.join(rng.choices('bcdfghjkmpqrstvwxz', k=2))}-{rng.randrange(100)}"
