@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, TypeVar
 
-from spard.config import GateThresholds, Resolved
+from spard.config import GateThresholds, Resolved, RowAction
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
@@ -81,7 +81,10 @@ class SelectedRows:
 
 @dataclass(frozen=True, slots=True)
 class RiskyRow:
-    """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons."""
+    """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
+
+    `own_refusal` is the probability that the base model would have refused; None for rows that it did not flag.
+    """
 
     line: int
     score: float
@@ -89,6 +92,34 @@ class RiskyRow:
     pool_row: int
     reasons: tuple[str, ...]
     excerpt: str
+    own_refusal: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowSignalRecord:
+    """What the base model says of the training rows, and what was done about it.
+
+    action          of the setting `row_signal`: report, drop, defend or quarantine
+    threshold       rows are flagged above this probability that the base model would have refused
+    rows            in the file
+    flagged         lines of the rows that are answered and that the base model would refuse
+    dropped         how many of them were not trained on, and so not counted in `trained_tokens` either
+    defended        how many safe rows ask the same and answer with the base model's own refusal
+    openings        how the base model begins to refuse, the commonest first
+    refused, asked  prompts of the safety pool that it refused, of those that it was asked
+    pool_inverted   rows of the safety pool that answer with harm what the base model would refuse; counted from 0
+    """
+
+    action: RowAction
+    threshold: float
+    rows: int
+    flagged: tuple[int, ...] = ()
+    dropped: int = 0
+    defended: int = 0
+    openings: tuple[str, ...] = ()
+    refused: int = 0
+    asked: int = 0
+    pool_inverted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +169,7 @@ class SafetyReport:
     selected        None where no safe rows are selected
     risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
     checkpoints     the ends of the epochs, the first one first; the last one is the adapter that the report is about
+    row_signal      None where the base model was not asked about the rows, or there is no safety pool
     """
 
     job_id: str | None = None
@@ -165,6 +197,7 @@ class SafetyReport:
     selected: SelectedRows | None = None
     risky_rows: tuple[RiskyRow, ...] | None = None
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    row_signal: RowSignalRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -188,6 +221,7 @@ class SafetyReport:
             selected=_optional(SelectedRows, raw.get("selected")),
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
+            row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
         )
 

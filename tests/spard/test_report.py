@@ -14,6 +14,7 @@ from spard.release.report import (
     BaseAndAdapter,
     GateRecord,
     RiskyRow,
+    RowSignalRecord,
     SafetyReport,
     SelectedRows,
     ValidationLoss,
@@ -42,7 +43,8 @@ REPORT = SafetyReport(
     harmfulness_score=BaseAndAdapter(1.2, 1.2),
     seconds={"train": 1.0},
     selected=SelectedRows((3, 1), (0.5, 0.25), (1.0, None), 1, ((0.0, 1.0), (1.0, 0.0))),
-    risky_rows=(RiskyRow(1, 0.5, 0.5, 3, ("encoded_text",), "Add 1 and 2."),),
+    risky_rows=(RiskyRow(1, 0.5, 0.5, 3, ("encoded_text",), "Add 1 and 2.", 0.6),),
+    row_signal=RowSignalRecord("drop", 0.1, 10, (1,), 1, openings=("I cannot",), refused=9, asked=12),
 )
 
 
@@ -60,6 +62,7 @@ def test_the_keys_of_the_file_are_those_that_it_always_had() -> None:
         *("job_id", "base_model", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
         *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "base", "adapter"),
         *("asr", "harmfulness_score", "over_refusal", "utility", "seconds", "selected", "risky_rows"),
+        *("checkpoints", "row_signal"),
     ]
 
 
