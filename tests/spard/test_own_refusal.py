@@ -122,7 +122,12 @@ def test_a_model_s_own_refusals_are_found_by_asking_it(base: Base, monkeypatch: 
 
 def test_the_prompts_asked_are_spread_over_the_pool(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(own_refusal, "generate", lambda model, tokenizer, asked, length: heard.extend(asked) or asked)
+
+    def echo(model: object, tokenizer: object, asked: Sequence[str], length: int) -> list[str]:
+        heard.extend(asked)
+        return list(asked)
+
+    monkeypatch.setattr(own_refusal, "generate", echo)
 
     found = own_refusals(base, [str(i) for i in range(1000)])
 

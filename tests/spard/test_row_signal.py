@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,12 +12,13 @@ import pytest
 from spard.config import Hyperparameters, NoDefense, Recipe, RowAction, RowSignal, Selection
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.data.chat import NO_LOSS, encode
+from spard.digests import file_sha256
 from spard.errors import InvalidRecipe, InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
-from spard.pipeline import library, row_signal, run
+from spard.pipeline import library, row_signal, run, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import Rows, prepare
@@ -82,10 +84,11 @@ def test_a_report_names_the_rows_and_changes_nothing_that_is_trained_on(spec: Ru
     assert (record.flagged, record.rows, record.dropped, record.defended) == (BAD, 20, 0, 0)
     (event,) = [message for message in messages if message["kind"] == "event" and message["level"] == "warn"]
     assert event["data"] == {"action": "report", "flagged": 2, "lines": [3, 17]}
-    risky = context.outputs.read("risk")
-    assert sorted(row["line"] for row in risky[:2]) == [3, 17]
-    assert all(row["reasons"][0] == "base_model_would_refuse" and row["own_refusal"] > 0 for row in risky[:2])
-    assert all(row["own_refusal"] is None for row in risky[2:])
+    risky = select.kept_risks(context)
+    assert risky is not None
+    assert sorted(row.line for row in risky[:2]) == [3, 17]
+    assert all(row.reasons[0] == "base_model_would_refuse" and (row.own_refusal or 0) > 0 for row in risky[:2])
+    assert all(row.own_refusal is None for row in risky[2:])
 
 
 @pytest.mark.usefixtures("refusing")
@@ -200,12 +203,10 @@ def test_a_setting_that_cannot_work_is_refused_as_a_recipe() -> None:
     assert (read.recipe.defense, read.row_signal) == (NoDefense(), RowSignal("report"))
 
 
-def test_a_run_without_the_setting_has_the_identity_that_it_always_had(
-    spec: RunSpec, base: Base, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digested: list[Any] = []
-    monkeypatch.setattr(library.json, "dumps", lambda facts: digested.append(facts) or "")
-    library._identity(spec, base)
-    library._identity(asked(spec, "drop"), base)
-    assert "row_signal" not in digested[0][0]
-    assert digested[1][0] == to_mapping(asked(spec, "drop"))
+def test_a_run_without_the_setting_has_the_identity_that_it_always_had(spec: RunSpec, base: Base) -> None:
+    assert spec.pool is not None
+    files = [file_sha256(path) for path in (spec.training_file, spec.pool)]
+    before = {name: value for name, value in to_mapping(spec).items() if name != "row_signal"}
+    digest = hashlib.sha256(json.dumps([before, base.digest, files]).encode()).hexdigest()
+    assert library._identity(spec, base) == digest
+    assert library._identity(asked(spec, "drop"), base) != digest

@@ -34,6 +34,7 @@ DEFAULT_METHODS = {
     "similarity": ("spard", "safeinstr"),
     "sweep": ("spard",),
     "map": (),
+    "rows": (),
 }
 log = logging.getLogger(__name__)
 

@@ -68,8 +68,7 @@ class LabSource:
 
     def make(self, seed: int, split: Split) -> Inputs:
         """Make the seed's lab if it is not there, its unaligned twin and paraphrases too; minutes the first time."""
-        lab = self._lab(seed)
-        make(lab, seed, self.plan, self.limits)
+        lab = self.made(seed)
         make_unaligned(lab, seed)
         make_paraphrased(lab, seed)
         task = load_rows(lab / "train.jsonl")
@@ -81,6 +80,11 @@ class LabSource:
             pools={pool.name: lab / pool.path for pool in self.spec.pools},
             device=self.device,
         )
+
+    def made(self, seed: int) -> Path:
+        """Return the folder of the seed's lab, which is made if it is not there."""
+        make(self._lab(seed), seed, self.plan, self.limits)
+        return self._lab(seed)
 
     def _lab(self, seed: int) -> Path:
         return self.folder / f"seed-{seed}"
