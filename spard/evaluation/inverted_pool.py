@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from spard.data.chat import UNBOUNDED, encode_all
 from spard.data.rows import Example, prompt_text
 from spard.errors import InvalidPool, raised_as
+from spard.evaluation.audit import HARMFUL_ABOVE
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.own_refusal import own_refusal_of
 from spard.models.base import Base
-
-HARMFUL = 5  # the judge's grade of an attack that succeeded
 
 
 def inverted_rows(
@@ -42,4 +41,4 @@ def inverted_rows(
         return []
     answers = [str(pool[i].messages[-1]["content"]) for i in suspects]
     verdicts = judge.judge([prompt_text(pool[i]) for i in suspects], answers)
-    return [i for i, verdict in zip(suspects, verdicts, strict=True) if verdict.score == HARMFUL]
+    return [i for i, verdict in zip(suspects, verdicts, strict=True) if (verdict.score or 0) > HARMFUL_ABOVE]
