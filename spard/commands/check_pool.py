@@ -1,7 +1,7 @@
 """`spard check-pool POOL.jsonl --model MODEL`: find rows of a safety pool that answer with harm.
 
-The base model tells which prompts it would refuse, and a judge grades what the pool answers there. Each such row is named
-by its line; the exit status is 0 when there is none, 2 when there are some, and 1 when something went wrong.
+The base model tells which prompts it would refuse, and a judge grades what the pool answers there. Each such row is
+named by its line; the exit status is 0 when there is none, 2 when there are some, and 1 when something went wrong.
 """
 
 from __future__ import annotations
