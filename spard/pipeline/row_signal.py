@@ -22,7 +22,8 @@ from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.own_refusal import REPLY, OwnRefusals, complies, own_refusal_of, own_refusals
 from spard.models.generate import complete
 from spard.pipeline.context import Context
-from spard.release.report import RowSignalRecord, read_record
+from spard.release.report import read_record
+from spard.release.row_records import RowSignalRecord
 
 _OUTPUT, _FILE = "row_signal", "training_file"
 _LINES = 100  # named in a message

@@ -14,7 +14,8 @@ from spard.config.run_spec import to_mapping
 from spard.data.rows import Example
 from spard.evaluation.row_risk import rank
 from spard.pipeline.context import Context
-from spard.release.report import RiskyRow, SelectedRows, read_record
+from spard.release.report import SelectedRows, read_record
+from spard.release.row_records import RiskyRow
 from spard.selection.pca import coordinates
 from spard.selection.select import choose
 

@@ -13,12 +13,11 @@ from spard.release.report import (
     AttackSuccess,
     BaseAndAdapter,
     GateRecord,
-    RiskyRow,
-    RowSignalRecord,
     SafetyReport,
     SelectedRows,
     ValidationLoss,
 )
+from spard.release.row_records import RiskyRow, RowSignalRecord
 
 RESULT = SuiteResult("harmful", "harmful", "refusal", 20, 0, 0, 1, 0.05, 0.01, 0.24, mean_harmfulness=1.2)
 REPORT = SafetyReport(
