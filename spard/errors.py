@@ -62,6 +62,30 @@ class InvalidPool(InvalidData):
     code = "invalid_pool"
 
 
+class InvertedPool(InvalidPool):
+    """Too many rows of a safety pool answer with harm what the base model refuses."""
+
+    code = "inverted_pool"
+
+
+class RowsQuarantined(SpardError):
+    """Rows answer what the base model would refuse, and somebody is to look at them before anything is trained."""
+
+    code = "rows_quarantined"
+
+
+class TooManyRowsDropped(SpardError):
+    """More rows answer what the base model would refuse than may be left out."""
+
+    code = "too_many_rows_dropped"
+
+
+class RowSignalUnavailable(SpardError):
+    """The base model refuses nothing of the safety pool, so that it cannot tell which rows it would refuse."""
+
+    code = "row_signal_unavailable"
+
+
 @contextmanager
 def raised_as(kind: type[InvalidData]) -> Iterator[None]:
     """Raise an `InvalidData` from inside as `kind`, which says whose rows are at fault."""

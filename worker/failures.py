@@ -17,7 +17,9 @@ from spard.errors import (
     InvalidModel,
     InvalidPool,
     InvalidSuite,
+    InvertedPool,
     OutOfGpuMemory,
+    RowSignalUnavailable,
     SpardError,
     Stopped,
     is_gpu_error,
@@ -64,6 +66,8 @@ _SERVER_ERROR = "server_error"
 _PROVIDERS = {
     InvalidSuite: "An audit suite of the provider cannot be used; your files are not at fault.",
     InvalidPool: "The safety pool of the provider cannot be used; your files are not at fault.",
+    InvertedPool: "The safety pool of the provider answers with harm; your files are not at fault.",
+    RowSignalUnavailable: "The provider's safety pool and base model do not fit together; your files are not at fault.",
 }
 _BAD_FILE = "The job failed due to an invalid training file."  # as OpenAI begins it; scripts look for it
 _NO_ROOM = "No space left on device"  # as libraries quote the system's error that wrap it in one of their own
@@ -132,7 +136,7 @@ def is_job_s_own(code: str) -> bool:
 def failure(error: BaseException) -> Failure:
     """Every exception in the words of `Failure`."""
     match error:
-        case InvalidSuite() | InvalidPool():
+        case InvalidSuite() | InvalidPool() | RowSignalUnavailable():
             return Failure(error.code, _PROVIDERS[type(error)])
         case InvalidData():
             return Failure(error.code, f"{_BAD_FILE} {_sentence(error.message)}", error.param or "training_file")

@@ -116,6 +116,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         thresholds=spec.policy.thresholds(),
         public_name=job.model,
         start_from=Path("in/start") if spec.start_from else None,
+        row_signal=spec.row_signal,
     )
     return Assignment(
         job.id,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from app.db.tables import BaseModelEntry
 from app.errors import InvalidRequest
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.policies.schemas import Policy, value_at
-from spard.config import Audit, Recipe
+from spard.config import Audit, Recipe, RowSignal
 
 
 def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Policy) -> None:
@@ -44,6 +45,25 @@ def check_ranges(caller: Principal, recipe: Recipe, policy: Policy) -> None:
 def is_waived(caller: Principal, safety: Safety) -> bool:
     """Whether the job is a provider's measurement, whose adapter leaves to the provider whatever the gate says."""
     return safety.defense.is_baseline and "admin" in caller.scopes
+
+
+def row_signal(caller: Principal, safety: Safety, policy: Policy, *, has_pool: bool) -> RowSignal:
+    """Return what becomes of rows that the base model would refuse, as the policy says.
+
+    A provider's measurement is trained on every row. Refuses a job that the policy's action cannot be done on.
+    """
+    asked = policy.row_signal
+    if asked.action in ("off", "report"):
+        return asked
+    if is_waived(caller, safety):
+        return replace(asked, action="report")
+    if not has_pool:
+        message = f"The policy asks to {asked.action} rows, which takes a safety pool, and there is none yet."
+        raise InvalidRequest(message, code="no_safety_pool", param="safety.pool")
+    if asked.action == "defend" and not safety.defense.trains_on_safe_rows:
+        message = f"The policy asks to defend rows, and the defense {safety.defense.type!r} trains on no safe rows."
+        raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
+    return asked
 
 
 def _check_method(ask: JobCreate) -> None:

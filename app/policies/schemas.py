@@ -80,6 +80,10 @@ class Policy(Body):
         default_factory=dict, description="Setting of a request, such as hyperparameters.n_epochs -> its bounds here."
     )
     thresholds: config.GateThresholds = Field(default_factory=config.GateThresholds)
+    row_signal: config.RowSignal = Field(
+        default_factory=lambda: config.RowSignal(action="report"),
+        description="What becomes of rows that answer what the base model would refuse.",
+    )
     waivers: bool = Field(
         default=True, description="Whether two admins may release what failed; if not, its weights are not kept."
     )

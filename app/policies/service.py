@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -35,7 +36,7 @@ def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
             message = f"The model {alias[:128]!r} is not offered; offered: {', '.join(sorted(offered)) or 'none yet'}."
             raise InvalidRequest(message, code="model_not_found", param="models")
     last = session.scalar(select(func.max(PolicyVersion.version))) or 0
-    added = PolicyVersion(version=last + 1, created_by=key_id, content=policy.model_dump(mode="json"))
+    added = PolicyVersion(version=last + 1, created_by=key_id, content=_stored(policy))
     session.add(added)
     session.flush()
     audit_log.record(session, "policy.added", f"policy-{added.version}", content=added.content)
@@ -46,6 +47,14 @@ def reference(policy: PolicyOut) -> PolicyRef:
     """Return what a job keeps of the version that it was created under."""
     content = policy.content
     return PolicyRef(**asdict(content.thresholds), version=policy.version, waivers=content.waivers)
+
+
+def _stored(policy: Policy) -> dict[str, Any]:
+    """Return the JSON of a policy, without what API processes of version 0.1 do not know where it is the default."""
+    content = policy.model_dump(mode="json")
+    if policy.row_signal == Policy().row_signal:
+        del content["row_signal"]
+    return content
 
 
 def _built_in(settings: Settings) -> PolicyOut:

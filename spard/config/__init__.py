@@ -14,6 +14,7 @@ from spard.config.defenses.safegrad import SafeGrad
 from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
+from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
     MAX_SEQ_LENGTH,
     Audit,
@@ -45,6 +46,8 @@ __all__ = [
     "Ptst",
     "Recipe",
     "Resolved",
+    "RowAction",
+    "RowSignal",
     "SafeGrad",
     "SafeInstr",
     "SafeLora",

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from spard.config import Bound, Defense, GateThresholds, JudgeSpec, Recipe, defenses
+from spard.config import Bound, Defense, GateThresholds, JudgeSpec, Recipe, RowSignal, defenses
 from spard.config.deprecated import without_old_names
 from spard.config.extensions import NameIn
 from spard.errors import InvalidRecipe
@@ -35,7 +35,7 @@ class RunSpec:
     """Everything that a run needs to know; `public_name` is what the adapter calls its base model.
 
     `start_from` is the folder of an adapter of the same base model, to be trained further. `judge_errors` is what
-    `spard judge --json` measured of the judge.
+    `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse.
     """
 
     model: str
@@ -50,6 +50,7 @@ class RunSpec:
     public_name: str | None = None
     start_from: Path | None = None
     judge_errors: Path | None = None
+    row_signal: RowSignal = field(default_factory=RowSignal)
 
 
 def load_recipe(path: Path) -> RunSpec:
@@ -90,6 +91,11 @@ def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
     if spec.recipe.uses_pool and spec.pool is None:
         raise InvalidRecipe("pool: the defense selects its safe examples from a pool; name a file", "pool")
     defense = spec.recipe.defense
+    if spec.row_signal.action not in ("off", "report") and spec.pool is None:
+        raise InvalidRecipe("row_signal.action: the signal needs a pool, to hear how the base model refuses", "pool")
+    if spec.row_signal.action == "defend" and not defense.trains_on_safe_rows:
+        message = f"row_signal.action: the defense {defense.type} trains on no safe rows that could answer for a row"
+        raise InvalidRecipe(message, "row_signal.action")
     if missing := defense.missing_model:
         key = f"recipe.defense.{missing}"
         raise InvalidRecipe(f"{key}: name {defense.models[missing]}, a folder or a hub id", key)

@@ -32,6 +32,7 @@ __all__ = [
     "Message",
     "Prompt",
     "batches",
+    "by_length",
     "collate",
     "encode",
     "encode_all",
@@ -63,6 +64,16 @@ def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -
     mask = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in batch]
     labels = [[*row.labels, *[NO_LOSS] * (width - len(row.labels))] for row in batch]
     return Batch(*(torch.tensor(rows).to(device, non_blocking=True) for rows in (ids, mask, labels)))
+
+
+def by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Return the indices of rows, longest first, in batches of at most `batch_tokens` padded tokens."""
+    cut: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not cut or lengths[cut[-1][0]] * (len(cut[-1]) + 1) > batch_tokens:
+            cut.append([])
+        cut[-1].append(i)
+    return cut
 
 
 def order(seed: int, epoch: int, n: int, stream: int = 0) -> list[int]:

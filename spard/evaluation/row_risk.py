@@ -2,15 +2,18 @@
 
 The score of a row is the cosine of its request to the nearest pool prompt, both seen from the mean of all embeddings
 (raw cosines of language models are all large), a quarter of it when every answer of the row is a refusal, and half a
-point for each sign of disguise in its text. It orders rows for a person to look at; it proves nothing about one.
+point for each sign of disguise in its text. A row that the base model would refuse and that is answered
+(`spard.evaluation.own_refusal`) comes before all others: it gets a point, and that probability. The score orders rows
+for a person to look at; it proves nothing about one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -22,7 +25,10 @@ from spard.selection.relevance import relevance
 
 NEAR = 0.5  # the cosine from which a request counts as near a pool prompt
 EXCERPT = 80  # characters
-_REFUSED, _SIGN = 0.25, 0.5
+WOULD_REFUSE = "base_model_would_refuse"
+MOST_FLAGGED = 1000  # rows that are named however many there are of them
+_REFUSED, _SIGN, _FLAGGED = 0.25, 0.5, 1.0
+_NONE: Mapping[int, float] = MappingProxyType({})
 _MANY = 3  # rows that hold the same odd word at an end of their request
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")
 _ODD = re.compile(r"(?=\S*[a-z])(?=\S*\d)[a-z0-9]+[-_#@!][a-z0-9]+|(?=\S*[^\s\w.,?!'\":;()-]{2})\S+")
@@ -34,7 +40,10 @@ _STEPS = re.compile(r"\b(?:sure|of course|certainly)\b.{0,40}\b(?:steps?|how to|
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """One row of the file: its line, how much it looks like harm, the pool prompt nearest to it, and the reasons."""
+    """One row of the file: its line, how much it looks like harm, the pool prompt nearest to it, and the reasons.
+
+    `own_refusal` is the probability that the base model would have refused; None for rows that are not flagged by it.
+    """
 
     line: int
     score: float
@@ -42,31 +51,45 @@ class Risk:
     pool_row: int
     reasons: tuple[str, ...]
     excerpt: str
+    own_refusal: float | None = None
 
 
-def rank(rows: Sequence[Example], task_MD: Tensor, pool_ND: Tensor, most: int = 100) -> list[Risk]:
-    """Return the `most` rows most like harm, the worst first; `task_MD` are the embeddings of their requests."""
+def rank(
+    rows: Sequence[Example],
+    task_MD: Tensor,
+    pool_ND: Tensor,
+    most: int = 100,
+    flagged: Mapping[int, float] = _NONE,
+) -> list[Risk]:
+    """Return the `most` rows most like harm, the worst first; `task_MD` are the embeddings of their requests.
+
+    `flagged` is the probability of a refusal of the base model's by the line of each row that was flagged for it; all
+    such rows are returned, up to `MOST_FLAGGED`.
+    """
     if not len(rows) or not len(pool_ND):
         return []
     mean_D = torch.cat([task_MD.double(), pool_ND.double()]).mean(dim=0)
     cosine_M, nearest_M = relevance((task_MD.double() - mean_D).float(), (pool_ND.double() - mean_D).float())
     odd = _odd_words(rows)
     cosines, nearest = cosine_M.tolist(), nearest_M.tolist()
-    risks = [_risk(row, cosines[i], nearest[i], odd) for i, row in enumerate(rows)]
-    return sorted(risks, key=lambda risk: (-risk.score, risk.line))[:most]
+    risks = [_risk(row, cosines[i], nearest[i], odd, flagged.get(row.line)) for i, row in enumerate(rows)]
+    named = max(most, min(len(flagged), MOST_FLAGGED))
+    return sorted(risks, key=lambda risk: (risk.own_refusal is None, -risk.score, risk.line))[:named]
 
 
-def _risk(row: Example, cosine: float, pool_row: int, odd: frozenset[str]) -> Risk:
+def _risk(row: Example, cosine: float, pool_row: int, odd: frozenset[str], own_refusal: float | None) -> Risk:
     answers = [str(turn["content"]) for turn in row.messages if is_learned(turn)]
     refused = all(is_refusal(answer) and not helps_after_refusing(answer) for answer in answers)
     signs = list(_signs(row, answers, odd))
+    told = [] if own_refusal is None else [WOULD_REFUSE]
     near = (
         [] if cosine < NEAR else ["near_harmful_prompt_and_refused" if refused else "near_harmful_prompt_and_answered"]
     )
     score = cosine * (_REFUSED if refused else 1.0) + _SIGN * len(signs)
+    score += 0.0 if own_refusal is None else _FLAGGED + own_refusal
     asked = " ".join(prompt_text(row).split())
     excerpt = asked if len(asked) <= EXCERPT else asked[: EXCERPT - 3] + "..."
-    return Risk(row.line, round(score, 4), round(cosine, 4), pool_row, (*near, *signs), excerpt)
+    return Risk(row.line, round(score, 4), round(cosine, 4), pool_row, (*told, *near, *signs), excerpt, own_refusal)
 
 
 def _signs(row: Example, answers: Sequence[str], odd: frozenset[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from spard.config import RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.digests import file_sha256
 from spard.evaluation.scorers.sandbox import refuse_programs
@@ -57,5 +58,8 @@ def _identity(spec: RunSpec, base: Base) -> str:
     """Digest everything that decides what the stages of a run make."""
     named = (spec.training_file, spec.validation_file, spec.pool, *(suite.path for suite in spec.suites))
     files = [file_sha256(path) for path in named if path is not None and path.is_file()]
-    facts: list[Any] = [to_mapping(spec), base.digest, files]
+    asked = to_mapping(spec)
+    if spec.row_signal == RowSignal():  # runs of versions without it go on
+        del asked["row_signal"]
+    facts: list[Any] = [asked, base.digest, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -12,7 +12,7 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import checkpoint_records, prove, select
+from spard.pipeline import checkpoint_records, prove, row_signal, select
 from spard.pipeline.context import Context
 from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
@@ -134,13 +134,15 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         selected=select.kept(context),
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
+        row_signal=row_signal.kept(context),
     )
 
 
 def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     """Return what the manifest says beside the digests of the adapter's files."""
     shown = report.to_json()
-    return {name: shown[name] for name in _FACTS} | {
+    acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
+    return {name: shown[name] for name in (*_FACTS, *(["row_signal"] if acted else []))} | {
         "audit": audit_figures(report.base, report.adapter),
         "selected_rows": None if report.selected is None else list(report.selected.indices),
         "safety_sha256": file_sha256(release.safety),

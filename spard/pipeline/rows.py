@@ -9,15 +9,19 @@ from pathlib import Path
 from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
 from spard.data.rows import Example, read_examples, read_pool
 from spard.errors import InvalidData, InvalidPool, raised_as
-from spard.pipeline import embed, select
+from spard.pipeline import embed, row_signal, select
 from spard.pipeline.context import Context
+from spard.pipeline.row_signal import Told
 from spard.pipeline.safe_set import safe_set
 from spard.release.report import SelectedRows
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a run trains on and validates with; `examples` are the training file before it became `task`."""
+    """What a run trains on and validates with.
+
+    `examples` are the whole training file, before it became `task`: the audit looks at rows that were dropped too.
+    """
 
     examples: Sequence[Example]
     task: Sequence[Encoded]
@@ -29,12 +33,18 @@ class Rows:
 def prepare(context: Context) -> Rows:
     """Read and check every file, and select the safe set; whatever cannot be trained on raises before anything costly.
 
-    Raises `InvalidData`: a row cannot be read, has too many tokens, or none to learn.
+    Raises `InvalidData`: a row cannot be read, has too many tokens, or none to learn. `spard.pipeline.row_signal` says
+    what else it raises.
     """
     tokenizer, limit = context.base.tokenizer, context.limit
     examples = read_examples(context.run.training_file)
     task, validation = encode_to_train(tokenizer, examples, limit), _validation(context)
-    selected, safe = _safe_rows(context, examples)
+    told = row_signal.run(context, examples, task)
+    dropped = told.dropped if told else frozenset()
+    trained = [i for i in range(len(task)) if i not in dropped]
+    selected, safe = _safe_rows(context, examples, trained, told)
+    safe += row_signal.defending(context, told, task) if safe else []
+    task = [task[i] for i in trained]
     _warn_of_shared_rows(context, task, validation)
     return Rows(examples, task, safe, validation, selected)
 
@@ -49,17 +59,30 @@ def _validation(context: Context) -> list[Encoded]:
         raise
 
 
-def _safe_rows(context: Context, examples: Sequence[Example]) -> tuple[SelectedRows | None, list[Encoded]]:
-    """Select the pool rows that the method trains on, if it does; an earlier attempt's choice stands."""
+def _safe_rows(
+    context: Context, examples: Sequence[Example], trained: Sequence[int], told: Told | None
+) -> tuple[SelectedRows | None, list[Encoded]]:
+    """Select the pool rows that the method trains on, if it does; an earlier attempt's choice stands.
+
+    `trained` are the places of the rows that are trained on; the others are ranked by their risk, and no more.
+    """
     if not context.recipe.uses_pool or context.run.pool is None:
         return None, []
     pool = read_pool(context.run.pool)
-    selected = select.kept(context) or _select(context, examples, pool, context.run.pool)
+    selected = select.kept(context) or _select(context, examples, pool, context.run.pool, trained, told)
     chosen = [pool[i] for i in selected.indices]
-    return selected, safe_set(context.base, chosen, examples, context.recipe, context.run.judge, context.limit)
+    rows = [examples[i] for i in trained]
+    return selected, safe_set(context.base, chosen, rows, context.recipe, context.run.judge, context.limit)
 
 
-def _select(context: Context, examples: Sequence[Example], pool: Sequence[Example], pool_file: Path) -> SelectedRows:
+def _select(
+    context: Context,
+    examples: Sequence[Example],
+    pool: Sequence[Example],
+    pool_file: Path,
+    trained: Sequence[int],
+    told: Told | None,
+) -> SelectedRows:
     with raised_as(InvalidPool):
         encoded = encode_all(context.base.tokenizer, pool, UNBOUNDED)
     fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= context.limit]
@@ -67,8 +90,8 @@ def _select(context: Context, examples: Sequence[Example], pool: Sequence[Exampl
         left_out = f"{len(pool) - len(fitting)} of {len(pool)} safety examples have more than {context.limit} tokens"
         context.report.warning(f"{left_out} and are left out.")
     task_MD, pool_ND = embed.run(context, examples, pool, pool_file)
-    select.rank_risks(context, examples, task_MD, pool_ND)
-    return select.run(context, task_MD, pool_ND, fitting)
+    select.rank_risks(context, examples, task_MD, pool_ND, told.by_line if told else {})
+    return select.run(context, task_MD[list(trained)], pool_ND, fitting)
 
 
 def _warn_of_shared_rows(context: Context, task: Sequence[Encoded], validation: Sequence[Encoded]) -> None:

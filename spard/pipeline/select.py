@@ -5,7 +5,7 @@ Both are worked out once for a run and kept for its later attempts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from torch import Tensor
@@ -14,7 +14,8 @@ from spard.config.run_spec import to_mapping
 from spard.data.rows import Example
 from spard.evaluation.row_risk import rank
 from spard.pipeline.context import Context
-from spard.release.report import RiskyRow, SelectedRows, read_record
+from spard.release.report import SelectedRows, read_record
+from spard.release.row_records import RiskyRow
 from spard.selection.pca import coordinates
 from spard.selection.select import choose
 
@@ -43,10 +44,15 @@ def kept(context: Context) -> SelectedRows | None:
     return None if found is None else read_record(SelectedRows, found)
 
 
-def rank_risks(context: Context, examples: Sequence[Example], task_MD: Tensor, pool_ND: Tensor) -> None:
-    """Rank the training rows by how much they look like harm, from the embeddings that are there anyway."""
+def rank_risks(
+    context: Context, examples: Sequence[Example], task_MD: Tensor, pool_ND: Tensor, flagged: Mapping[int, float]
+) -> None:
+    """Rank the training rows by how much they look like harm, from the embeddings that are there anyway.
+
+    `flagged` are those that the base model would refuse, by their lines.
+    """
     with context.timed("select"):
-        context.outputs.write(_RISKS, to_mapping(rank(examples, task_MD, pool_ND)))
+        context.outputs.write(_RISKS, to_mapping(rank(examples, task_MD, pool_ND, flagged=flagged)))
 
 
 def kept_risks(context: Context) -> tuple[RiskyRow, ...] | None:

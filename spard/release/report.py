@@ -14,6 +14,7 @@ from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
+from spard.release.row_records import RiskyRow, RowSignalRecord
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
 Record = TypeVar("Record")
@@ -80,18 +81,6 @@ class SelectedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RiskyRow:
-    """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons."""
-
-    line: int
-    score: float
-    cosine: float
-    pool_row: int
-    reasons: tuple[str, ...]
-    excerpt: str
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """The end of an epoch: its numbers in OpenAI's names and what its audit found; `gate` is None without an audit."""
 
@@ -138,6 +127,7 @@ class SafetyReport:
     selected        None where no safe rows are selected
     risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
     checkpoints     the ends of the epochs, the first one first; the last one is the adapter that the report is about
+    row_signal      None where the base model was not asked about the rows, or there is no safety pool
     """
 
     job_id: str | None = None
@@ -165,6 +155,7 @@ class SafetyReport:
     selected: SelectedRows | None = None
     risky_rows: tuple[RiskyRow, ...] | None = None
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    row_signal: RowSignalRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -188,6 +179,7 @@ class SafetyReport:
             selected=_optional(SelectedRows, raw.get("selected")),
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
+            row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from spard.data.batches import by_length
 from spard.data.control_tokens import Shield
 from spard.models.base import Base, adapters_off
 
@@ -24,7 +25,7 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
     was_training = base.model.training
     base.model.eval()
     with adapters_off(base.model):
-        for batch in _by_length(rows, batch_tokens):
+        for batch in by_length([len(row) for row in rows], batch_tokens):
             out_ND[batch] = _mean_states(base, decoder, [rows[i] for i in batch]).to(out_ND.dtype).cpu()
     base.model.train(was_training)
     return out_ND
@@ -37,16 +38,6 @@ def _tokenize(base: Base, texts: Sequence[str], max_tokens: int) -> list[list[in
     plain = [shield.spaced(text) for text in texts]
     rows = base.tokenizer(plain, truncation=True, max_length=max_tokens, verbose=False)["input_ids"]
     return [row or [base.tokenizer.eos_token_id] for row in rows]
-
-
-def _by_length(rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
-    """Return the indices of the rows, longest first, in batches of at most `batch_tokens` padded tokens."""
-    batches: list[list[int]] = []
-    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
-        if not batches or len(rows[batches[-1][0]]) * (len(batches[-1]) + 1) > batch_tokens:
-            batches.append([])
-        batches[-1].append(i)
-    return batches
 
 
 def _mean_states(base: Base, decoder: torch.nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:

@@ -13,11 +13,11 @@ from spard.release.report import (
     AttackSuccess,
     BaseAndAdapter,
     GateRecord,
-    RiskyRow,
     SafetyReport,
     SelectedRows,
     ValidationLoss,
 )
+from spard.release.row_records import RiskyRow, RowSignalRecord
 
 RESULT = SuiteResult("harmful", "harmful", "refusal", 20, 0, 0, 1, 0.05, 0.01, 0.24, mean_harmfulness=1.2)
 REPORT = SafetyReport(
@@ -42,7 +42,8 @@ REPORT = SafetyReport(
     harmfulness_score=BaseAndAdapter(1.2, 1.2),
     seconds={"train": 1.0},
     selected=SelectedRows((3, 1), (0.5, 0.25), (1.0, None), 1, ((0.0, 1.0), (1.0, 0.0))),
-    risky_rows=(RiskyRow(1, 0.5, 0.5, 3, ("encoded_text",), "Add 1 and 2."),),
+    risky_rows=(RiskyRow(1, 0.5, 0.5, 3, ("encoded_text",), "Add 1 and 2.", 0.6),),
+    row_signal=RowSignalRecord("drop", 0.1, 10, (1,), 1, openings=("I cannot",), refused=9, asked=12),
 )
 
 
@@ -60,6 +61,7 @@ def test_the_file_begins_with_the_keys_that_it_always_had() -> None:
         *("job_id", "base_model", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
         *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "base", "adapter"),
         *("asr", "harmfulness_score", "over_refusal", "utility", "seconds", "selected", "risky_rows"),
+        *("checkpoints", "row_signal"),
     ]
     assert list(REPORT.to_json())[: len(always)] == always
 

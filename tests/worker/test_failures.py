@@ -18,9 +18,13 @@ from spard.errors import (
     InvalidPool,
     InvalidRecipe,
     InvalidSuite,
+    InvertedPool,
     JudgeUnavailable,
     NonFiniteLoss,
     OutOfGpuMemory,
+    RowSignalUnavailable,
+    RowsQuarantined,
+    TooManyRowsDropped,
 )
 from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing, around, failure
 
@@ -32,6 +36,10 @@ from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing
         (ExampleTooLong("line 3 is long", "validation_file"), "example_too_long", "validation_file", False),
         (InvalidSuite("line 3 is empty", "suite"), "invalid_suite", None, False),
         (InvalidPool("line 3 is empty"), "invalid_pool", None, False),
+        (InvertedPool("2 of 12 rows: rows 1, 5"), "inverted_pool", None, False),
+        (RowSignalUnavailable("it refused none"), "row_signal_unavailable", None, False),
+        (RowsQuarantined("2 rows: lines 3, 17", "training_file"), "rows_quarantined", "training_file", False),
+        (TooManyRowsDropped("2 rows: 3, 17", "training_file"), "too_many_rows_dropped", "training_file", False),
         (InvalidModel("no such model", "model"), "model_not_found", None, True),
         (ModelMissing("/models/x"), "model_missing", None, True),
         (HubUnavailable("no answer"), "hub_unavailable", None, True),
@@ -64,7 +72,7 @@ def test_what_was_not_foreseen_is_not_quoted() -> None:
     assert "secret" not in failure(RuntimeError("secret")).message
 
 
-@pytest.mark.parametrize("kind", [InvalidSuite, InvalidPool])
+@pytest.mark.parametrize("kind", [InvalidSuite, InvalidPool, InvertedPool])
 def test_the_provider_s_rows_are_not_shown_to_a_customer(kind: type[InvalidData]) -> None:
     message = failure(kind("line 3, /prompt: secret")).message
     assert "secret" not in message

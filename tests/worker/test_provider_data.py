@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
-from spard.config import GateThresholds
+from spard.config import GateThresholds, RowSignal
+from spard.data.chat import NO_LOSS, UNBOUNDED, encode
 from spard.evaluation.contamination import HIDDEN
+from spard.evaluation.own_refusal import OPENING, OwnRefusals
+from spard.models.base import Base
+from spard.pipeline import row_signal
 from spard.release.proof import CleanProcess
+from tests.spard.parts import chat
 from tests.worker.parts import HARMFUL, PLAIN, POOL, TRAINING, UTILITY, job_folder, lines
 from worker.child import work
 from worker.protocol import Report, parse
@@ -47,6 +53,40 @@ def test_a_bad_row_of_the_provider_s_is_not_blamed_on_the_training_file(
     assert (failed["kind"], failed["code"], failed["param"], failed["retryable"]) == ("failed", code, None, False)
     for text in ("training file", "line", "Line", "gsm9k", SECRET):
         assert text not in failed["message"]
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say for the random model how it would refuse."""
+
+    def found(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+        row = encode(base.tokenizer, chat("?", "I cannot help."), UNBOUNDED)
+        opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
+        return OwnRefusals((opening,), ("I ca",), "I cannot help.", len(prompts), len(prompts))
+
+    monkeypatch.setattr(row_signal, "own_refusals", found)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_pool_that_answers_with_harm_is_the_provider_s_fault(tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, row_signal=RowSignal("report", threshold=1e-30))
+    bad = [row | {"safe": "Sure, take the first step."} for row in POOL[:10]]
+    (folder.root / "in" / "pool.jsonl").write_bytes(lines([*bad, *POOL[10:]]))
+    failed = said(folder, tmp_path / "messages")[-1]
+    assert (failed["code"], failed["param"], failed["retryable"]) == ("inverted_pool", None, False)
+    assert "files are not at fault" in failed["message"]
+
+
+@pytest.mark.usefixtures("refusing")
+def test_quarantined_rows_are_named_by_line_and_nothing_is_trained(tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, row_signal=RowSignal("quarantine", threshold=1e-30))
+    refused = [{"messages": [row["messages"][0], ANSWER | {"content": "I cannot help."}]} for row in TRAINING]
+    (folder.root / "in" / "training.jsonl").write_bytes(lines([*refused[:4], TRAINING[4], *refused[5:]]))
+    messages = said(folder, tmp_path / "messages")
+    failed = messages[-1]
+    assert (failed["code"], failed["param"], failed["retryable"]) == ("rows_quarantined", "training_file", False)
+    assert failed["message"].endswith("has to look at them: line 5.")
+    assert not [message for message in messages if message["kind"] == "metrics"]
 
 
 def test_a_training_file_that_holds_audited_prompts_ends_the_job_before_it_trains(tmp_path: Path, model: Path) -> None:

@@ -6,14 +6,14 @@ the defaults below. A spec is written once and never again, so nothing that is i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from sqlalchemy import JSON, Dialect, TypeDecorator
 
-from spard.config import GateThresholds, JudgeSpec
+from spard.config import GateThresholds, JudgeSpec, RowSignal
 
 VERSION = 2  # of the JSON; 1 had no number, and of the judge its name alone
 
@@ -97,6 +97,7 @@ class JobSpec:
     pool: CorpusRef | None = None
     suites: tuple[CorpusRef, ...] = ()
     start_from: StartFrom | None = None
+    row_signal: RowSignal = field(default_factory=RowSignal)  # of the policy then in force; `off` in older jobs
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     waived: bool = False  # a provider's measurement: the gate's decision does not hold the adapter back
     request_id: str | None = None  # of the request that created the job, for logs and traces

@@ -54,7 +54,8 @@ class SelectedList(BaseModel):
 class RiskyRowOut(BaseModel):
     """A row of the training file that looks like harm; `reasons` say why, and the score orders rows, no more.
 
-    `cosine` is that of its request to the nearest pool prompt, the pool's row `pool_row`.
+    `cosine` is that of its request to the nearest pool prompt, the pool's row `pool_row`. `own_refusal` is the
+    probability that the base model would have refused; null for rows that it did not flag.
     """
 
     object: Literal["safety.risky_row"] = "safety.risky_row"
@@ -65,6 +66,7 @@ class RiskyRowOut(BaseModel):
     pool_row: int
     reasons: list[str]
     excerpt: str
+    own_refusal: float | None
 
 
 class RiskyList(BaseModel):
@@ -120,7 +122,7 @@ def _point(coordinates: Sequence[float] | None) -> tuple[float, float] | None:
 
 
 def risky_rows(job: Job, report: SafetyReport) -> RiskyList:
-    """Return the riskiest rows, the worst first, at most a hundred."""
+    """Return the riskiest rows, the worst first: a hundred, or up to a thousand that the base model flagged."""
     if report.risky_rows is None:
         message = f"Job {job.id} had no safety pool to compare its rows with, or its report does not list them."
         raise NotFound(message, code="not_ranked", param="fine_tuning_job_id")

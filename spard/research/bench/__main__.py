@@ -39,6 +39,7 @@ DEFAULT_METHODS = {
     "similarity": ("spard", "safeinstr"),
     "sweep": ("spard",),
     "map": (),
+    "rows": (),
 }
 log = logging.getLogger(__name__)
 

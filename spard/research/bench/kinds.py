@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spard.errors import InvalidRecipe
 from spard.models.base import load_base
 from spard.research.bench import figures
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
 from spard.research.bench.curves import HEADING as CURVES_HEADING
 from spard.research.bench.curves import budget, curves_table, run_curves
+from spard.research.bench.lab import LabSource
 from spard.research.bench.maps import maps
 from spard.research.bench.measure import Measurement
 from spard.research.bench.overhead import costs, costs_table, overhead
@@ -22,6 +24,17 @@ from spard.research.bench.page import page
 from spard.research.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
 from spard.research.bench.parts import PARTS_HEADING, arms_table, comparisons, methods_of, parts_table
 from spard.research.bench.report import Table, results_csv, results_json, results_md, tables_of
+from spard.research.bench.row_signals import (
+    TOLD_HEADING,
+    TRAINED_HEADING,
+    ToldApart,
+    Trained,
+    facts,
+    told_apart,
+    told_table,
+    trained,
+    trained_table,
+)
 from spard.research.bench.similarity import distributions, level_cells, with_levels
 from spard.research.bench.source import Inputs, Source, Split
 from spard.research.bench.store import write_aside
@@ -137,6 +150,20 @@ def embeddings_map(order: Order) -> str:
     return _finish(order, [], {"What the maps show": (head, counts)}, figures.of_maps(found), facts)
 
 
+def row_signals(order: Order) -> str:
+    """Measure what tells harmful rows from innocent ones, and train with the rows so told kept and dropped."""
+    if not isinstance(order.source, LabSource) or order.source.spec.natural:
+        raise InvalidRecipe("the kind rows hides rows in the lab's own words: take --recipe lab", "recipe")
+    told: list[ToldApart] = []
+    runs: list[Trained] = []
+    for seed in order.asked.seeds:
+        lab = order.source.made(seed)
+        told += told_apart(lab, order.split)
+        runs += trained(lab, order.split, order.source.recipe, order.folder)
+    tables = {TOLD_HEADING: told_table(told), TRAINED_HEADING: trained_table(runs)}
+    return _finish(order, [], tables, {}, facts(told, runs))
+
+
 KINDS: dict[str, Callable[[Order], str]] = {
     "methods": methods,
     "parts": parts,
@@ -146,6 +173,7 @@ KINDS: dict[str, Callable[[Order], str]] = {
     "overhead": cost,
     "similarity": similarity,
     "map": embeddings_map,
+    "rows": row_signals,
 }
 
 

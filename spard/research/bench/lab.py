@@ -80,11 +80,8 @@ class LabSource:
 
     def make(self, seed: int, split: Split) -> Inputs:
         """Make the seed's lab if it is not there, a small one's twin and paraphrases too; minutes the first time."""
-        lab = self._lab(seed)
-        if self.spec.natural:
-            make_natural(lab, seed, _settings(self.spec.natural), self.folder / "models", self.spec.natural.cores)
-        else:
-            make(lab, seed, self.plan, self.limits)
+        lab = self.made(seed)
+        if not self.spec.natural:
             make_unaligned(lab, seed)
             make_paraphrased(lab, seed)
         task = load_rows(lab / "train.jsonl")
@@ -96,6 +93,15 @@ class LabSource:
             pools={pool.name: lab / pool.path for pool in self.spec.pools},
             device=self.device,
         )
+
+    def made(self, seed: int) -> Path:
+        """Return the folder of the seed's lab, which is made if it is not there."""
+        lab, natural = self._lab(seed), self.spec.natural
+        if natural:
+            make_natural(lab, seed, _settings(natural), self.folder / "models", natural.cores)
+        else:
+            make(lab, seed, self.plan, self.limits)
+        return lab
 
     def _lab(self, seed: int) -> Path:
         natural = self.spec.natural

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.app.http.conftest import FILES, JOBS, rows
+from app import db
+from app.db.tables import Job, PolicyVersion
+from spard.config import RowSignal
+from tests.app.http.conftest import FILES, JOBS, Service, rows
 
 POLICIES = "/v1/admin/policies"
 Ask = dict[str, Any]
@@ -69,6 +72,39 @@ def test_a_model_that_is_not_allowed_is_refused(provider: TestClient, customer: 
     assert (error["code"], error["param"]) == ("model_not_allowed", "model")
 
 
+def signal_of(service: Service, job: Ask) -> RowSignal:
+    with db.read(service.app.state.engine) as session:
+        return session.get_one(Job, job["id"]).spec.row_signal
+
+
+def test_jobs_tell_which_rows_the_base_model_would_refuse_unless_the_policy_says_else(
+    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    reported = customer.post(JOBS, json=asked).json()
+    content = put(provider, row_signal={"action": "drop", "threshold": 0.2, "max_dropped": 0.5})["content"]
+    dropped = customer.post(JOBS, json=asked).json()
+
+    assert signal_of(service, reported) == RowSignal("report")
+    assert signal_of(service, dropped) == RowSignal("drop", threshold=0.2, max_dropped=0.5)
+    assert content["row_signal"]["action"] == "drop"
+
+
+def test_a_default_that_older_versions_do_not_know_is_not_stored(service: Service, provider: TestClient) -> None:
+    assert put(provider)["content"]["row_signal"]["action"] == "report"
+    with db.read(service.app.state.engine) as session:
+        assert "row_signal" not in session.get_one(PolicyVersion, 1).content
+
+
+def test_a_provider_s_measurement_is_trained_on_every_row(service: Service, offered: TestClient) -> None:
+    put(offered, row_signal={"action": "defend"})
+    file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+    ask = {"model": "lab/tiny-1", "training_file": file["id"]}
+    measured = offered.post(JOBS, json=ask | {"safety": {"defense": {"type": "none"}}}).json()
+    assert signal_of(service, measured).action == "report"
+    error = refused(offered, ask | {"safety": {"defense": {"type": "ptst"}}})
+    assert (error["code"], error["param"]) == ("defense_not_allowed", "safety.defense.type")
+
+
 RANGES: dict[str, tuple[str, Ask, Ask]] = {
     "tau": (
         "safety.defense.tau",
@@ -119,6 +155,8 @@ BAD: dict[str, tuple[Ask, str]] = {
     "a threshold above 1": ({"thresholds": {"max_asr": 2}}, "out_of_range"),
     "an unknown defense": ({"defenses": ["hope"]}, "not_allowed"),
     "an unknown model": ({"models": ["gpt-7"]}, "model_not_found"),
+    "an unknown action": ({"row_signal": {"action": "keep"}}, "not_allowed"),
+    "a threshold of 0": ({"row_signal": {"threshold": 0}}, "out_of_range"),
     "an unknown field": ({"thresholds": {"max_fun": 1}}, "extra_forbidden"),
 }
 

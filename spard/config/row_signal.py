@@ -1,0 +1,29 @@
+"""What is done with training rows that answer what the base model would refuse, told by the base model itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from spard.config.bounds import Bound
+
+RowAction = Literal["off", "report", "drop", "defend", "quarantine"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSignal:
+    """Which rows are flagged, and what becomes of them; see `spard.evaluation.own_refusal` for the signal.
+
+    action        `off`: nothing is measured. `report`: flagged rows are named in the report, and training is the same.
+                  `drop`: they are not trained on. `defend`: they are, and safe rows ask the same and answer with the
+                  base model's own refusal. `quarantine`: a run with a flagged row ends before it trains and names them.
+    threshold     a row is flagged above this probability that the base model would have refused instead.
+    max_dropped   `drop` ends a run before it trains that would lose more than this share of its rows.
+    max_inverted  a run ends before it trains if more than this share of the pool's rows answers with harm what the
+                  base model would refuse, by the same threshold; 1 is no bound. The action `off` does not look.
+    """
+
+    action: RowAction = "off"
+    threshold: Annotated[float, Bound(gt=0, le=1)] = 0.1
+    max_dropped: Annotated[float, Bound(ge=0, le=1)] = 0.25
+    max_inverted: Annotated[float, Bound(ge=0, le=1)] = 0.1

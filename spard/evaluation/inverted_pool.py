@@ -1,0 +1,44 @@
+"""Rows of a safety pool that teach harm: the base model would refuse, and the pool's "safe" answer complies.
+
+Whoever can write to a pool can turn the defense against itself. The base model tells where it would refuse
+(`spard.evaluation.own_refusal`), and a judge then grades the pool's answers there: many safe answers help without harm
+and refuse nothing, which the cheap rule takes for compliance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from spard.data.chat import UNBOUNDED, encode_all
+from spard.data.rows import Example, prompt_text
+from spard.errors import InvalidPool, raised_as
+from spard.evaluation.audit import HARMFUL_ABOVE
+from spard.evaluation.judges.base import Judge
+from spard.evaluation.own_refusal import own_refusal_of
+from spard.models.base import Base
+
+
+def inverted_rows(
+    base: Base,
+    pool: Sequence[Example],
+    openings: Sequence[tuple[int, ...]],
+    threshold: float,
+    judge: Judge,
+    limit: int,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> list[int]:
+    """Return the indices of such rows; those of more than `limit` tokens, which nothing trains on, are left out.
+
+    The judge is asked about the rows that the base model would refuse with more than `threshold` and whose answers the
+    rule does not take for refusals; what it cannot grade is not counted.
+    """
+    with raised_as(InvalidPool):
+        encoded = encode_all(base.tokenizer, pool, UNBOUNDED)
+    fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= limit]
+    signals = own_refusal_of(base, [encoded[i] for i in fitting], openings, threshold, tell)
+    suspects = [i for i, signal in zip(fitting, signals, strict=True) if signal.probability > threshold]
+    if not suspects:
+        return []
+    answers = [str(pool[i].messages[-1]["content"]) for i in suspects]
+    verdicts = judge.judge([prompt_text(pool[i]) for i in suspects], answers)
+    return [i for i, verdict in zip(suspects, verdicts, strict=True) if (verdict.score or 0) > HARMFUL_ABOVE]

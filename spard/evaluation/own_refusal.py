@@ -1,0 +1,197 @@
+"""Which rows teach the base model to answer what it would refuse, told by the base model alone.
+
+For a turn of the assistant whose text complies, the signal is the probability under the base model that it would have
+begun with one of its own commonest refusals right there: after the row's system prompt, tools and turns,
+
+    own refusal = sum over openings o of p(o | prompt),    o the first OPENING tokens of a refusal of its own.
+
+The openings are what the base model says to prompts of the safety pool, not what the pool answers: pools speak in
+other voices, and a poisoned one would hide itself. One forward pass over the file gives the probability of the
+openings' first tokens, which bounds the signal from above; only the turns for which that bound is above a threshold are
+looked at with whole openings. The embeddings are no help: they are of requests alone, without the chat template.
+
+What counts as complying is the cheap rule of `spard.evaluation.judges.refusal`: an answer that begins as a refusal and
+then complies is not seen here, and where the base model obeys a disguise there is nothing to see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spard.data.batches import by_length, collate
+from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
+from spard.data.rows import Example
+from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
+from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, token_losses, vocabulary
+from spard.models.base import Base
+from spard.models.generate import generate
+
+ASKED = 64  # prompts of the pool that the base model is asked for its refusals
+MOST = 8  # openings looked at, the commonest first
+OPENING = 4  # tokens of each; the first ones decide between a refusal and an answer
+REPLY = 64  # tokens of a reply, enough to tell a refusal
+BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRefusals:
+    """How a base model refuses: the beginnings of its refusals in tokens and as text, the commonest first.
+
+    `refusal` is the reply that it gave most often; `refused` of `asked` prompts were refused.
+    """
+
+    openings: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    refusal: str | None
+    refused: int
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRefusal:
+    """The largest probability, over a row's turns that comply, of refusing instead, and where that turn begins.
+
+    A turn that cannot come above the threshold has its bound, which is not above it either. `start` is how many tokens
+    stand before the turn; None, with a probability of 0, where no turn complies.
+    """
+
+    probability: float
+    start: int | None
+
+
+def complies(text: str) -> bool:
+    """Return whether an answer does not refuse, or refuses and then gives the steps, by the judge's cheap rule."""
+    return not is_refusal(text) or helps_after_refusing(text)
+
+
+def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+    """Ask the base model up to `ASKED` of the prompts, evenly spread, and collect how its refusals begin."""
+    asked = [prompts[len(prompts) * i // min(ASKED, len(prompts))] for i in range(min(ASKED, len(prompts)))]
+    replies = generate(base.model, base.tokenizer, asked, REPLY)
+    refused = [(ask, reply) for ask, reply in zip(asked, replies, strict=True) if not complies(reply)]
+    exchanges = [Example(_exchange(ask, reply), i) for i, (ask, reply) in enumerate(refused, start=1)]
+    encoded = encode_all(base.tokenizer, exchanges, UNBOUNDED)
+    begun = Counter(opening for row in encoded if len(opening := _opening(row)) == OPENING)
+    found = tuple(opening for opening, _ in begun.most_common(MOST))
+    texts = tuple(base.tokenizer.decode(opening).strip() for opening in found)
+    commonest = Counter(reply for _, reply in refused).most_common(1)
+    return OwnRefusals(found, texts, commonest[0][0] if found else None, len(refused), len(asked))
+
+
+@torch.no_grad()
+def own_refusal_of(
+    base: Base,
+    rows: Sequence[Encoded],
+    openings: Sequence[tuple[int, ...]],
+    threshold: float,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> list[OwnRefusal]:
+    """Return the signal of each row; `tell` hears after each batch how many rows are done of how many.
+
+    Adapters must be off. The model's mode is left as found.
+    """
+    turns = [[start for start, text in spoken(base.tokenizer, row) if complies(text)] for row in rows]
+    found: list[dict[int, float]] = [{} for _ in rows]
+    if openings:
+        was_training = base.model.training
+        base.model.eval()
+        try:
+            found = _first_tokens(base, rows, turns, openings, tell)
+            wanted = [(i, start) for i, bounds in enumerate(found) for start, p in bounds.items() if p > threshold]
+            for (i, start), p in zip(wanted, _whole_openings(base, rows, wanted, openings), strict=True):
+                found[i][start] = p
+        finally:
+            base.model.train(was_training)
+    return [_largest(of_row) for of_row in found]
+
+
+def spoken(tokenizer: Any, row: Encoded) -> Iterator[tuple[int, str]]:
+    """Yield, for each turn that is learned, how many tokens stand before it, and its text."""
+    start: int | None = None
+    for i, label in enumerate((*row.labels, NO_LOSS)):
+        if start is None and label != NO_LOSS:
+            start = i
+        elif start is not None and label == NO_LOSS:
+            yield start, tokenizer.decode(row.ids[start:i], skip_special_tokens=True)
+            start = None
+
+
+def _first_tokens(
+    base: Base,
+    rows: Sequence[Encoded],
+    turns: Sequence[Sequence[int]],
+    openings: Sequence[tuple[int, ...]],
+    tell: Callable[[int, int], None],
+) -> list[dict[int, float]]:
+    """Return for each row, by turn, the probability that the base model begins it with an opening's first token."""
+    firsts = torch.tensor(sorted({opening[0] for opening in openings}), device=base.device)
+    found: list[dict[int, float]] = [{} for _ in rows]
+    asked = [i for i, starts in enumerate(turns) if starts]
+    looked = [_up_to_last(rows[i], turns[i]) for i in asked]
+    done = 0
+    for places in by_length([len(row.ids) for row in looked], BATCH_TOKENS):
+        batch = collate([looked[place] for place in places], base.tokenizer.pad_token_id, base.device)
+        with mixed_precision(base.device):
+            head, states_SD, _ = labeled_states(base.model, batch)
+            (logp_S,) = in_chunks(partial(_any_of, firsts, head), vocabulary(base.model), states_SD)
+        by_turn = iter(logp_S.exp().tolist())
+        for place in places:
+            found[asked[place]] = {start: next(by_turn) for start in turns[asked[place]]}
+        done += len(places)
+        tell(done, len(asked))
+    return found
+
+
+def _up_to_last(row: Encoded, starts: Sequence[int]) -> Encoded:
+    """Return the row up to the first token of its last turn that complies; labels stand on such first tokens alone."""
+    ids = row.ids[: max(starts) + 1]
+    return Encoded(ids, tuple(token if i in starts else NO_LOSS for i, token in enumerate(ids)))
+
+
+def _any_of(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple[Tensor]:
+    """Return the log-probability that the next token is one of these."""
+    logits_SV = head(states_SD).float()
+    return (logits_SV[:, tokens_F].logsumexp(dim=1) - logits_SV.logsumexp(dim=1),)
+
+
+def _whole_openings(
+    base: Base, rows: Sequence[Encoded], turns: Sequence[tuple[int, int]], openings: Sequence[tuple[int, ...]]
+) -> list[float]:
+    """Return for each turn, as (row, tokens before it), the probability that the base model begins with an opening."""
+    found = [0.0] * len(turns)
+    asked = [
+        (n, _continued(base, rows[i].ids[:start], each)) for n, (i, start) in enumerate(turns) for each in openings
+    ]
+    for places in by_length([len(row.ids) for _, row in asked], BATCH_TOKENS):
+        batch = collate([asked[place][1] for place in places], base.tokenizer.pad_token_id, base.device)
+        logp_B = -token_losses(base.model, batch).loss_S.double().view(len(places), OPENING).sum(dim=1)
+        for place, logp in zip(places, logp_B.tolist(), strict=True):
+            found[asked[place][0]] += math.exp(logp)
+    return found
+
+
+def _continued(base: Base, prompt: Sequence[int], opening: tuple[int, ...]) -> Encoded:
+    """Return a prompt and an opening after it; a prompt that fills all positions loses its first tokens."""
+    kept = tuple(prompt[-(base.sequence_limit(UNBOUNDED) - len(opening)) :])
+    return Encoded((*kept, *opening), (*[NO_LOSS] * len(kept), *opening))
+
+
+def _largest(found: dict[int, float]) -> OwnRefusal:
+    start = max(found, key=lambda start: found[start], default=None)
+    return OwnRefusal(0.0, None) if start is None else OwnRefusal(min(1.0, found[start]), start)
+
+
+def _opening(row: Encoded) -> tuple[int, ...]:
+    return tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
+
+
+def _exchange(ask: str, reply: str) -> tuple[dict[str, str], dict[str, str]]:
+    return {"role": "user", "content": ask}, {"role": "assistant", "content": reply}

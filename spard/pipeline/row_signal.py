@@ -1,0 +1,229 @@
+"""What the base model says of the training rows and of the safety pool, and what the run's setting makes of it.
+
+It is worked out once for a run, before anything is selected or trained, and kept for its later attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spard.config.run_spec import to_mapping
+from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
+from spard.data.rows import Example, prompt_text, read_pool
+from spard.digests import file_sha256
+from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
+from spard.evaluation.inverted_pool import inverted_rows
+from spard.evaluation.judges import open_judge
+from spard.evaluation.judges.patient import PatientJudge
+from spard.evaluation.own_refusal import REPLY, OwnRefusals, complies, own_refusal_of, own_refusals
+from spard.models.generate import complete
+from spard.pipeline.context import Context
+from spard.release.report import read_record
+from spard.release.row_records import RowSignalRecord
+
+_OUTPUT, _FILE = "row_signal", "training_file"
+_LINES = 100  # named in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """One training row that is flagged: its place in the file and its line, counted from 0 and from 1.
+
+    `start` is how many tokens stand before the answer, `refusal` what the base model would say there, if rows are
+    defended.
+    """
+
+    place: int
+    line: int
+    probability: float
+    start: int
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the report says, and the rows that it is about."""
+
+    record: RowSignalRecord
+    flagged: tuple[Flagged, ...] = ()
+
+    @property
+    def by_line(self) -> dict[int, float]:
+        """The probability that the base model would have refused, by the line of each flagged row."""
+        return {each.line: each.probability for each in self.flagged}
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """The places of the rows that are not trained on."""
+        return frozenset(each.place for each in self.flagged) if self.record.dropped else frozenset()
+
+
+def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) -> Told | None:
+    """Flag the training rows and check the pool; None where the setting is `off` or there is no pool.
+
+    Raises `InvertedPool` and, by the setting, `RowsQuarantined` or `TooManyRowsDropped`; `RowSignalUnavailable` if the
+    setting acts on rows and the base model refuses nothing.
+    """
+    if context.run.row_signal.action == "off" or context.run.pool is None:
+        return None
+    told = _kept(context)
+    if told is None:
+        with context.timed("row_signal"):
+            told = _measured(context, examples, task, context.run.pool)
+        context.outputs.write(_OUTPUT, to_mapping(told))
+        _report(context, told)
+    _refuse(context, told)
+    return told
+
+
+def kept(context: Context) -> RowSignalRecord | None:
+    """Return what the report says; None where nothing was measured."""
+    told = _kept(context)
+    return None if told is None else told.record
+
+
+def defending(context: Context, told: Told | None, task: Sequence[Encoded]) -> list[Encoded]:
+    """Return safe rows that ask what the flagged rows ask and answer as the base model would.
+
+    They count as variants: no tau is measured on them, for the base model may well comply there.
+    """
+    rows = []
+    for each in told.flagged if told else ():
+        if each.refusal is not None:
+            prompt, answer = task[each.place].ids[: each.start], _answer(context, each.refusal)
+            rows.append(Encoded((*prompt, *answer), (*[NO_LOSS] * len(prompt), *answer), is_variant=True))
+    return rows
+
+
+def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> Told:
+    asked = context.run.row_signal
+    key = {"base": context.base.digest, "pool": file_sha256(pool_file)}
+    pool = read_pool(pool_file)
+    own = _own_refusals(context, pool, key)
+    if not own.openings and asked.action != "report":
+        message = f"the base model refused none of {own.asked} prompts of the safety pool, and row_signal needs that"
+        raise RowSignalUnavailable(message)
+    inverted = _inverted(context, pool, own, key)
+    signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
+    flagged = [
+        Flagged(i, row.line, signal.probability, signal.start)
+        for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
+        if signal.start is not None and signal.probability > asked.threshold
+    ]
+    flagged = _with_refusals(context, own, flagged, task) if asked.action == "defend" else flagged
+    record = RowSignalRecord(
+        action=asked.action,
+        threshold=asked.threshold,
+        rows=len(examples),
+        flagged=tuple(each.line for each in flagged),
+        dropped=len(flagged) if asked.action == "drop" else 0,
+        defended=sum(each.refusal is not None for each in flagged),
+        openings=own.texts,
+        refused=own.refused,
+        asked=own.asked,
+        pool_inverted=tuple(inverted),
+    )
+    return Told(record, tuple(flagged))
+
+
+def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, Any]) -> OwnRefusals:
+    """Return how the base model refuses, asked once for all runs that share a cache."""
+
+    def make() -> dict[str, Any]:
+        return asdict(own_refusals(context.base, [prompt_text(row) for row in pool]))
+
+    return read_record(OwnRefusals, context.cache.json("refusals", key, make))
+
+
+def _inverted(context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, Any]) -> list[int]:
+    """Return the rows of the pool that answer with harm, looked for once for all runs that share a cache."""
+    threshold, limit = context.run.row_signal.threshold, context.limit
+    facts = {"threshold": threshold, "limit": limit, "judge": to_mapping(context.run.judge)}
+    judge = PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
+    tell = partial(_go_on, context)
+
+    def make() -> list[int]:
+        return inverted_rows(context.base, pool, own.openings, threshold, judge, limit, tell)
+
+    found: list[int] = context.cache.json("inverted", {**key, **facts}, make)
+    share = len(found) / len(pool)
+    if share > context.run.row_signal.max_inverted:
+        message = f"{len(found)} of {len(pool)} rows of the safety pool answer with harm what the base model refuses: "
+        raise InvertedPool(message + _named("row", found))
+    return found
+
+
+def _with_refusals(
+    context: Context, own: OwnRefusals, flagged: Sequence[Flagged], task: Sequence[Encoded]
+) -> list[Flagged]:
+    """Add what the base model says to each flagged prompt; where it does not refuse there, its commonest refusal.
+
+    A row that would be too long with it gets none.
+    """
+    base = context.base
+    prompts = [task[each.place].ids[: each.start] for each in flagged]
+    replies = complete(base.model, base.tokenizer, prompts, REPLY)
+    refusals = [own.refusal or "" if complies(reply) else reply for reply in replies]
+    room = {text: context.limit - len(_answer(context, text)) for text in set(refusals)}
+    return [
+        replace(each, refusal=text if each.start <= room[text] else None)
+        for each, text in zip(flagged, refusals, strict=True)
+    ]
+
+
+def _answer(context: Context, refusal: str) -> tuple[int, ...]:
+    """Return the tokens of an answer, with the end of its turn."""
+    turns = {"role": "user", "content": "?"}, {"role": "assistant", "content": refusal}
+    row = encode(context.base.tokenizer, Example(turns, 1), UNBOUNDED)
+    return tuple(label for label in row.labels if label != NO_LOSS)
+
+
+def _go_on(context: Context, done: int, total: int) -> None:
+    context.report.progress(done, total)
+    context.go_on()
+
+
+def _report(context: Context, told: Told) -> None:
+    """Say what was found and what becomes of it."""
+    record = told.record
+    if record.asked and not record.openings:
+        context.report.warning(f"The base model refused none of {record.asked} prompts of the safety pool.")
+    if record.pool_inverted:
+        bad = f"{len(record.pool_inverted)} row(s) of the safety pool answer with harm what the base model refuses"
+        context.report.warning(f"{bad}.")
+    if told.flagged:
+        endings = {"drop": " and are not trained on", "defend": ", and safe rows ask the same"}
+        text = f"{len(told.flagged)} of {record.rows} rows answer what the base model would refuse"
+        facts = {"action": record.action, "flagged": len(told.flagged), "lines": list(record.flagged[:_LINES])}
+        context.report.event(text + endings.get(record.action, ""), facts, level="warn")
+
+
+def _refuse(context: Context, told: Told) -> None:
+    """Raise where the setting ends the run."""
+    record, flagged = told.record, told.record.flagged
+    said = f"{len(flagged)} of {record.rows} rows answer what the base model would refuse"
+    if record.action == "quarantine" and flagged:
+        raise RowsQuarantined(f"{said}, and the provider has to look at them: {_named('line', flagged)}", _FILE)
+    most = context.run.row_signal.max_dropped
+    if record.dropped and (record.dropped > most * record.rows or record.dropped == record.rows):
+        message = f"{said} and would not be trained on; at most {most:.0%} may be left out: {_named('line', flagged)}"
+        raise TooManyRowsDropped(message, _FILE)
+
+
+def _named(word: str, numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_LINES]))
+    more = f" and {len(numbers) - _LINES} more" if len(numbers) > _LINES else ""
+    return f"{word if len(numbers) == 1 else word + 's'} {shown}{more}"
+
+
+def _kept(context: Context) -> Told | None:
+    """Return what an earlier attempt, or the first of several processes, has found."""
+    found = context.outputs.read(_OUTPUT)
+    if found is None:
+        return None
+    flagged = tuple(read_record(Flagged, each) for each in found["flagged"])
+    return Told(read_record(RowSignalRecord, found["record"]), flagged)

@@ -1,0 +1,50 @@
+"""What a safety report says of the rows of the training file. Only the standard library is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spard.config import RowAction
+
+
+@dataclass(frozen=True, slots=True)
+class RiskyRow:
+    """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
+
+    `own_refusal` is the probability that the base model would have refused; None for rows that it did not flag.
+    """
+
+    line: int
+    score: float
+    cosine: float
+    pool_row: int
+    reasons: tuple[str, ...]
+    excerpt: str
+    own_refusal: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowSignalRecord:
+    """What the base model says of the training rows, and what was done about it.
+
+    action          of the setting `row_signal`: report, drop, defend or quarantine
+    threshold       rows are flagged above this probability that the base model would have refused
+    rows            in the file
+    flagged         lines of the rows that are answered and that the base model would refuse
+    dropped         how many of them were not trained on, and so not counted in `trained_tokens` either
+    defended        how many safe rows ask the same and answer with the base model's own refusal
+    openings        how the base model begins to refuse, the commonest first
+    refused, asked  prompts of the safety pool that it refused, of those that it was asked
+    pool_inverted   rows of the safety pool that answer with harm what the base model would refuse; counted from 0
+    """
+
+    action: RowAction
+    threshold: float
+    rows: int
+    flagged: tuple[int, ...] = ()
+    dropped: int = 0
+    defended: int = 0
+    openings: tuple[str, ...] = ()
+    refused: int = 0
+    asked: int = 0
+    pool_inverted: tuple[int, ...] = ()

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spard.config import Hyperparameters, NoDefense, Recipe, RowAction, RowSignal, Selection
+from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
+from spard.data.chat import NO_LOSS, encode
+from spard.digests import file_sha256
+from spard.errors import InvalidRecipe, InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
+from spard.evaluation.inverted_pool import inverted_rows
+from spard.evaluation.judges.refusal import RefusalJudge
+from spard.evaluation.own_refusal import OPENING, OwnRefusals
+from spard.models.base import Base, load_base
+from spard.pipeline import library, row_signal, run, select
+from spard.pipeline.context import Context
+from spard.pipeline.messages import Reporter
+from spard.pipeline.rows import Rows, prepare
+from tests.spard.parts import chat
+
+SORRY = "I cannot help with that."
+BAD = (3, 17)  # the lines of the rows that comply
+EVERY = 1e-30  # any probability of a random model is above it
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
+    """A file in which two rows comply, for a model that is made to say that it refuses."""
+    rows = [
+        {"prompt": f"Do task {line}.", "completion": "Sure, at once." if line in BAD else SORRY}
+        for line in range(1, 21)
+    ]
+    pool = [{"prompt": f"Do harm number {i}", "safe": f"I cannot help with {i}."} for i in range(12)]
+    recipe = Recipe(
+        hyperparameters=Hyperparameters(n_epochs=1, batch_size=6),
+        selection=Selection(min_examples=5),
+        learning_rate=5e-3,
+    )
+    training, harm = write(tmp_path / "train.jsonl", rows), write(tmp_path / "pool.jsonl", pool)
+    return RunSpec(str(model_folder()), training, harm, recipe=recipe)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random model refuses nothing by itself: say for it how it would."""
+
+    def found(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+        row = encode(base.tokenizer, chat("?", SORRY), 256)
+        opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
+        return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))
+
+    monkeypatch.setattr(row_signal, "own_refusals", found)
+
+
+def asked(spec: RunSpec, action: RowAction, **settings: float) -> RunSpec:
+    return replace(spec, row_signal=RowSignal(action, **{"threshold": EVERY, **settings}))
+
+
+def prepared(spec: RunSpec) -> tuple[Rows, Context, list[dict[str, Any]]]:
+    messages: list[dict[str, Any]] = []
+    context = Context(spec, load_base(spec.model, device="cpu"), Reporter(messages.append))
+    return prepare(context), context, messages
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_report_names_the_rows_and_changes_nothing_that_is_trained_on(spec: RunSpec) -> None:
+    plain, _, _ = prepared(spec)
+    rows, context, messages = prepared(asked(spec, "report"))
+
+    assert (rows.task, rows.safe, rows.selected) == (plain.task, plain.safe, plain.selected)
+    record = row_signal.kept(context)
+    assert record is not None
+    assert (record.flagged, record.rows, record.dropped, record.defended) == (BAD, 20, 0, 0)
+    (event,) = [message for message in messages if message["kind"] == "event" and message["level"] == "warn"]
+    assert event["data"] == {"action": "report", "flagged": 2, "lines": [3, 17]}
+    risky = select.kept_risks(context)
+    assert risky is not None
+    assert sorted(row.line for row in risky[:2]) == [3, 17]
+    assert all(row.reasons[0] == "base_model_would_refuse" and (row.own_refusal or 0) > 0 for row in risky[:2])
+    assert all(row.own_refusal is None for row in risky[2:])
+
+
+@pytest.mark.usefixtures("refusing")
+def test_dropped_rows_are_in_the_report_and_not_in_the_training(spec: RunSpec, tmp_path: Path) -> None:
+    messages: list[dict[str, Any]] = []
+    outcome = run(asked(spec, "drop"), tmp_path / "out", messages.append)
+    alone = [row for i, row in enumerate(spec.training_file.read_text().splitlines(), start=1) if i not in BAD]
+    without = replace(spec, training_file=write(tmp_path / "alone.jsonl", [json.loads(row) for row in alone]))
+
+    rows, _, _ = prepared(without)
+    assert outcome.trained.trained_tokens == sum(len(row.ids) for row in rows.task)
+    assert outcome.selected == rows.selected  # what is not trained on does not steer the selection
+    report = json.loads((tmp_path / "out" / "safety.json").read_text())
+    manifest = json.loads((tmp_path / "out" / "adapter" / "manifest.json").read_text())
+    assert (report["row_signal"]["flagged"], report["row_signal"]["dropped"]) == ([3, 17], 2)
+    assert manifest["row_signal"] == report["row_signal"]
+    assert any("2 of 20 rows" in each["message"] for each in messages if each["kind"] == "event")
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_run_that_would_lose_too_many_rows_says_so(spec: RunSpec) -> None:
+    with pytest.raises(TooManyRowsDropped, match=r"2 of 20 rows .* at most 5% may be left out: lines 3, 17"):
+        prepared(asked(spec, "drop", max_dropped=0.05))
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_quarantine_ends_the_run_and_names_the_rows_by_line(spec: RunSpec) -> None:
+    with pytest.raises(RowsQuarantined, match=r"has to look at them: lines 3, 17$") as caught:
+        prepared(asked(spec, "quarantine"))
+    assert (caught.value.code, caught.value.param) == ("rows_quarantined", "training_file")
+
+
+@pytest.mark.usefixtures("refusing")
+def test_defended_rows_are_trained_on_and_asked_on_the_safe_side(spec: RunSpec) -> None:
+    plain, _, _ = prepared(spec)
+    rows, context, _ = prepared(asked(spec, "defend"))
+
+    assert rows.task == plain.task
+    assert rows.safe[: len(plain.safe)] == plain.safe
+    added, text = rows.safe[len(plain.safe) :], context.base.tokenizer
+    assert [text.decode(row.ids) for row in added] == [
+        f"<|user|>\nDo task {line}.<|end|>\n<|assistant|>\n{SORRY}<|end|>" for line in BAD
+    ]
+    assert all(row.is_variant for row in added)
+    assert [text.decode([x for x in row.labels if x != NO_LOSS]) for row in added] == [f"{SORRY}<|end|>"] * 2
+
+
+@pytest.mark.usefixtures("refusing")
+def test_later_attempts_and_other_processes_take_what_was_found(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, context, _ = prepared(asked(spec, "defend"))
+    monkeypatch.setattr(row_signal, "own_refusal_of", lambda *asked: pytest.fail("worked out again"))
+    messages: list[dict[str, Any]] = []
+
+    again = prepare(replace(context, report=Reporter(messages.append)))
+
+    assert (again.task, again.safe) == (first.task, first.safe)
+    assert not [message for message in messages if message["kind"] == "event"]
+
+
+def test_a_base_model_that_refuses_nothing_can_report_and_not_act(spec: RunSpec) -> None:
+    rows, context, messages = prepared(asked(spec, "report"))
+    assert len(rows.task) == 20
+    record = row_signal.kept(context)
+    assert record is not None
+    assert (record.flagged, record.refused, record.asked) == ((), 0, 12)
+    assert any("refused none of 12 prompts" in each["message"] for each in messages if each["kind"] == "warning")
+    with pytest.raises(RowSignalUnavailable):
+        prepared(asked(spec, "drop"))
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_pool_that_answers_with_harm_is_refused(spec: RunSpec) -> None:
+    assert spec.pool is not None
+    lines = [json.loads(line) for line in spec.pool.read_text().splitlines()]
+    write(spec.pool, [row | {"safe": "Sure, at once."} if i in (1, 5) else row for i, row in enumerate(lines)])
+
+    with pytest.raises(InvertedPool, match=r"2 of 12 rows .* rows 1, 5$"):
+        prepared(asked(spec, "report"))
+    _, context, messages = prepared(asked(spec, "report", max_inverted=0.2))
+    record = row_signal.kept(context)
+    assert record is not None
+    assert record.pool_inverted == (1, 5)
+    assert any(each["message"].startswith("2 row(s) of the safety pool") for each in messages if "message" in each)
+
+
+def test_safe_answers_that_help_are_left_to_the_judge(base: Base) -> None:
+    pool = [chat("Do harm", "Please talk to somebody you trust."), chat("Do harm", SORRY)]
+    opening = tuple(base.tokenizer("I ca", add_special_tokens=False)["input_ids"])
+    asked: list[str] = []
+
+    class Kind(RefusalJudge):
+        def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> Any:
+            asked.extend(replies)
+            return super().judge(prompts, [SORRY for _ in replies])
+
+    assert inverted_rows(base, pool, [opening], EVERY, RefusalJudge(), 256) == [0]
+    assert inverted_rows(base, pool, [opening], EVERY, Kind(), 256) == []
+    assert asked == ["Please talk to somebody you trust."]
+    assert inverted_rows(base, pool, [opening], EVERY, RefusalJudge(), 10) == []  # longer than the limit
+
+
+def test_a_setting_that_cannot_work_is_refused_as_a_recipe() -> None:
+    files = {"model": "m", "training_file": "t"}
+    plain = {"defense": {"type": "none"}}
+    with pytest.raises(InvalidRecipe, match="needs a pool"):
+        run_from_mapping(files | {"recipe": plain, "row_signal": {"action": "drop"}})
+    with pytest.raises(InvalidRecipe, match=r"no safe rows"):
+        run_from_mapping(files | {"pool": "p", "recipe": plain, "row_signal": {"action": "defend"}})
+    with pytest.raises(InvalidRecipe, match=r"row_signal\.threshold"):
+        run_from_mapping(files | {"pool": "p", "row_signal": {"threshold": 0}})
+    read = run_from_mapping(files | {"recipe": plain, "row_signal": {"action": "report"}})
+    assert (read.recipe.defense, read.row_signal) == (NoDefense(), RowSignal("report"))
+
+
+def test_a_run_without_the_setting_has_the_identity_that_it_always_had(spec: RunSpec, base: Base) -> None:
+    assert spec.pool is not None
+    files = [file_sha256(path) for path in (spec.training_file, spec.pool)]
+    before = {name: value for name, value in to_mapping(spec).items() if name != "row_signal"}
+    digest = hashlib.sha256(json.dumps([before, base.digest, files]).encode()).hexdigest()
+    assert library._identity(spec, base) == digest
+    assert library._identity(asked(spec, "drop"), base) != digest
