@@ -49,11 +49,12 @@ __all__ = [
 
 
 class Batch(NamedTuple):
-    """Rows padded on the right to one length."""
+    """Rows padded on the right to one length; `rows` are their places among the safe rows, if they are such."""
 
     ids_BT: Tensor
     mask_BT: Tensor
     labels_BT: Tensor
+    rows: tuple[int, ...] = ()
 
 
 def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -> Batch:

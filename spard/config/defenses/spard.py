@@ -21,7 +21,9 @@ class Spard(Defense):
     variant     `trust_region` caps the step in the units of the utility optimizer, `preconditioned` projects in Adam's
                 metric, `gated` steps a second AdamW when violated, `closed_form` is the paper's Algorithm 1,
                 `reference` the behavior of the authors' code.
-    tau         nats per token; "auto" is the base model's own loss on the selected safe examples.
+    bound       what tau bounds: `loss`, the safe loss itself, or `excess`, the mean over the safe rows looked at of how
+                far the loss of each is above the base model's own on that row (`spard.losses.excess`).
+    tau         nats per token; "auto" is the base model's own loss on the selected safe examples, and 0.1 of `excess`.
     delta       violations of at most delta are ignored.
     margin      projections aim at tau - margin; `reference` and `gated` have no aim.
     eta_safe    `trust_region`: radius as a multiple of lr sqrt(parameters check_every) ("auto" = 1); `preconditioned`:
@@ -56,6 +58,7 @@ class Spard(Defense):
     eta_safe: Annotated[float, Bound(gt=0, le=1e3)] | Auto = "auto"
     safe_batch_size: BatchSize = 4
     constraint: Literal["mean", "prefix", "both"] = "both"
+    bound: Literal["loss", "excess"] = "loss"
     check_every: Annotated[int, Bound(ge=1, le=1000)] | Auto = "auto"
     anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] | Auto = "auto"
     augment: tuple[Augmentation, ...] = ("affixes", "templates")
