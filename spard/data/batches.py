@@ -63,7 +63,8 @@ def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -
     ids = [[*row.ids, *[pad_id] * (width - len(row.ids))] for row in batch]
     mask = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in batch]
     labels = [[*row.labels, *[NO_LOSS] * (width - len(row.labels))] for row in batch]
-    return Batch(*(torch.tensor(rows).to(device, non_blocking=True) for rows in (ids, mask, labels)))
+    ids_BT, mask_BT, labels_BT = (torch.tensor(rows).to(device, non_blocking=True) for rows in (ids, mask, labels))
+    return Batch(ids_BT, mask_BT, labels_BT)
 
 
 def order(seed: int, epoch: int, n: int, stream: int = 0) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
@@ -56,7 +57,8 @@ def _safe_rows(context: Context, examples: Sequence[Example]) -> tuple[SelectedR
     pool = read_pool(context.run.pool)
     selected = select.kept(context) or _select(context, examples, pool, context.run.pool)
     chosen = [pool[i] for i in selected.indices]
-    return selected, safe_set(context.base, chosen, examples, context.recipe, context.run.judge, context.limit)
+    told = partial(select.keep_answers, context)
+    return selected, safe_set(context.base, chosen, examples, context.recipe, context.run.judge, context.limit, told)
 
 
 def _select(context: Context, examples: Sequence[Example], pool: Sequence[Example], pool_file: Path) -> SelectedRows:

@@ -80,6 +80,21 @@ class SelectedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SafeAnswers:
+    """Whose answers the safe rows have, and the base model's mean loss on either's, in nats per token.
+
+    Of `rows` selected prompts the base model has a whole and harmless answer to `own`; the losses are of these prompts,
+    None where there are none.
+    """
+
+    taken: Literal["pool", "self"]
+    rows: int
+    own: int
+    pool_loss: float | None = None
+    own_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RiskyRow:
     """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons."""
 
@@ -136,6 +151,7 @@ class SafetyReport:
     validation      losses of `base` and `adapter` on the validation rows; empty without such rows
     seconds         what each stage took
     selected        None where no safe rows are selected
+    safe_answers    None where the recipe takes the pool's, whatever they are
     risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
     checkpoints     the ends of the epochs, the first one first; the last one is the adapter that the report is about
     """
@@ -165,6 +181,7 @@ class SafetyReport:
     selected: SelectedRows | None = None
     risky_rows: tuple[RiskyRow, ...] | None = None
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    safe_answers: SafeAnswers | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -186,6 +203,7 @@ class SafetyReport:
             adapter=tuple(read_record(SuiteResult, each) for each in raw.get("adapter", ())),
             **{name: read_record(kind, raw.get(name, {})) for name, kind in _SUMMARIES.items()},
             selected=_optional(SelectedRows, raw.get("selected")),
+            safe_answers=_optional(SafeAnswers, raw.get("safe_answers")),
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},

@@ -55,11 +55,12 @@ def test_a_report_survives_its_file() -> None:
     assert SafetyReport.from_json(through_json(REPORT)) == REPORT
 
 
-def test_the_keys_of_the_file_are_those_that_it_always_had() -> None:
+def test_the_keys_of_the_file_are_those_that_it_always_had_and_newer_ones_after_them() -> None:
     assert list(REPORT.to_json()) == [
         *("job_id", "base_model", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
         *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "base", "adapter"),
         *("asr", "harmfulness_score", "over_refusal", "utility", "seconds", "selected", "risky_rows"),
+        *("checkpoints", "safe_answers"),
     ]
 
 
