@@ -92,7 +92,9 @@ class Spard(Defense):
         row and four accumulated batches make four. Neither has variants of the safe rows.
         """
         published = partial(cls, tau=0.2, constraint="mean", check_every=1, anchor_weight=0.0, augment=())
-        return {name: cls(variant=name, check_every=1, anchor_weight=0.0) for name in get_args(Variant)} | {
-            "paper": published(variant="closed_form", safe_batch_size=1),
-            "authors_code": published(variant="reference", delta=0.1, safe_batch_size=4),
+        arms: dict[str, Defense] = {
+            name: cls(variant=name, check_every=1, anchor_weight=0.0) for name in get_args(Variant)
         }
+        arms["paper"] = published(variant="closed_form", safe_batch_size=1)
+        arms["authors_code"] = published(variant="reference", delta=0.1, safe_batch_size=4)
+        return arms
