@@ -61,7 +61,7 @@ class SafeRows:
         tokenizer = copy.deepcopy(tokenizer)
         set_plain_template(tokenizer)
         self.defense, self.seed, self.pad_id = defense or Spard(), seed, tokenizer.pad_token_id
-        self.model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.model = _whole(model)
         self.plain = encode_all(tokenizer, safe, _ANY_LENGTH)
         dressed = variants(tokenizer, safe, rows or safe, self.defense.augmentations, seed, self._longest())
         self.encoded = [*self.plain, *dressed]
@@ -139,6 +139,11 @@ class SafeRows:
         """Return the most tokens of a dressed row: what the model takes."""
         config = self.model.config.get_text_config()
         return int(getattr(config, "max_position_embeddings", None) or _ANY_LENGTH)
+
+
+def _whole(model: Any) -> Any:
+    """Return the transformers model, with adapters in place if it has any."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def anchor_penalty(anchor: Anchor, model: Any, places: Sequence[int], pad_id: int) -> Tensor:

@@ -12,6 +12,7 @@ as the plain one is, and a base model that complies behind a dress would else be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,12 +24,14 @@ from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.constrained_sft import reference_losses
 from spard.losses.cross_entropy import PREFIX, TokenLosses
 
-TOLERANCE = 0.1
-"""Nats per token that E may reach before it counts as a violation.
 
-A greedy answer changes when its first token falls below even odds, a loss of 0.69 nats there, or 0.17 per token of a
-prefix of four: the bound lies below that, and above the rounding and the drift of training on harmless rows.
-"""
+def tolerance(rows: int) -> float:
+    """Return the nats per token that E over so many rows may reach before it counts as a violation.
+
+    A greedy answer changes when its first token falls to even odds, an excess of ln 2 there and of ln 2 / PREFIX per
+    token of the prefix. So much on a single one of the rows, with none on the others, is what is still let pass.
+    """
+    return math.log(2) / (PREFIX * rows)
 
 
 def base_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:

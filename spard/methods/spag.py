@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from spard.config import Spard
 from spard.data.batches import Batch
 from spard.losses.cross_entropy import Evaluation
-from spard.losses.excess import TOLERANCE
+from spard.losses.excess import tolerance
 from spard.losses.gradients import Loss, Losses, ValueAndGrad, safe_excess
 from spard.losses.vectors import Vector
 from spard.methods.base import Method, Metrics, Plan, utility_step_
@@ -135,7 +135,7 @@ def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, flo
     if defense.tau != "auto":
         return dict.fromkeys(names, defense.tau)
     if defense.bound == "excess":
-        return dict.fromkeys(names, TOLERANCE)
+        return dict.fromkeys(names, tolerance(defense.safe_batch_size))
     found = measure()
     own = {"mean": found.loss, "prefix": found.prefix_loss}
     return {name: own[name] for name in names}

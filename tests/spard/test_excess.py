@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded, encode_all
 from spard.errors import Stopped
 from spard.losses.cross_entropy import TokenLosses, evaluate
-from spard.losses.excess import TOLERANCE, base_losses, row_means
+from spard.losses.excess import base_losses, row_means, tolerance
 from spard.losses.gradients import Loss, safe_excess, safe_losses
 from spard.methods.spag import base_tau
 from spard.models.base import Base
@@ -123,8 +124,8 @@ def test_only_rows_above_are_projected_on(base: Base) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, {"excess": TOLERANCE, "excess_prefix": TOLERANCE}),
-        ({"constraint": "prefix"}, {"excess_prefix": TOLERANCE}),
+        ({}, {"excess": tolerance(4), "excess_prefix": tolerance(4)}),
+        ({"constraint": "prefix", "safe_batch_size": 1}, {"excess_prefix": tolerance(1)}),
         ({"constraint": "mean", "tau": 0.5}, {"excess": 0.5}),
     ],
 )
@@ -133,6 +134,12 @@ def test_tau_bounds_the_excess(settings: dict[str, Any], expected: dict[str, flo
         raise AssertionError("nothing has to be measured")
 
     assert base_tau(Spard(bound="excess", **settings), measure) == expected
+
+
+def test_one_answer_of_those_looked_at_may_come_to_even_odds() -> None:
+    prefix = [math.log(2), 0.0, 0.0, 0.0]  # what the first tokens of one row lost
+    for rows in (1, 4):
+        assert tolerance(rows) == pytest.approx(sum(prefix) / len(prefix) / rows)
 
 
 def test_it_does_not_fire_on_the_choice_of_rows(load: Callable[..., Base]) -> None:
@@ -148,7 +155,7 @@ def test_every_variant_acts_on_it(load: Callable[..., Base], variant: Variant) -
     trained = run(held, replace(RECIPE, defense=replace(RECIPE.defense, variant=variant)))  # type: ignore[type-var]
     run(plain, replace(RECIPE, defense=NoDefense()))
 
-    assert trained.tau == {"excess": TOLERANCE, "excess_prefix": TOLERANCE}
+    assert trained.tau == {"excess": tolerance(4), "excess_prefix": tolerance(4)}
     assert trigger_rate(trained) > 0
     assert {"loss/safe", "loss/safe_excess", "loss/safe_excess_prefix"} <= trained.metrics[-1].keys()
     rows, pad_id = unlearned(plain), plain.tokenizer.pad_token_id

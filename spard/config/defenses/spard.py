@@ -24,7 +24,8 @@ class Spard(Defense):
                 `reference` the behavior of the authors' code.
     bound       what tau bounds: `loss`, the safe loss itself, or `excess`, the mean over the safe rows looked at of how
                 far the loss of each is above the base model's own on that row (`spard.losses.excess`).
-    tau         nats per token; "auto" is the base model's own loss on the selected safe examples, and 0.1 of `excess`.
+    tau         nats per token; "auto" is the base model's own loss on the selected safe examples; for the excess, what
+                one answer whose first token fell to even odds adds to the mean: ln 2 / (4 safe_batch_size).
     delta       violations of at most delta are ignored.
     margin      projections aim at tau - margin; `reference` and `gated` have no aim.
     eta_safe    `trust_region`: radius as a multiple of lr sqrt(parameters check_every) ("auto" = 1); `preconditioned`:
