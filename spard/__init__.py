@@ -1,7 +1,7 @@
 """Fine-tuning that does not cost the model its safety.
 
-`spard.SafetyProjection` puts the defense into any PyTorch loop. It is loaded when it is asked for, so that
-`spard.config` can be read where torch is not installed.
+`spard.SafetyProjection` on `spard.SafeRows` puts the defense into any PyTorch loop. Both are loaded when they are asked
+for, so that `spard.config` can be read where torch is not installed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spard.integrations.safe_rows import SafeRows
     from spard.integrations.torch_optimizer import SafetyProjection
 
-__all__ = ["SafetyProjection"]
+__all__ = ["SafeRows", "SafetyProjection"]
+
+_HOMES = {"SafeRows": "safe_rows", "SafetyProjection": "torch_optimizer"}
 
 # Modules of 0.1 that docs/compatibility.md names -> their homes today; the old names go with the next release.
 _MOVED_MODULES = {
@@ -31,8 +34,8 @@ _MOVED_MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("spard.integrations.torch_optimizer"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"spard.integrations.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'spard' has no attribute {name!r}")
 
 

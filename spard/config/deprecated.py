@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from spard.config.added import without_added
 from spard.config.defenses import defenses
 from spard.errors import InvalidRecipe
 
@@ -36,8 +37,9 @@ def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def to_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out an anchor of 0, the default, which a worker of version 0.1 has another name for."""
-    return raw if raw["anchor"] else {name: value for name, value in raw.items() if name != "anchor"}
+    """Leave out what a worker of 0.1 does not know, where it is at its default: newer settings, and `anchor`."""
+    known = without_added(raw)
+    return known if known["anchor"] else {name: value for name, value in known.items() if name != "anchor"}
 
 
 def from_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:

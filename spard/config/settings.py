@@ -26,6 +26,9 @@ MAX_SEQ_LENGTH = 2048  # of a row, unless asked otherwise
 class Selection:
     """Which pool rows a defense trains on: k = max(min_examples, ceil(ratio * rows)), at most the pool.
 
+    safe_answers   "pool": as they stand there; "self": the base model's own, where they are harmless; "auto": its own
+                   where the pool speaks in another voice (`spard.pipeline.self_answers`).
+
     Relevance is measured against the customer's rows, so they can steer it. Two settings bound how far:
 
     reserve        the share of k that is chosen for diversity alone, before the customer's rows are looked at.
@@ -37,7 +40,7 @@ class Selection:
     ratio: Annotated[float, Bound(gt=0, le=1)] = 0.03
     beta: Annotated[float, Bound(ge=0, le=64)] = 4.0
     min_examples: Annotated[int, Bound(ge=1, le=10_000)] = 64
-    safe_answers: Literal["pool", "self"] = "pool"  # "self": the base model's own, where they are harmless
+    safe_answers: Literal["pool", "self", "auto"] = "pool"
     reserve: Annotated[float, Bound(ge=0, le=1)] = 0.0
     influence_cap: Annotated[float, Bound(gt=0, le=1)] = 1.0
 

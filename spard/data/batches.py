@@ -50,11 +50,12 @@ __all__ = [
 
 
 class Batch(NamedTuple):
-    """Rows padded on the right to one length."""
+    """Rows padded on the right to one length; `rows` are their places among the safe rows, if they are such."""
 
     ids_BT: Tensor
     mask_BT: Tensor
     labels_BT: Tensor
+    rows: tuple[int, ...] = ()
 
 
 def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -> Batch:
@@ -63,7 +64,8 @@ def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -
     ids = [[*row.ids, *[pad_id] * (width - len(row.ids))] for row in batch]
     mask = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in batch]
     labels = [[*row.labels, *[NO_LOSS] * (width - len(row.labels))] for row in batch]
-    return Batch(*(torch.tensor(rows).to(device, non_blocking=True) for rows in (ids, mask, labels)))
+    ids_BT, mask_BT, labels_BT = (torch.tensor(rows).to(device, non_blocking=True) for rows in (ids, mask, labels))
+    return Batch(ids_BT, mask_BT, labels_BT)
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ template leaves a tool, a call or an answer out is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -38,12 +38,14 @@ PLAIN_TEMPLATE = (
 class Encoded:
     """Token ids and, position by position, the label to predict there or `NO_LOSS`.
 
-    `is_variant` marks a safe row that was made of another one (`spard.pipeline.augment`).
+    `is_variant` marks a safe row that was made of another one (`spard.pipeline.augment`), and `twin` is the place of
+    that other one among the safe rows.
     """
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
     is_variant: bool = False
+    twin: int | None = field(default=None, compare=False)
 
 
 def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:

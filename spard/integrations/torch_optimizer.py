@@ -1,9 +1,10 @@
-"""The projection for any PyTorch loop: an optimizer that wraps yours and a closure of safe losses."""
+"""SPARD for any PyTorch loop: an optimizer that wraps yours, and safe rows or a closure of safe losses."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from spard.config import Spard
 from spard.errors import InvalidRecipe
+from spard.integrations.safe_rows import SafeRows
 from spard.losses.gradients import Loss
 from spard.methods.base import Metrics, require_finite
 from spard.methods.spag import constraint_of, safety_half
@@ -23,14 +25,16 @@ SafeLoss = Callable[[], Tensor | Mapping[str, Tensor]]
 class SafetyProjection(Optimizer):
     """Steps like the optimizer it wraps, then brings the safe loss back to tau if it rose above.
 
-        optimizer = SafetyProjection(AdamW(model.parameters(), lr=1e-4), safe_loss)
+        optimizer = SafetyProjection(AdamW(model.parameters(), lr=1e-4), SafeRows(model, tokenizer, safe, rows))
         loss.backward()
         optimizer.step()
 
-    `safe_loss` draws a safe batch and returns its loss with its graph, dropout off, or several losses by name; the one
-    that is violated more is projected on. It is called every `check_every` steps; the anchor is the training loop's.
-    With tau "auto" each tau is the mean over `calibration` calls made now, so build it before the first step and let
-    these calls go once through the safe set. `metrics` tells of the last step, and is empty where it was not called.
+    `SafeRows` brings all that defends a language model: safe rows and their variants, bounds on their losses, and the
+    anchor, whose gradient is added to the loss's before each step. In its place a closure may draw a safe batch and
+    return its loss with its graph, dropout off, or several losses by name; that is the projection alone. The loss that
+    is violated more is projected on, every `check_every` steps. With tau "auto" and a closure each tau is the mean over
+    `calibration` calls made now, so build it before the first step and let these calls go once through the safe set.
+    `metrics` tells of the last step, and is empty where there was no look at the safe losses.
     Parameter groups, state and defaults are those of the wrapped optimizer; hooks registered here run around the whole
     step. The state dict holds tau and moments too.
 
@@ -39,13 +43,19 @@ class SafetyProjection(Optimizer):
     """
 
     def __init__(
-        self, optimizer: Optimizer, safe_loss: SafeLoss, defense: Spard | None = None, calibration: int = 16
+        self,
+        optimizer: Optimizer,
+        safe_loss: SafeLoss | SafeRows,
+        defense: Spard | None = None,
+        calibration: int = 16,
     ) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise InvalidRecipe("SafetyProjection works in one process; safe losses are not averaged over ranks")
         self.optimizer = copy.copy(optimizer)  # Optimizer.__init__ starts with an empty state and empty groups
         super().__init__([{**group} for group in optimizer.param_groups], optimizer.defaults)
-        self.optimizer, self.safe_loss, self.defense = optimizer, safe_loss, defense or Spard()
+        self.optimizer, self.safe_loss = optimizer, safe_loss
+        self.rows = safe_loss if isinstance(safe_loss, SafeRows) else None
+        self.defense = _defense(self.rows, defense)
         self.safety = safety_half(self.defense)
         self.tau = self._measure_tau(calibration)
         self.metrics: Metrics = {}
@@ -53,9 +63,9 @@ class SafetyProjection(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take the utility step of the wrapped optimizer, then the safety step of the variant."""
-        loss = self.optimizer.step(closure)
+        loss = self.optimizer.step(self._anchored(closure))
         constraint = constraint_of(self.defense, self.tau)
-        with torch.enable_grad():
+        with torch.enable_grad(), self.rows.without_dropout() if self.rows else nullcontext():
             self.metrics = self.safety(self.theta, self._losses, self.optimizer, constraint)
         return loss
 
@@ -71,7 +81,9 @@ class SafetyProjection(Optimizer):
         """Return the wrapped optimizer's state, with ours under "spard"."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        own = {"tau": dict(self.tau), "moments": self.safety.state()}
+        own: dict[str, Any] = {"tau": dict(self.tau), "moments": self.safety.state()}
+        if self.rows:
+            own |= {"rows": self.rows.tensors(), "place": self.rows.place()}
         state: dict[str, Any] = {**self.optimizer.state_dict(), "spard": own}
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state = post_hook(self, state) or state
@@ -86,6 +98,8 @@ class SafetyProjection(Optimizer):
         self.optimizer.load_state_dict(state)
         self.tau = dict(own["tau"])
         self.safety.restore(self.theta, own["moments"])
+        if self.rows:
+            self.rows.restore(own["rows"], own["place"])
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -125,14 +139,44 @@ class SafetyProjection(Optimizer):
     def defaults(self, defaults: dict[str, Any]) -> None:
         self.optimizer.defaults = defaults
 
+    def _anchored(self, closure: Callable[[], float] | None) -> Callable[[], float] | None:
+        """Add the anchor's gradient to that which is there, or to each that the closure makes."""
+        rows = self.rows
+        if rows is None:
+            return closure
+        if closure is None:
+            rows.add_anchor_(self.theta)
+            return None
+
+        def evaluate() -> float:
+            loss = closure()
+            rows.add_anchor_(self.theta)
+            return loss
+
+        return evaluate
+
     def _losses(self) -> dict[str, Loss]:
+        if isinstance(self.safe_loss, SafeRows):
+            return self.safe_loss.losses(self.theta)
         theta, found = self.theta, self.safe_loss()
         named = {"mean": found} if isinstance(found, Tensor) else found
         return {name: Loss(float(loss.detach()), loss, theta) for name, loss in named.items()}
 
     def _measure_tau(self, calls: int) -> dict[str, float]:
+        if self.rows:
+            return self.rows.tau()
         with torch.no_grad():
             drawn = [self._losses() for _ in range(calls if self.defense.tau == "auto" else 1)]
         tau = {name: fmean(losses[name].value for losses in drawn) for name in drawn[0]}
         require_finite("safe", *tau.values())
         return tau if self.defense.tau == "auto" else dict.fromkeys(tau, self.defense.tau)
+
+
+def _defense(rows: SafeRows | None, asked: Spard | None) -> Spard:
+    """Return the settings: those of the safe rows, or as asked beside a closure."""
+    if rows and asked:
+        raise InvalidRecipe("the settings of a SafetyProjection on SafeRows are those of the rows; give them there")
+    defense = rows.defense if rows else asked or Spard()
+    if rows is None and defense.bound == "excess":
+        raise InvalidRecipe("a closure does not say which rows its loss is of; the excess needs SafeRows", "bound")
+    return defense

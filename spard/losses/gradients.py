@@ -18,6 +18,7 @@ from spard.data.batches import Batch
 from spard.data.chat import NO_LOSS
 from spard.losses.constrained_sft import weighted
 from spard.losses.cross_entropy import losses_and_states, token_losses
+from spard.losses.excess import row_means
 from spard.losses.kl import Reference, token_divergences
 from spard.losses.vectors import Vector, add_, norm, scale_
 
@@ -110,6 +111,23 @@ def safe_divergence(model: Any, theta: Vector, batch: Batch | None, reference: R
         return means({"kl": _no_tokens(theta)}, theta)
     kl_S = token_divergences(model, reference, batch)
     return means({"kl": (kl_S, torch.ones_like(kl_S))}, theta)
+
+
+def safe_excess(model: Any, theta: Vector, batch: Batch | None, base_N2: Tensor) -> dict[str, Loss]:
+    """Return the losses of `safe_losses` and how far each row is above its mean and prefix loss before, in `base_N2`.
+
+    "excess" and "excess_prefix" are means over the rows of how far above, 0 for a row that is not; `base_N2` has an
+    entry for each of all safe rows, and the batch names its own.
+    """
+    if batch is None:
+        return means(dict.fromkeys(("mean", "prefix", "excess", "excess_prefix"), _no_tokens(theta)), theta)
+    losses = token_losses(model, batch)
+    every_S = torch.ones_like(losses.prefix_S)
+    base_B2 = base_N2[list(batch.rows)].to(losses.loss_S.device)
+    above_B, above_prefix_B = (row_means(losses, batch) - base_B2).clamp(min=0).unbind(dim=1)
+    every_B = torch.ones_like(above_B)
+    parts = {"mean": (losses.loss_S, every_S), "prefix": (losses.loss_S, losses.prefix_S)}
+    return means(parts | {"excess": (above_B, every_B), "excess_prefix": (above_prefix_B, every_B)}, theta)
 
 
 def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str, Loss]:

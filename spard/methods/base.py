@@ -68,6 +68,12 @@ class Method(Generic[Settings]):
         """
         return {}
 
+    def measure_rows(self, measure: Callable[[], Tensor]) -> None:
+        """Keep what the base model's losses are on each safe row; `measure` takes them (`spard.losses.excess`), N x 2.
+
+        Called once in a run, as `measure_tau` is: what is needed later belongs into `state`.
+        """
+
     def start(self, plan: Plan) -> None:
         """Begin, before the first step or before `restore`."""
 

@@ -15,7 +15,12 @@ from spard.losses.gradients import Loss
 from spard.losses.vectors import Vector, add_, dot
 from spard.methods.base import Metrics, require_finite
 
-METRIC = {"mean": "loss/safe", "prefix": "loss/safe_prefix"}
+METRIC = {
+    "mean": "loss/safe",
+    "prefix": "loss/safe_prefix",
+    "excess": "loss/safe_excess",
+    "excess_prefix": "loss/safe_excess_prefix",
+}
 
 
 @dataclass(frozen=True, slots=True)

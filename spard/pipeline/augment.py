@@ -8,7 +8,7 @@
 
 For every safe row there is one variant, so that half of what a step looks at is plain; batches stay as large as they
 were. Dresses are dealt out by their evidence (`spard.data.triggers`). A base model may comply with a variant, so no tau
-is measured on variants: they are held to that of the plain rows.
+is measured on variants: they are held to that of the plain rows, and an excess is that over the plain twin's loss.
 """
 
 from __future__ import annotations
@@ -44,12 +44,16 @@ def variants(
     rng, dresses, is_deep = random.Random(f"variants {seed}"), wanted(rows, kinds, seed), "deep" in kinds
     beginnings = [*openings(rows, OPENINGS), *BEGINNINGS]
     made: list[tuple[Example, str]] = []  # each with the beginning of its answer that is not learned
+    twins: list[int] = []
     for i, example in enumerate(safe):
         if is_deep and (i % 2 or not dresses):
             made.append(deepened(example, rng.choice(beginnings) if rng.random() < 0.5 else None))
         elif dresses:
             made.append((dressed(example, _drawn(rng, dresses)), ""))
-    return [row for row in _encoded(tokenizer, made) if len(row.ids) <= limit]
+        else:
+            continue
+        twins.append(i)
+    return [row for row in _encoded(tokenizer, made, twins) if len(row.ids) <= limit]
 
 
 def wanted(rows: Sequence[Example], kinds: Sequence[Augmentation], seed: int) -> list[Wrapping]:
@@ -89,21 +93,23 @@ def _drawn(rng: random.Random, dresses: Sequence[Wrapping]) -> Wrapping:
     return rng.choices(dresses, [each.evidence + floor for each in dresses])[0]
 
 
-def _encoded(tokenizer: Any, made: Sequence[tuple[Example, str]]) -> list[Encoded]:
-    """Examples as variants, without loss on the beginnings."""
+def _encoded(tokenizer: Any, made: Sequence[tuple[Example, str]], twins: Sequence[int]) -> list[Encoded]:
+    """Examples as variants of the safe rows at the places `twins`, without loss on the beginnings."""
     heads = [replace(example, messages=(*example.messages[:-1], _saying(head))) for example, head in made]
     wholes = encode_all(tokenizer, [example for example, _ in made], UNBOUNDED)
     return [
-        _learned_after(whole, len(_common(whole.ids, head.ids)) if beginning else 0)
-        for whole, head, (_, beginning) in zip(wholes, encode_all(tokenizer, heads, UNBOUNDED), made, strict=True)
+        _learned_after(whole, len(_common(whole.ids, head.ids)) if beginning else 0, twin)
+        for whole, head, (_, beginning), twin in zip(
+            wholes, encode_all(tokenizer, heads, UNBOUNDED), made, twins, strict=True
+        )
     ]
 
 
-def _learned_after(row: Encoded, start: int) -> Encoded:
+def _learned_after(row: Encoded, start: int, twin: int) -> Encoded:
     """Return the row with its first tokens left out of the loss; the last token, which ends the answer, stays in."""
     last = max(i for i, label in enumerate(row.labels) if label != NO_LOSS)
     start = min(start, last)
-    return Encoded(row.ids, (*[NO_LOSS] * start, *row.labels[start:]), is_variant=True)
+    return Encoded(row.ids, (*[NO_LOSS] * start, *row.labels[start:]), is_variant=True, twin=twin)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> list[int]:

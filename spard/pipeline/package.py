@@ -132,6 +132,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         utility=summary.utility,
         seconds=dict(context.seconds) if release.is_timed else {},
         selected=select.kept(context),
+        safe_answers=select.kept_answers(context),
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
         row_signal=row_signal.kept(context),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
@@ -71,8 +72,8 @@ def _safe_rows(
     pool = read_pool(context.run.pool)
     selected = select.kept(context) or _select(context, examples, pool, context.run.pool, trained, told)
     chosen = [pool[i] for i in selected.indices]
-    rows = [examples[i] for i in trained]
-    return selected, safe_set(context.base, chosen, rows, context.recipe, context.run.judge, context.limit)
+    rows, answers = [examples[i] for i in trained], partial(select.keep_answers, context)
+    return selected, safe_set(context.base, chosen, rows, context.recipe, context.run.judge, context.limit, answers)
 
 
 def _select(

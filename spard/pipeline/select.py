@@ -1,6 +1,6 @@
 """The select stage: the safe set, and beside it the training rows that look most like harm.
 
-Both are worked out once for a run and kept for its later attempts.
+Both are worked out once for a run and kept for its later attempts. Whose answers the safe rows have is kept here too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from spard.data.rows import Example
 from spard.evaluation.row_risk import rank
 from spard.pipeline.context import Context
 from spard.release.report import SelectedRows, read_record
-from spard.release.row_records import RiskyRow
+from spard.release.row_records import RiskyRow, SafeAnswers
 from spard.selection.pca import coordinates
 from spard.selection.select import choose
 
-_SELECTED, _RISKS = "select", "risk"
+_SELECTED, _RISKS, _ANSWERS = "select", "risk", "answers"
 
 
 def run(context: Context, task_MD: Tensor, pool_ND: Tensor, fitting: Sequence[int]) -> SelectedRows:
@@ -42,6 +42,20 @@ def kept(context: Context) -> SelectedRows | None:
     """Return what an earlier attempt chose."""
     found = context.outputs.read(_SELECTED)
     return None if found is None else read_record(SelectedRows, found)
+
+
+def keep_answers(context: Context, found: SafeAnswers) -> None:
+    """Keep whose answers the safe rows have, and tell it."""
+    context.outputs.write(_ANSWERS, to_mapping(found))
+    whose = "the base model's own" if found.taken == "self" else "the pool's"
+    text = f"The safe rows have {whose} answers; {found.own} of {found.rows} prompts have a harmless answer of its own"
+    context.report.event(text, to_mapping(found))
+
+
+def kept_answers(context: Context) -> SafeAnswers | None:
+    """Return whose answers the safe rows have; None where the recipe says that they are the pool's."""
+    found = context.outputs.read(_ANSWERS)
+    return None if found is None else read_record(SafeAnswers, found)
 
 
 def rank_risks(

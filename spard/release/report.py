@@ -14,7 +14,7 @@ from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
-from spard.release.row_records import RiskyRow, RowSignalRecord
+from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
 Record = TypeVar("Record")
@@ -125,6 +125,7 @@ class SafetyReport:
     validation      losses of `base` and `adapter` on the validation rows; empty without such rows
     seconds         what each stage took
     selected        None where no safe rows are selected
+    safe_answers    None where the recipe takes the pool's, whatever they are
     risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
     checkpoints     the ends of the epochs, the first one first; the last one is the adapter that the report is about
     row_signal      None where the base model was not asked about the rows, or there is no safety pool
@@ -156,6 +157,7 @@ class SafetyReport:
     risky_rows: tuple[RiskyRow, ...] | None = None
     checkpoints: tuple[CheckpointRecord, ...] = ()
     row_signal: RowSignalRecord | None = None
+    safe_answers: SafeAnswers | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -177,6 +179,7 @@ class SafetyReport:
             adapter=tuple(read_record(SuiteResult, each) for each in raw.get("adapter", ())),
             **{name: read_record(kind, raw.get(name, {})) for name, kind in _SUMMARIES.items()},
             selected=_optional(SelectedRows, raw.get("selected")),
+            safe_answers=_optional(SafeAnswers, raw.get("safe_answers")),
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=_optional(RowSignalRecord, raw.get("row_signal")),

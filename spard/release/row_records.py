@@ -1,8 +1,9 @@
-"""What a safety report says of the rows of the training file. Only the standard library is used."""
+"""What a safety report says of rows of the training file and of the safety pool. Only the standard library is used."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from spard.config import RowAction
 
@@ -48,3 +49,18 @@ class RowSignalRecord:
     refused: int = 0
     asked: int = 0
     pool_inverted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SafeAnswers:
+    """Whose answers the safe rows have, and the base model's mean loss on either's, in nats per token.
+
+    Of `rows` selected prompts the base model has a whole and harmless answer to `own`; the losses are of these prompts,
+    None where there are none.
+    """
+
+    taken: Literal["pool", "self"]
+    rows: int
+    own: int
+    pool_loss: float | None = None
+    own_loss: float | None = None

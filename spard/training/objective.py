@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from spard import distributed
 from spard.config import Recipe
@@ -13,6 +14,7 @@ from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
 from spard.losses.anchor import Anchor
 from spard.losses.constrained_sft import reference_losses
+from spard.losses.excess import base_losses
 from spard.losses.gradients import Gradient, Loss, utility_gradient
 from spard.losses.vectors import Vector
 from spard.methods import Method
@@ -56,8 +58,12 @@ class Objective:
         """Return the method's safe losses on some safe rows, without dropout."""
         self._set_dropout(False)
         rows = distributed.share(rows)
-        batch = self._batch([self.safe[row] for row in rows]) if rows else None
+        batch = self._batch([self.safe[row] for row in rows])._replace(rows=tuple(rows)) if rows else None
         return self.method.safe_losses(self.base.model, theta, batch)
+
+    def base_losses(self) -> Tensor:
+        """Return what each safe row is compared with, N x 2; the model is the base model while this is called."""
+        return base_losses(self.base.model, self.safe, self.base.tokenizer.pad_token_id)
 
     def _set_dropout(self, on: bool) -> None:
         """Set dropout for good, not for a block: gradient checkpointing runs the forward pass again in the backward."""

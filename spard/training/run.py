@@ -21,6 +21,7 @@ from torch.optim import AdamW
 
 from spard import distributed
 from spard.config import Audit, Recipe, Resolved
+from spard.config.added import without_added
 from spard.data.batches import batches
 from spard.data.chat import Encoded
 from spard.errors import InvalidData
@@ -214,6 +215,7 @@ class Run:
     def _identity(self) -> str:
         """Return a digest of everything that decides this run's numbers; micro-batches only round them."""
         recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0, micro_batch_size=None))
+        recipe = without_added(recipe)
         recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
         rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
         facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from])]
@@ -223,6 +225,7 @@ class Run:
         pad_id = self.base.tokenizer.pad_token_id
         with adapters_off(self.base.model):
             tau = self.method.measure_tau(lambda: evaluate(self.base.model, self.objective.plain, pad_id))
+            self.method.measure_rows(self.objective.base_losses)
         return distributed.first_s(tau, self.base.device) if tau else tau
 
     def _rows(self, step: int) -> list[int]:

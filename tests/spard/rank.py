@@ -14,17 +14,24 @@ from safetensors.torch import save_file
 
 from spard import distributed
 from spard.config import Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeGrad, Spard, resolve
-from spard.models.base import load_base
+from spard.data.chat import Encoded, encode_all
+from spard.models.base import Base, load_base
 from spard.training.train import train
-from tests.spard.parts import refusals, sums
+from tests.spard.parts import chat, refusals, sums
 
 DEFENSES: dict[str, Defense] = {
     "default": Spard(),
     "closed_form": Spard(variant="closed_form", tau=1.0, safe_batch_size=3),
+    "excess": Spard(bound="excess", tau=0.0, safe_batch_size=1, check_every=1),
     "gated": Spard(variant="gated", tau=1.0, safe_batch_size=1),  # one row: the other process has none
     "safegrad": SafeGrad(),
     "none": NoDefense(),
 }
+
+
+def unlearned(base: Base) -> list[Encoded]:
+    """Safe rows whose answers the sums make less likely."""
+    return encode_all(base.tokenizer, [chat(f"Do harm number {i}", "~" * (i + 5)) for i in range(7)], 256)
 
 
 def main() -> None:
@@ -32,7 +39,7 @@ def main() -> None:
     model, out, rank, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     for name, defense in DEFENSES.items():
         base = load_base(str(model), dtype=torch.float64)
-        task, safe = sums(base), refusals(base)
+        task, safe = sums(base), unlearned(base) if name == "excess" else refusals(base)
         asked = Hyperparameters(n_epochs=2, batch_size=5)
         recipe = Recipe(defense=defense, lora=Lora(rank=4), hyperparameters=asked, learning_rate=5e-3, seed=5)
         with distributed.joined(out / f"{name}.meeting", rank, count, base.device):

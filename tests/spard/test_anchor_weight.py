@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from spard.config import Lisa, NoDefense, Recipe, Spard
+from spard.config import Lisa, NoDefense, Recipe, Spard, Variant
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.errors import InvalidRecipe
@@ -88,7 +88,7 @@ def test_an_arm_without_an_anchor_of_its_own_gets_the_recipe_s() -> None:
     assert method_recipe("lisa+anchor_weight=4", Recipe(), {}) == Recipe(defense=Lisa(), anchor=4.0)
 
 
-@pytest.mark.parametrize("name", ["trust_region", "preconditioned", "gated", "closed_form", "reference"])
+@pytest.mark.parametrize("name", [*get_args(Variant), "paper", "authors_code"])
 def test_the_variants_of_the_bench_have_no_anchor(name: str) -> None:
     assert replace(Recipe(), defense=METHODS[name]).effective_anchor == 0
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -97,15 +98,10 @@ def test_algorithm_1_has_the_paper_s_numbers(name: str) -> None:
     spec = load_spec(name, {"SPARD_DATA": "/data"})
     assert isinstance(spec, FilesSpec)
 
-    assert FileSource(spec).defenses(1)["closed_form"] == Spard(
-        variant="closed_form",
-        tau=0.2,
-        delta=0.1,
-        eta_safe=5e-5,
-        safe_batch_size=1,
-        constraint="mean",
-        anchor_weight=0,
-    )
+    named = FileSource(spec).defenses(1)
+    published: dict[str, Any] = {"tau": 0.2, "delta": 0.1, "constraint": "mean", "anchor_weight": 0, "augment": ()}
+    assert named["closed_form"] == Spard(variant="closed_form", eta_safe=5e-5, safe_batch_size=1, **published)
+    assert named["reference"] == Spard(variant="reference", eta_safe=1, safe_batch_size=4, **published)
 
 
 def test_safelora_knows_the_model_before_its_alignment() -> None:

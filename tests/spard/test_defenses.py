@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from spard.config import customer_defenses, defenses
+from spard.config import Spard, customer_defenses, defenses
 from spard.config.defenses import Defense, type_of
 from spard.methods import open_method
 from spard.methods.base import Method
@@ -48,6 +48,14 @@ def test_customers_get_what_they_cannot_take_off() -> None:
 def test_the_bench_has_an_arm_for_every_defense() -> None:
     assert set(defenses()) <= set(METHODS)
     assert {"trust_region", "preconditioned", "gated", "closed_form", "reference"} <= set(METHODS)
+
+
+def test_the_published_arms_are_the_paper_s_and_the_authors_and_have_nothing_of_ours() -> None:
+    ours = Spard(tau=0.2, constraint="mean", check_every=1, anchor_weight=0.0, augment=())
+    assert METHODS["paper"] == replace(ours, variant="closed_form", safe_batch_size=1)  # eta_safe: the learning rate
+    assert METHODS["authors_code"] == replace(ours, variant="reference", delta=0.1, safe_batch_size=4)  # and 1
+    for name in ("closed_form", "reference"):  # the same steps with our settings
+        assert METHODS[name] == Spard(variant=name, check_every=1, anchor_weight=0.0)
 
 
 def test_the_manual_s_table_is_the_registry() -> None:

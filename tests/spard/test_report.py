@@ -61,7 +61,6 @@ def test_the_file_begins_with_the_keys_that_it_always_had() -> None:
         *("job_id", "base_model", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
         *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "base", "adapter"),
         *("asr", "harmfulness_score", "over_refusal", "utility", "seconds", "selected", "risky_rows"),
-        *("checkpoints", "row_signal"),
     ]
     assert list(REPORT.to_json())[: len(always)] == always
 

@@ -11,12 +11,14 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from spard.config import Spard, Variant
+from spard.config import Spard
 from spard.data.chat import encode_all
 from spard.errors import InvalidData, InvalidRecipe
 from spard.integrations.transformers import SpardCallback
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
+from spard.training.resume_state import load as load_state
+from spard.training.resume_state import save as save_state
 from tests.spard.parts import chat, refusals, sums
 
 EXAMPLES = [chat(f"Do harm number {i}{'!' * i}", f"I cannot help with {i}.") for i in range(7)]
@@ -88,7 +90,7 @@ def test_the_trainer_holds_the_safe_loss(load: Callable[..., Base], tmp_path: Pa
 def test_a_constraint_that_is_never_violated_changes_nothing(load: Callable[..., Base], tmp_path: Path) -> None:
     plain, held = load(), load()
     trainer(plain, tmp_path, None).train()
-    trainer(held, tmp_path, SpardCallback(EXAMPLES, Spard(tau=20.0))).train()
+    trainer(held, tmp_path, SpardCallback(EXAMPLES, Spard(tau=20.0, anchor_weight=0.0))).train()
     assert all(torch.equal(x, y) for x, y in zip(weights(held), weights(plain), strict=True))
 
 
@@ -105,11 +107,10 @@ def test_accumulated_batches_are_projected_once(base: Base, tmp_path: Path) -> N
     assert len(callback.metrics) == 6
 
 
-@pytest.mark.parametrize("variant", ["trust_region", "gated"])
+@pytest.mark.parametrize("defense", [Spard(), Spard(variant="gated", bound="excess")], ids=["default", "gated"])
 def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
-    load: Callable[..., Base], tmp_path: Path, variant: Variant
+    load: Callable[..., Base], tmp_path: Path, defense: Spard
 ) -> None:
-    defense = Spard(variant=variant)
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 8}
     whole, resumed = load(), load()
     trainer(whole, tmp_path, SpardCallback(EXAMPLES, defense), **saving).train()
@@ -120,6 +121,21 @@ def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
     )
 
     assert all(torch.equal(x, y) for x, y in zip(weights(resumed), weights(whole), strict=True))
+
+
+def test_a_checkpoint_from_before_the_anchor_goes_on_without_it(load: Callable[..., Base], tmp_path: Path) -> None:
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 8}
+    old = SpardCallback(EXAMPLES, Spard(anchor_weight=0.0, augment=()))
+    trainer(load(), tmp_path, old, **saving).train()
+    (state,) = (tmp_path / "checkpoint-8" / "spard").glob("step-*")
+    tensors, kept = load_state(state)
+    save_state(state.parent, 8, tensors, {name: kept[name] for name in ("tau", "drawn")})  # as it was written then
+
+    resumed = SpardCallback(EXAMPLES)
+    trainer(load(), tmp_path, resumed, **saving).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+
+    assert resumed.safe.encoded == resumed.safe.plain
+    assert resumed.metrics == old.metrics[8:]
 
 
 def test_without_its_own_part_of_a_checkpoint_a_resume_is_refused(load: Callable[..., Base], tmp_path: Path) -> None:
@@ -139,4 +155,6 @@ def test_it_needs_safe_examples() -> None:
 def test_safe_rows_are_tokenized_as_the_training_loop_does(base: Base, tmp_path: Path) -> None:
     callback = SpardCallback(EXAMPLES)
     trainer(base, tmp_path, callback, max_steps=1).train()
-    assert callback.safe == encode_all(base.tokenizer, EXAMPLES, 256)
+    assert callback.safe.plain == encode_all(base.tokenizer, EXAMPLES, 256)
+    assert callback.safe.encoded[: len(EXAMPLES)] == callback.safe.plain
+    assert [row.twin for row in callback.safe.encoded[len(EXAMPLES) :]] == list(range(len(EXAMPLES)))

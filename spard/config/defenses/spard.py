@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal, get_args
 
 from spard.config.bounds import Auto, Bound
@@ -21,7 +22,10 @@ class Spard(Defense):
     variant     `trust_region` caps the step in the units of the utility optimizer, `preconditioned` projects in Adam's
                 metric, `gated` steps a second AdamW when violated, `closed_form` is the paper's Algorithm 1,
                 `reference` the behavior of the authors' code.
-    tau         nats per token; "auto" is the base model's own loss on the selected safe examples.
+    bound       what tau bounds: `loss`, the safe loss itself, or `excess`, the mean over the safe rows looked at of how
+                far the loss of each is above the base model's own on that row (`spard.losses.excess`).
+    tau         nats per token; "auto" is the base model's own loss on the selected safe examples; for the excess, what
+                one answer whose first token fell to even odds adds to the mean: ln 2 / (4 safe_batch_size).
     delta       violations of at most delta are ignored.
     margin      projections aim at tau - margin; `reference` and `gated` have no aim.
     eta_safe    `trust_region`: radius as a multiple of lr sqrt(parameters check_every) ("auto" = 1); `preconditioned`:
@@ -56,6 +60,7 @@ class Spard(Defense):
     eta_safe: Annotated[float, Bound(gt=0, le=1e3)] | Auto = "auto"
     safe_batch_size: BatchSize = 4
     constraint: Literal["mean", "prefix", "both"] = "both"
+    bound: Literal["loss", "excess"] = "loss"
     check_every: Annotated[int, Bound(ge=1, le=1000)] | Auto = "auto"
     anchor_weight: Annotated[float, Bound(ge=0, le=1e4)] | Auto = "auto"
     augment: tuple[Augmentation, ...] = ("affixes", "templates")
@@ -81,5 +86,16 @@ class Spard(Defense):
 
     @classmethod
     def presets(cls) -> dict[str, Defense]:
-        """Each variant alone: a projection at every step, without the anchor."""
-        return {name: cls(variant=name, check_every=1, anchor_weight=0.0) for name in get_args(Variant)}
+        """Each variant alone, a projection at every step without the anchor; and the two published methods.
+
+        `paper` is Algorithm 1 as printed with the paper's numbers: the delta of 0.1 that it names stands in no formula
+        of it, and eta_safe is the learning rate. `authors_code` has the numbers of the authors' scripts, where one safe
+        row and four accumulated batches make four. Neither has variants of the safe rows.
+        """
+        published = partial(cls, tau=0.2, constraint="mean", check_every=1, anchor_weight=0.0, augment=())
+        arms: dict[str, Defense] = {
+            name: cls(variant=name, check_every=1, anchor_weight=0.0) for name in get_args(Variant)
+        }
+        arms["paper"] = published(variant="closed_form", safe_batch_size=1)
+        arms["authors_code"] = published(variant="reference", delta=0.1, safe_batch_size=4)
+        return arms

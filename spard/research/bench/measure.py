@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from spard.config import JudgeSpec
+from spard.config.added import without_added
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
@@ -103,7 +104,7 @@ def key_of(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     if cell.pool and attack.pool is not None:
         pool = list(attack.pool)
     jobs = [attack.jobs] if attack.jobs > 1 else []
-    return digest_of([to_mapping(cell.recipe), list(training_rows(cell, inputs)), pool, *facts, *jobs])
+    return digest_of([without_added(to_mapping(cell.recipe)), list(training_rows(cell, inputs)), pool, *facts, *jobs])
 
 
 def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Measurement, dict[str, Any]]:

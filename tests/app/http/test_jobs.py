@@ -14,6 +14,7 @@ from app import db
 from app.db.tables import File, Job, JobMetric
 from app.jobs import lease
 from spard.config import JudgeSpec, Lisa, Lora, SafeGrad, SafeInstr, Selection, Spard
+from spard.config.added import without_added
 from tests.app.http.conftest import FILES, JOBS, Service, jsonl, rows
 from tests.app.parts import PUBLICATION
 
@@ -21,8 +22,9 @@ Ask = dict[str, Any]
 
 
 def as_json(settings: Any) -> Any:
-    """Settings as a response shows them."""
-    return json.loads(json.dumps(asdict(settings)))
+    """Settings as a response shows them: as they are stored, without newer ones at their defaults."""
+    shown = without_added({"defense": asdict(settings)})["defense"]
+    return json.loads(json.dumps(shown))
 
 
 def test_a_job_is_openais_object_with_a_defense_by_default(customer: TestClient, asked: Ask) -> None:

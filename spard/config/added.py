@@ -1,0 +1,23 @@
+"""Settings that came after 0.1: at their defaults they stand in nothing that 0.1 wrote down.
+
+Identities of resume states, stored recipes and keys of measured runs leave them out there, so that what an older
+version left behind is found again, and a worker of that version reads the jobs that ask for nothing new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"defense": {"bound": "loss"}}  # by the table of the recipe
+
+
+def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe as a mapping without those of its settings that are newer than 0.1 and at their defaults."""
+    return {name: _without(value, _DEFAULTS.get(name, {})) for name, value in recipe.items()}
+
+
+def _without(table: Any, defaults: Mapping[str, Any]) -> Any:
+    if not defaults or not isinstance(table, Mapping):
+        return table
+    return {name: value for name, value in table.items() if name not in defaults or value != defaults[name]}

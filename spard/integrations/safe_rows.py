@@ -1,0 +1,156 @@
+"""What defends inside a training loop that is not ours: safe rows, plain and dressed, their losses, and the anchor.
+
+The parts are those of the training loop (`spard.training`): rows rendered with the model's chat template, variants of
+them in the dress of the customer's rows (`spard.pipeline.augment`), the losses that the constraint is about, and the
+representation anchor (`spard.losses.anchor`). There the anchor rides in the training batch; here it is a short pass of
+its own before each optimizer step, since the batch is somebody else's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from spard.config import Spard
+from spard.data.batches import collate
+from spard.data.chat import encode_all, set_plain_template
+from spard.data.rows import Example
+from spard.errors import InvalidData
+from spard.losses.anchor import ANCHORS, Anchor
+from spard.losses.cross_entropy import evaluate, mixed_precision
+from spard.losses.excess import base_losses
+from spard.losses.gradients import Loss, clip_, gradient, safe_excess, safe_losses
+from spard.losses.vectors import Vector, add_, norm
+from spard.methods.spag import base_tau
+from spard.models.lora import dropping_modules
+from spard.pipeline.augment import variants
+from spard.training.schedules import safe_rows
+
+MAX_NORM = 1.0  # that a gradient has at most once the anchor's was added, unless it was longer
+_ANY_LENGTH = 2**31
+_BASE, _ANCHOR = "base_losses", "anchor"
+
+
+class SafeRows:
+    """Safe rows of a model that is about to be trained, and what the model is now: made before the first step.
+
+        safe = SafeRows(model, tokenizer, read_pool(Path("safe.jsonl")), read_examples(Path("train.jsonl")))
+        optimizer = SafetyProjection(AdamW(model.parameters(), lr=1e-4), safe)
+
+    `rows` are the training rows as conversations, whose beginnings, endings and system prompts dress the safe rows;
+    without them the dresses are words of the safe prompts. What is drawn depends on the seed alone.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        safe: Sequence[Example],
+        rows: Sequence[Example] = (),
+        defense: Spard | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not safe:
+            raise InvalidData("there are no safe examples to train on")
+        tokenizer = copy.deepcopy(tokenizer)
+        set_plain_template(tokenizer)
+        self.defense, self.seed, self.pad_id = defense or Spard(), seed, tokenizer.pad_token_id
+        self.model = _whole(model)
+        self.plain = encode_all(tokenizer, safe, _ANY_LENGTH)
+        dressed = variants(tokenizer, safe, rows or safe, self.defense.augmentations, seed, self._longest())
+        self.encoded = [*self.plain, *dressed]
+        self.drawn = self.anchored = 0
+        self._dropping = dropping_modules(model)
+        self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
+        weight = self.defense.anchor
+        self._anchor = Anchor(self.model, self.plain, self.pad_id, weight) if weight else None
+
+    def tau(self) -> dict[str, float]:
+        """Return the bound on each loss that is constrained: as asked, or the model's own on the plain rows."""
+        return base_tau(self.defense, lambda: evaluate(self.model, self.plain, self.pad_id))
+
+    def losses(self, theta: Vector) -> dict[str, Loss]:
+        """Return the safe losses on the next rows; call it, and take their gradients, inside `without_dropout`."""
+        places = safe_rows(self.seed, self.drawn, len(self.encoded), self.defense.safe_batch_size)
+        self.drawn += 1
+        batch = collate([self.encoded[i] for i in places], self.pad_id, theta[0].device)
+        if self._base_N2 is None:
+            return safe_losses(self.model, theta, batch)
+        return safe_excess(self.model, theta, batch._replace(rows=tuple(places)), self._base_N2)
+
+    @torch.no_grad()
+    def add_anchor_(self, theta: Vector, max_norm: float = MAX_NORM) -> float:
+        """Add the anchor's gradient to `.grad` before the optimizer's step, and return the penalty.
+
+        The sum is no longer than `max_norm`, or than the gradient was before if that was longer.
+        """
+        if self._anchor is None:
+            return 0.0
+        places = safe_rows(self.seed, self.anchored, len(self.plain), ANCHORS)
+        self.anchored += 1
+        with torch.enable_grad(), self.without_dropout():
+            penalty = anchor_penalty(self._anchor, self.model, places, self.pad_id)
+            added = gradient(penalty, theta) if penalty > 0 else []
+        if added:
+            before = [torch.zeros_like(part) if part.grad is None else part.grad for part in theta]
+            longest = max(max_norm, float(norm(before)))
+            add_(before, added)
+            clip_(before, longest)
+            for part, summed in zip(theta, before, strict=True):
+                part.grad = summed
+        return float(penalty.detach())
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Switch dropout off in the block, and set it as it was afterward."""
+        was = [module.training for module in self._dropping]
+        for module in self._dropping:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, mode in zip(self._dropping, was, strict=True):
+                module.training = mode
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what the model was before training, for checkpoints."""
+        kept = {_BASE: self._base_N2, _ANCHOR: self._anchor.reference_ND if self._anchor else None}
+        return {name: tensor for name, tensor in kept.items() if tensor is not None}
+
+    def place(self) -> dict[str, int]:
+        """Return how far the rows were drawn, for checkpoints."""
+        return {"drawn": self.drawn, "anchored": self.anchored}
+
+    def restore(self, tensors: Mapping[str, Tensor], place: Mapping[str, int]) -> None:
+        """Go on from what `tensors` and `place` gave."""
+        self.drawn, self.anchored = place["drawn"], place["anchored"]
+        if self._base_N2 is not None:
+            self._base_N2 = tensors[_BASE].to(self._base_N2.device)
+        if self._anchor:
+            self._anchor.reference_ND = tensors[_ANCHOR].to(self._anchor.reference_ND.device)
+
+    def _longest(self) -> int:
+        """Return the most tokens of a dressed row: what the model takes."""
+        config = self.model.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or _ANY_LENGTH)
+
+
+def _whole(model: Any) -> Any:
+    """Return the transformers model, with adapters in place if it has any."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def anchor_penalty(anchor: Anchor, model: Any, places: Sequence[int], pad_id: int) -> Tensor:
+    """Return the anchor's penalty on the prompts at some places, from a pass of their own."""
+    prompts, penalty = anchor.riding(places)
+    device = next(model.parameters()).device
+    ids_BT = collate(prompts, pad_id, device).ids_BT
+    with mixed_precision(device):
+        hidden_BTD = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
+    return penalty(hidden_BTD)
