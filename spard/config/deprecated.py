@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from spard.config.anchors import Anchors
 from spard.config.defenses import defenses
 from spard.errors import InvalidRecipe
 
 _OLD = "anchor_weight"  # of a recipe; beside the field of the same name in SPARD's own settings
+_NEW: Mapping[str, Any] = {"anchor": 0.0, "anchors": asdict(Anchors())}  # of a recipe, unknown to 0.1
+_KEPT = object()  # equal to no value of a recipe
 
 
 def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -36,8 +40,8 @@ def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def to_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out an anchor of 0, the default, which a worker of version 0.1 has another name for."""
-    return raw if raw["anchor"] else {name: value for name, value in raw.items() if name != "anchor"}
+    """Leave out what a worker of version 0.1 does not know, at its default: what is left, it reads as it is meant."""
+    return {name: value for name, value in raw.items() if value != _NEW.get(name, _KEPT)}
 
 
 def from_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:

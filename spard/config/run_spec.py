@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from spard.config import Bound, Defense, GateThresholds, JudgeSpec, Recipe, defenses
+from spard.config import Anchors, Bound, Defense, GateThresholds, JudgeSpec, Recipe, defenses
 from spard.config.deprecated import without_old_names
 from spard.config.extensions import NameIn
 from spard.errors import InvalidRecipe
@@ -89,6 +89,8 @@ def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
     spec: RunSpec = parse(RunSpec, raw, "")
     if spec.recipe.uses_pool and spec.pool is None:
         raise InvalidRecipe("pool: the defense selects its safe examples from a pool; name a file", "pool")
+    if spec.recipe.anchors != Anchors() and not spec.recipe.effective_anchor:
+        raise InvalidRecipe("recipe.anchors: there is no anchor; give it a weight, recipe.anchor", "recipe.anchors")
     defense = spec.recipe.defense
     if missing := defense.missing_model:
         key = f"recipe.defense.{missing}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from spard.config.anchors import Kind
 from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
 from spard.data.rows import Example, read_examples, read_pool
 from spard.errors import InvalidData, InvalidPool, raised_as
+from spard.losses.anchor import Pair
 from spard.pipeline import embed, select
+from spard.pipeline.anchors import anchored
 from spard.pipeline.context import Context
 from spard.pipeline.safe_set import safe_set
 from spard.release.report import SelectedRows
@@ -17,13 +20,17 @@ from spard.release.report import SelectedRows
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a run trains on and validates with; `examples` are the training file before it became `task`."""
+    """What a run trains on and validates with; `examples` are the training file before it became `task`.
+
+    `pairs` are what the anchor holds beside the plain prompts of `safe`.
+    """
 
     examples: Sequence[Example]
     task: Sequence[Encoded]
     safe: Sequence[Encoded]
     validation: Sequence[Encoded]
     selected: SelectedRows | None
+    pairs: Mapping[Kind, Sequence[Pair]] = field(default_factory=dict)
 
 
 def prepare(context: Context) -> Rows:
@@ -34,9 +41,9 @@ def prepare(context: Context) -> Rows:
     tokenizer, limit = context.base.tokenizer, context.limit
     examples = read_examples(context.run.training_file)
     task, validation = encode_to_train(tokenizer, examples, limit), _validation(context)
-    selected, safe = _safe_rows(context, examples)
+    selected, safe, pairs = _safe_rows(context, examples)
     _warn_of_shared_rows(context, task, validation)
-    return Rows(examples, task, safe, validation, selected)
+    return Rows(examples, task, safe, validation, selected, pairs)
 
 
 def _validation(context: Context) -> list[Encoded]:
@@ -49,14 +56,25 @@ def _validation(context: Context) -> list[Encoded]:
         raise
 
 
-def _safe_rows(context: Context, examples: Sequence[Example]) -> tuple[SelectedRows | None, list[Encoded]]:
+def _safe_rows(
+    context: Context, examples: Sequence[Example]
+) -> tuple[SelectedRows | None, list[Encoded], dict[Kind, list[Pair]]]:
     """Select the pool rows that the method trains on, if it does; an earlier attempt's choice stands."""
     if not context.recipe.uses_pool or context.run.pool is None:
-        return None, []
+        return None, [], {}
     pool = read_pool(context.run.pool)
     selected = select.kept(context) or _select(context, examples, pool, context.run.pool)
     chosen = [pool[i] for i in selected.indices]
-    return selected, safe_set(context.base, chosen, examples, context.recipe, context.run.judge, context.limit)
+    safe = safe_set(context.base, chosen, examples, context.recipe, context.run.judge, context.limit)
+    return selected, safe, _pairs(context, chosen, examples)
+
+
+def _pairs(context: Context, chosen: Sequence[Example], examples: Sequence[Example]) -> dict[Kind, list[Pair]]:
+    """Return what the anchor holds beside the plain prompts of the safe set; nothing without an anchor."""
+    recipe = context.recipe
+    if not recipe.effective_anchor:
+        return {}
+    return anchored(context.base.tokenizer, chosen, [], examples, recipe.anchors, recipe.seed, context.limit)
 
 
 def _select(context: Context, examples: Sequence[Example], pool: Sequence[Example], pool_file: Path) -> SelectedRows:
