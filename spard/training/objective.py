@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from spard import distributed
 from spard.config import Recipe
@@ -20,6 +21,7 @@ from spard.losses.vectors import Vector
 from spard.methods import Method
 from spard.models.base import Base, adapters_off
 from spard.models.lora import dropping_modules
+from spard.training.passes import Pass, planned
 from spard.training.schedules import SAFE_STREAM, safe_rows
 
 
@@ -40,7 +42,8 @@ class Objective:
     ) -> None:
         self.base, self.safe, self.recipe, self.method = base, safe, recipe, method
         self.plain = [row for row in safe if not row.is_variant]
-        self.task = method.training_rows(task, safe)
+        self.task, self.customer_rows = method.training_rows(task, safe), len(task)
+        self.lengths = [len(row.ids) for row in self.task]
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
         pad_id, anchored = base.tokenizer.pad_token_id, self._anchored(pairs)
@@ -49,6 +52,7 @@ class Objective:
             self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
             weight = recipe.effective_anchor
             self.anchor = Anchor(base.model, anchored, recipe.anchors, pad_id, weight) if anchored else None
+        self.prompt_lengths = [len(row.ids) for row in self.anchor.prompts] if self.anchor else []
 
     def anchors(self, step: int) -> list[int]:
         """Return the numbers of the pairs that a step looks at, kind by kind; each kind has an order of its own."""
@@ -63,15 +67,20 @@ class Objective:
         """Return the task loss on some rows and its gradient, computed in micro-batches that fit the memory."""
         self._set_dropout(True)
         rows = distributed.share(rows)
+        passes = self.passes(rows, anchors if distributed.own() == 0 else [])
+        pieces = [self._batch(self._rows(each)) for each in passes]
+        references = [self._before(each) for each in passes] if self.before else []
+        penalties = [self._penalty(each, anchors) for each in passes]
+        return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, penalties)
+
+    def passes(self, rows: Sequence[int], anchors: Sequence[int]) -> list[Pass]:
+        """Return what goes through the model together; anchors come with the first micro-batch."""
         piece = self.recipe.micro_batch_size or max(1, len(rows))
         cut = [rows[i : i + piece] for i in range(0, len(rows), piece)]
-        has_anchors = self.anchor is not None and anchors and distributed.own() == 0
-        prompts = [self.anchor.prompts[i] for i in anchors] if has_anchors else []
-        penalty = partial(self.anchor.penalty, anchors, anchors) if has_anchors else None
-        parts = [[self.task[row] for row in part] for part in cut]
-        pieces = [self._batch([*part, *(prompts if i == 0 else [])]) for i, part in enumerate(parts)]
-        references = [torch.cat([self.before[row] for row in part]) for part in cut] if self.before else []
-        return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, penalty)
+        found: list[Pass] = []
+        for i, part in enumerate(cut):
+            found += planned(part, self.customer_rows, anchors if i == 0 else [], self.lengths, self.prompt_lengths)
+        return found
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:
         """Return the method's safe losses on some safe rows, without dropout."""
@@ -87,6 +96,16 @@ class Objective:
         every: dict[Kind, Sequence[Pair]] = {"safe": own(self.plain), **pairs}
         asked = self.recipe.anchors.by_kind()
         return {kind: found for kind, found in every.items() if asked[kind][0] and found}
+
+    def _rows(self, one: Pass) -> list[Encoded]:
+        prompts = [self.anchor.prompts[i] for i in one.anchors] if self.anchor else []
+        return [*(self.task[row] for row in one.rows), *prompts]
+
+    def _before(self, one: Pass) -> Tensor:
+        return torch.cat([self.before[row] for row in one.rows]) if one.rows else self.before[0][:0]
+
+    def _penalty(self, one: Pass, anchors: Sequence[int]) -> Callable[[Tensor], Tensor] | None:
+        return partial(self.anchor.penalty, one.anchors, anchors) if self.anchor and one.anchors else None
 
     def _set_dropout(self, on: bool) -> None:
         """Set dropout for good, not for a block: gradient checkpointing runs the forward pass again in the backward."""

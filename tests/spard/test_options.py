@@ -163,7 +163,7 @@ def test_the_anchor_s_gradient_comes_with_the_task_s(base: Base) -> None:
     pad = base.tokenizer.pad_token_id
     batches = [collate(each, pad, base.device) for each in ([*rows[:2], *prompts], rows[2:])]
 
-    found = utility_gradient(base.model, theta, batches, float("inf"), penalty=penalty)
+    found = utility_gradient(base.model, theta, batches, float("inf"), penalties=[penalty, None])
 
     plain = utility_gradient(base.model, theta, [collate(rows, pad, base.device)], float("inf"))
     alone = gradient(penalty(losses_and_states(base.model, collate(prompts, pad, base.device))[1]), theta)
