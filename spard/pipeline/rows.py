@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spard.config.anchors import Kind
 from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
-from spard.data.rows import Example, read_examples, read_pool
+from spard.data.rows import Example, read_benign, read_examples, read_pool
 from spard.errors import InvalidData, InvalidPool, raised_as
 from spard.losses.anchor import Pair
 from spard.pipeline import embed, select
@@ -62,22 +62,26 @@ def _safe_rows(
     """Select the pool rows that the method trains on, if it does; an earlier attempt's choice stands."""
     if not context.recipe.uses_pool or context.run.pool is None:
         return None, [], {}
-    pool = read_pool(context.run.pool)
-    selected = select.kept(context) or _select(context, examples, pool, context.run.pool)
+    recipe, pool = context.recipe, read_pool(context.run.pool)
+    benign = read_benign(context.run.pool) if recipe.uses_benign_rows else []
+    if not pool:
+        raise InvalidPool("the safety pool has no safe rows")
+    if recipe.uses_benign_rows and not benign:
+        context.report.warning("The safety pool has no benign rows: the anchor holds safe prompts alone.")
+    selected = select.kept(context) or _select(context, examples, pool, benign, context.run.pool)
     chosen = [pool[i] for i in selected.indices]
-    safe = safe_set(context.base, chosen, examples, context.recipe, context.run.judge, context.limit)
-    return selected, safe, _pairs(context, chosen, examples)
-
-
-def _pairs(context: Context, chosen: Sequence[Example], examples: Sequence[Example]) -> dict[Kind, list[Pair]]:
-    """Return what the anchor holds beside the plain prompts of the safe set; nothing without an anchor."""
-    recipe = context.recipe
+    safe = safe_set(context.base, chosen, examples, recipe, context.run.judge, context.limit)
     if not recipe.effective_anchor:
-        return {}
-    return anchored(context.base.tokenizer, chosen, [], examples, recipe.anchors, recipe.seed, context.limit)
+        return selected, safe, {}
+    held = [benign[i] for i in select.kept_benign(context)] if benign else []
+    tokenizer, limit = context.base.tokenizer, context.limit
+    return selected, safe, anchored(tokenizer, chosen, held, examples, recipe.anchors, recipe.seed, limit)
 
 
-def _select(context: Context, examples: Sequence[Example], pool: Sequence[Example], pool_file: Path) -> SelectedRows:
+def _select(
+    context: Context, examples: Sequence[Example], pool: Sequence[Example], benign: Sequence[Example], pool_file: Path
+) -> SelectedRows:
+    """Select benign rows, if any are wanted, and then safe ones: where these are kept, so are those."""
     with raised_as(InvalidPool):
         encoded = encode_all(context.base.tokenizer, pool, UNBOUNDED)
     fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= context.limit]
@@ -86,6 +90,10 @@ def _select(context: Context, examples: Sequence[Example], pool: Sequence[Exampl
         context.report.warning(f"{left_out} and are left out.")
     task_MD, pool_ND = embed.run(context, examples, pool, pool_file)
     select.rank_risks(context, examples, task_MD, pool_ND)
+    if benign:
+        with context.timed("embed"):
+            benign_ND = embed.pool(context, benign, pool_file, "benign")
+        select.benign(context, task_MD, benign_ND)
     return select.run(context, task_MD, pool_ND, fitting)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from spard.config import JudgeSpec
+from spard.config import Anchors, JudgeSpec
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
@@ -103,7 +103,10 @@ def key_of(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     if cell.pool and attack.pool is not None:
         pool = list(attack.pool)
     jobs = [attack.jobs] if attack.jobs > 1 else []
-    return digest_of([to_mapping(cell.recipe), list(training_rows(cell, inputs)), pool, *facts, *jobs])
+    recipe = to_mapping(cell.recipe)
+    if cell.recipe.anchors == Anchors():
+        del recipe["anchors"]  # the digests of runs from before stay
+    return digest_of([recipe, list(training_rows(cell, inputs)), pool, *facts, *jobs])
 
 
 def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Measurement, dict[str, Any]]:

@@ -22,6 +22,7 @@ UNALIGNED = "base_unaligned"  # the setting by which a defense names the model b
 SHORT = {
     "full": "lora=none",
     "self": "selection.safe_answers=self",
+    "two_sided": 'anchors={"safe":2,"dressed_safe":2,"benign":1,"dressed_benign":1}',
     "augmented": 'augment=["affixes","templates","deep","encodings"]',
 }
 SETTINGS = {
@@ -41,12 +42,14 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
     known = METHODS | dict(defenses)
     if name not in known:
         raise InvalidRecipe(f"no such method: {name}; known are {', '.join(known)}", "methods")
-    recipe = replace(recipe, defense=known[name])
+    common, recipe = recipe.anchors, replace(recipe, defense=known[name])
     for change in changes:
         setting, equals, value = SHORT.get(change, change).partition("=")
         if not equals:
             raise InvalidRecipe(f"{method}: a change is setting=value or one of {', '.join(SHORT)}", "methods")
         recipe = changed(recipe, setting, value)
+    if recipe.anchors != common and not recipe.effective_anchor:
+        raise InvalidRecipe(f"{method}: there is no anchor; add anchor_weight=10", "methods")
     return recipe
 
 
