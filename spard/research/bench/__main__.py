@@ -21,6 +21,7 @@ from spard.research.bench.cells import SELECTION_NAMES, Asked
 from spard.research.bench.files import FileSource
 from spard.research.bench.kinds import KINDS, Order
 from spard.research.bench.lab import LabSource
+from spard.research.bench.overhead import Extent
 from spard.research.bench.source import Source
 from spard.research.bench.spec import LabSpec, load_spec
 from spard.research.bench.tune import tune, tune_seeds
@@ -66,8 +67,8 @@ def _bench(asked: argparse.Namespace, source: Source) -> None:
     torch.set_num_threads(asked.threads)
     table = _asked(asked, source)
     multiples = _rates(asked, source, table)
-    limits = {"levels": asked.levels, "rounds": asked.rounds, "steps": asked.steps}
-    order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, **limits)
+    extent = Extent(asked.rounds, asked.steps, asked.batch_sizes, asked.prompt_tokens)
+    order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, asked.levels, extent)
     sys.stdout.write(KINDS[asked.kind](order))
 
 
@@ -92,7 +93,7 @@ def _asked(asked: argparse.Namespace, source: Source) -> Asked:
             source.attacks[: None if asked.kind == "methods" else 1],
             (*source.attacks, *source.more_attacks),
         ),
-        pools=_known("pools", asked.pools, source.pools, source.pools),
+        pools=_known("pools", asked.pools, source.pools, (*source.pools, *source.more_pools)),
         seeds=asked.seeds,
         selections=_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
         over=tuple(asked.over),
@@ -134,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--levels", type=int, default=5, help="similarity: parts that the pool is cut into")
     parser.add_argument("--rounds", type=int, default=5, help="overhead: how often each method is timed")
     parser.add_argument("--steps", type=int, help="overhead: train so many steps only")
+    sizes = {"type": _list(int), "default": ()}
+    parser.add_argument("--batch-sizes", **sizes, metavar="4,16", help="overhead: at each of these")
+    parser.add_argument("--prompt-tokens", **sizes, metavar="31,343", help="overhead: pool prompts of so many tokens")
     parser.add_argument("--device", help="cpu or cuda; the lab takes cpu, other models a GPU where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; more are slower beside a busy neighbor")
     parser.add_argument("--check", action="store_true", help="only tell what is missing")

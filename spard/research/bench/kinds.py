@@ -15,7 +15,7 @@ from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
 from spard.research.bench.maps import maps
 from spard.research.bench.measure import Measurement
-from spard.research.bench.overhead import costs, costs_table, overhead
+from spard.research.bench.overhead import Extent, costs, costs_table, overhead
 from spard.research.bench.page import page
 from spard.research.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
 from spard.research.bench.report import Table, results_csv, results_json, results_md, tables_of
@@ -37,8 +37,7 @@ class Order:
     asked: Asked
     multiples: Mapping[str, float] = field(default_factory=dict)
     levels: int = 5
-    rounds: int = 5
-    steps: int | None = None
+    extent: Extent = field(default_factory=Extent)
 
     @property
     def title(self) -> str:
@@ -89,7 +88,7 @@ def cost(order: Order) -> str:
     place = Workplace(order.source, order.folder, order.split)
     inputs = place.inputs(order.asked.seeds[0])
     by_clock = load_base(inputs.model, inputs.revision, inputs.device).device.type == "cuda"
-    found = overhead(place, order.asked, order.rounds, order.steps, partial(_keep, order))
+    found = overhead(place, order.asked, order.extent, partial(_keep, order))
     times = costs(found, by_clock=by_clock)
     unit = "seconds of the clock" if by_clock else "CPU seconds"
     tables = {f"Training in {unit}, median over rounds": costs_table(times)}
