@@ -27,8 +27,10 @@ from spard.research.lab.two_sided import two_sided
 from tests.spard.test_run import write_rows, written
 
 TWO_SIDED = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)
-SAFE = [{"prompt": f"Do harm number {i}", "safe": f"I cannot help with {i}."} for i in range(12)]
-BENIGN = [{"prompt": f"{what} number {i}", "benign": True} for what in ("Add", "Bake a cake") for i in range(9)]
+SAFE: list[dict[str, Any]] = [{"prompt": f"Do harm number {i}", "safe": f"I cannot help with {i}."} for i in range(12)]
+BENIGN: list[dict[str, Any]] = [
+    {"prompt": f"{what} number {i}", "benign": True} for what in ("Add", "Bake a cake") for i in range(9)
+]
 
 
 def context_of(base: Base, model: Path, folder: Path, pool: list[dict[str, Any]], recipe: Recipe) -> Context:

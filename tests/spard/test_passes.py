@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -87,8 +88,8 @@ def long_refusals(base: Base, words: int) -> list[Encoded]:
     return encode_all(base.tokenizer, rows, 256)
 
 
-def one_run(base: Base, safe: Sequence[Encoded], defense: Defense, anchor: float) -> Run:
-    recipe = replace(RECIPE, defense=defense, anchor=anchor)
+def one_run(base: Base, safe: Sequence[Encoded], defense: Defense, anchor: float, **more: Any) -> Run:
+    recipe = replace(RECIPE, defense=defense, anchor=anchor, **more)
     return Run(base, sums(base), safe, recipe, resolve(recipe, 24, 32), None)
 
 
@@ -111,15 +112,15 @@ def test_long_safe_rows_do_not_pad_the_customer_s(base: Base, defense: Defense) 
     assert own + len(beside) * max(beside) < (4 + len(beside)) * max(beside)
 
 
-@pytest.mark.parametrize("defense", [NoDefense(), SafeInstr()])
+@pytest.mark.parametrize(("defense", "constrained"), [(NoDefense(), False), (NoDefense(), True), (SafeInstr(), True)])
 def test_the_gradient_is_that_of_one_pass(
-    load: Callable[..., Base], defense: Defense, monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., Base], defense: Defense, constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for cost_of_a_pass in (0, 10**9):
         monkeypatch.setattr("spard.training.passes.PASS", cost_of_a_pass)
         base = load(dtype=torch.float64)
-        run = one_run(base, [*long_refusals(base, 60), *refusals(base)], defense, 10.0)
+        run = one_run(base, [*long_refusals(base, 60), *refusals(base)], defense, 10.0, constrained_sft=constrained)
         theta = list(run.theta.values())
         for part in theta:
             torch.manual_seed(len(part))

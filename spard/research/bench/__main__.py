@@ -135,9 +135,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--levels", type=int, default=5, help="similarity: parts that the pool is cut into")
     parser.add_argument("--rounds", type=int, default=5, help="overhead: how often each method is timed")
     parser.add_argument("--steps", type=int, help="overhead: train so many steps only")
-    sizes = {"type": _list(int), "default": ()}
-    parser.add_argument("--batch-sizes", **sizes, metavar="4,16", help="overhead: at each of these")
-    parser.add_argument("--prompt-tokens", **sizes, metavar="31,343", help="overhead: pool prompts of so many tokens")
+    parser.add_argument("--batch-sizes", type=_list(int), default=(), metavar="4,16", help="overhead: at each of these")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=_list(int),
+        default=(),
+        metavar="31,343",
+        help="overhead: pool prompts of so many tokens",
+    )
     parser.add_argument("--device", help="cpu or cuda; the lab takes cpu, other models a GPU where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; more are slower beside a busy neighbor")
     parser.add_argument("--check", action="store_true", help="only tell what is missing")
