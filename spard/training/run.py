@@ -141,12 +141,12 @@ class Run:
         return metrics
 
     def validate(self, rows: Sequence[Encoded], metrics: Metrics) -> None:
-        """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run.
+        """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run, on rank 0.
 
         Batches follow one another through the rows. Nothing random is drawn, and no weight changes.
         """
         every = max(1, self.total_steps // VALIDATIONS)
-        if rows and self.progress.step % every == 0:
+        if rows and self.progress.step % every == 0 and distributed.own() == 0:
             count = min(self.resolved.batch_size, len(rows))
             first = self.progress.step // every * count
             batch = [rows[(first + i) % len(rows)] for i in range(count)]

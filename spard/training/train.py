@@ -57,12 +57,11 @@ def train(
 ) -> Trained:
     """Fine-tune `base` on `task` while the recipe's defense watches `safe`; `base.model` is changed in place.
 
-    `start_from` is the folder of an adapter whose weights come first; tau and every other reference stay the base
-    model's, so that jobs on top of each other drift no further than one. Resumes from the newest valid state of the
-    same run in `resume_states`. When `should_stop` says so after a step, the state is saved and `Stopped` is raised.
-    `pairs` are prompts that the anchor holds beside the plain ones of `safe`; the recipe says how many a step takes.
-    `on_step` gets the step, their total and the step's metrics, now and then with losses on `validation`. `on_epoch`
-    borrows the model at the end of each epoch but the last, of adapters only; what it does changes no later weight.
+    `start_from` is the folder of an adapter whose weights come first; tau and other references stay the base model's,
+    so that jobs on top of each other drift no further than one. The anchor holds `pairs` beside the prompts of `safe`.
+    Resumes from the newest valid state of the same run in `resume_states`. When `should_stop` says so after a step, it
+    is saved and `Stopped` raised. `on_step` gets the step, their total and its metrics, now and then with losses on
+    `validation`. `on_epoch` borrows an adapter's model at the end of each epoch but the last, and changes no weight.
     """
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         run = Run(base, task, safe, recipe, resolved, start_from, pairs)
@@ -72,8 +71,7 @@ def train(
         while run.progress.step < run.total_steps:
             _lend(run, borrows)
             metrics = run.step()
-            if distributed.own() == 0:
-                run.validate(validation, metrics)
+            run.validate(validation, metrics)
             if on_step:
                 on_step(run.progress.step, run.total_steps, metrics)
             stop = distributed.agreed(bool(should_stop and should_stop()), base.device)
