@@ -150,9 +150,10 @@ def test_the_lab_s_benign_rows_are_about_actions_that_nothing_measures() -> None
 
 
 def test_the_bench_knows_the_arms_by_name() -> None:
-    assert method_recipe("spard+two_sided", Recipe(), {}).anchors == TWO_SIDED
+    arm = replace(TWO_SIDED, dressed_safe_weight=0.5, benign_weight=0.25, dressed_benign_weight=0.25)
+    assert method_recipe("spard+two_sided", Recipe(), {}).anchors == arm
     changed = method_recipe("none+two_sided+anchors.benign_weight=0.5+anchor_weight=10", Recipe(), {})
-    assert changed == Recipe(defense=NoDefense(), anchor=10.0, anchors=replace(TWO_SIDED, benign_weight=0.5))
+    assert changed == Recipe(defense=NoDefense(), anchor=10.0, anchors=replace(arm, benign_weight=0.5))
     with pytest.raises(InvalidRecipe, match="there is no anchor; add anchor_weight=10"):
         method_recipe("none+two_sided", Recipe(), {})
     with pytest.raises(InvalidRecipe, match="there is no anchor"):

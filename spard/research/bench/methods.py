@@ -22,7 +22,8 @@ UNALIGNED = "base_unaligned"  # the setting by which a defense names the model b
 SHORT = {
     "full": "lora=none",
     "self": "selection.safe_answers=self",
-    "two_sided": 'anchors={"safe":2,"dressed_safe":2,"benign":1,"dressed_benign":1}',
+    "two_sided": 'anchors={"dressed_safe":2,"dressed_safe_weight":0.5,"benign":1,"benign_weight":0.25,'
+    '"dressed_benign":1,"dressed_benign_weight":0.25}',  # weights from the development split of labs 11 and 12
     "augmented": 'augment=["affixes","templates","deep","encodings"]',
 }
 SETTINGS = {
