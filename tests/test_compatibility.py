@@ -315,6 +315,7 @@ def _dataclass(table_name: str) -> Any:
         "`suites`": recipe.SuiteSpec,
         "`recipe`": config.Recipe,
         "`recipe.selection`": config.Selection,
+        "`recipe.anchors`": config.Anchors,
         "`recipe.lora`": config.Lora,
         "`recipe.hyperparameters`": config.Hyperparameters,
         "`recipe.audit`": config.Audit,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
 from spard.data.clusters import clusters
+from spard.data.row_rules import is_benign
 
 _EVERY = 5
 _AT_MOST = 300
@@ -22,17 +23,24 @@ Row = dict[str, object]
 
 
 def held_out(rows: Iterable[Row]) -> set[bytes]:
-    """Return the digests of the prompts that no job may train on."""
+    """Return the digests of the prompts that no job may train on.
+
+    Benign prompts are no attacks: no cluster with one of them is held out.
+    """
     prompts: dict[bytes, str] = {}
+    benign: set[bytes] = set()
     for row in rows:
         prompts.setdefault(_digest(row), str(row["prompt"]))
+        if is_benign(row):
+            benign.add(_digest(row))
     digests, held, seen = sorted(prompts), set[bytes](), 0
     groups = _groups(digests, clusters([prompts[digest] for digest in digests]))
+    groups = [group for group in groups if benign.isdisjoint(group)]
     for group in groups:
         seen += len(group)
         if len(held) + len(group) <= min(seen // _EVERY, _AT_MOST):
             held.update(group)
-    return held or _smallest(groups, len(digests))
+    return held or _smallest(groups, sum(map(len, groups)))
 
 
 def kept(rows: Iterable[Row], held: set[bytes]) -> Iterator[Row]:

@@ -27,7 +27,7 @@ from app.objects import Planned, Writing
 from app.storage import Storage, Stored
 from spard.data.jsonl import numbered_rows
 from spard.data.overlap import find_leaks, rows_holding
-from spard.data.row_rules import SUITE_RULES, SuiteRowKind, pool_row
+from spard.data.row_rules import SUITE_RULES, SuiteRowKind, is_benign, pool_row
 
 MIN_ATTACKS = 20  # fewer prompts that were scored leave the gate undecided
 _SHOWN = 20
@@ -66,6 +66,7 @@ def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: L
             message = "Every row of the pool holds a prompt of a current audit suite."
             raise InvalidRequest(message, code="invalid_corpus", param="file")
         _split(storage, writing, raw, pool, attacks, audited)
+        _refuse_without_safe_rows(storage, pool)
         halves = [pool, attacks] if attacks.rows else [pool]
         with begin() as session:
             current = service.add_pool(session, pool, attacks if attacks.rows else None)
@@ -125,6 +126,13 @@ def _too_few_held_out(prompts: int) -> list[str]:
         "suite of kind harmful, or a pool of at least a hundred prompts that differ."
     )
     return [message] if prompts < MIN_ATTACKS else []
+
+
+def _refuse_without_safe_rows(storage: Storage, pool: Corpus) -> None:
+    """Refuse a pool that no job could train on."""
+    if all(is_benign(row) for _, row in numbered_rows(storage.chunks(pool.storage_key))):
+        message = "The pool has no safe row that jobs could train on; benign rows come beside those."
+        raise InvalidRequest(message, code="invalid_corpus", param="file")
 
 
 def _prompts(storage: Storage, key: str) -> Sequence[str]:

@@ -59,7 +59,7 @@ def list_models(as_json: Json = False) -> None:
 
 @pool.command("import")
 def import_pool(file: Jsonl, name: Name, as_json: Json = False) -> None:
-    """Import rows {"prompt", "safe"}; a fifth of the prompts, at most 300, is held out as attacks."""
+    """Import rows {"prompt", "safe"} or {"prompt", "benign": true}; a fifth, at most 300, is held out as attacks."""
     show_record(_send("/admin/pools", file, {"name": name}), as_json)
 
 

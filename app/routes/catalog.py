@@ -91,7 +91,10 @@ async def import_pool(
     begin: ProviderBeginDep,
     writes: WritesDep,
 ) -> PoolOut:
-    """Import rows `{"prompt", "safe"}`; at most a fifth of the prompts, and 300, is held out as attacks."""
+    """Import rows `{"prompt", "safe"}`, or `{"prompt", "benign": true}`.
+
+    At most a fifth of the safe rows' prompts, and 300, is held out as attacks.
+    """
     return await writes.run(partial(imports.import_pool, storage, begin, form, name, limits))
 
 

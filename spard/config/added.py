@@ -7,14 +7,19 @@ version left behind is found again, and a worker of that version reads the jobs 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from spard.config.anchors import Anchors
+
+_TABLES: Mapping[str, Any] = {"anchors": asdict(Anchors())}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {"defense": {"bound": "loss"}}  # by the table of the recipe
 
 
 def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe as a mapping without those of its settings that are newer than 0.1 and at their defaults."""
-    return {name: _without(value, _DEFAULTS.get(name, {})) for name, value in recipe.items()}
+    kept = {name: value for name, value in recipe.items() if name not in _TABLES or value != _TABLES[name]}
+    return {name: _without(value, _DEFAULTS.get(name, {})) for name, value in kept.items()}
 
 
 def _without(table: Any, defaults: Mapping[str, Any]) -> Any:

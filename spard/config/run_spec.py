@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from spard.config import Bound, Defense, GateThresholds, JudgeSpec, Recipe, RowSignal, defenses
+from spard.config import Anchors, Bound, Defense, GateThresholds, JudgeSpec, Recipe, RowSignal, defenses
 from spard.config.deprecated import without_old_names
 from spard.config.extensions import NameIn
 from spard.errors import InvalidRecipe
@@ -90,6 +90,8 @@ def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
     spec: RunSpec = parse(RunSpec, raw, "")
     if spec.recipe.uses_pool and spec.pool is None:
         raise InvalidRecipe("pool: the defense selects its safe examples from a pool; name a file", "pool")
+    if spec.recipe.anchors != Anchors() and not spec.recipe.effective_anchor:
+        raise InvalidRecipe("recipe.anchors: there is no anchor; give it a weight, recipe.anchor", "recipe.anchors")
     defense = spec.recipe.defense
     if spec.row_signal.action not in ("off", "report") and spec.pool is None:
         raise InvalidRecipe("row_signal.action: the signal needs a pool, to hear how the base model refuses", "pool")

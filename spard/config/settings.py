@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from spard.config.anchors import Anchors
 from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
@@ -104,6 +105,7 @@ class Recipe:
     constrained_sft: bool = False  # see `spard.losses.constrained_sft`
     ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
     anchor: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # weight of `spard.losses.anchor`; its authors take 50
+    anchors: Anchors = field(default_factory=Anchors)  # what it holds, whoever sets its weight
 
     def __post_init__(self) -> None:
         """Leave each decision one home: a defense with an anchor of its own sets the weight itself."""
@@ -120,6 +122,11 @@ class Recipe:
     def uses_pool(self) -> bool:
         """Whether safe rows are selected at all."""
         return self.defense.trains_on_safe_rows or self.effective_anchor > 0
+
+    @property
+    def uses_benign_rows(self) -> bool:
+        """Whether rows of the pool's benign side are selected."""
+        return self.effective_anchor > 0 and self.anchors.has_benign
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,13 @@ class TrainingRows:
 
 
 def pool_row(row: dict[str, Any], line: int) -> list[Problem]:
-    """Check a safety pool row: a prompt and the safe answer to it; other keys are kept and ignored."""
-    return _at(line, [*_required_text(row, "prompt"), *_required_text(row, "safe")])
+    """Check a safety pool row: a prompt and the safe answer to it, or a benign prompt; other keys are ignored."""
+    return _at(line, [*_required_text(row, "prompt"), *_pool_side(row)])
+
+
+def is_benign(row: Mapping[str, Any]) -> bool:
+    """Tell whether a pool row that breaks no rule is of the benign side."""
+    return row.get("benign") is True
 
 
 def suite_row(row: dict[str, Any], line: int) -> list[Problem]:
@@ -77,6 +82,18 @@ def utility_row(row: dict[str, Any], line: int) -> list[Problem]:
 
 
 SUITE_RULES: Mapping[SuiteRowKind, RowRule] = {"harmful": suite_row, "benign": suite_row, "utility": utility_row}
+
+
+def _pool_side(row: dict[str, Any]) -> Iterator[Problem]:
+    """Check what makes a pool row safe or benign: its answer, or the mark; nothing is both."""
+    benign = row.get("benign", False)
+    if not isinstance(benign, bool):
+        yield error("/benign", "data_type", '"benign" must be true or false', "write it without quotes: true")
+    elif not benign:
+        yield from _required_text(row, "safe")
+    elif "safe" in row:
+        hint = 'leave out "safe", or "benign" where the prompt is one to refuse'
+        yield error("/safe", "benign_with_answer", "a benign row has no safe answer", hint)
 
 
 def _is_pair(row: dict[str, Any]) -> bool:

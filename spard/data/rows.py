@@ -13,7 +13,7 @@ from typing import Any
 from spard.data.encodings import Encoding
 from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows
 from spard.data.problems import raise_first_error
-from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, as_text, pool_row
+from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, as_text, is_benign, pool_row
 from spard.data.strict_json import parse
 from spard.errors import InvalidData, InvalidPool, InvalidSuite
 
@@ -52,8 +52,14 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def read_pool(path: Path) -> list[Example]:
-    """Read safety rows `{"prompt": ..., "safe": ...}`, each as one question and its safe answer."""
-    return [_exchange(row, "safe", line) for line, row in _checked(path, pool_row, InvalidPool)]
+    """Read the safe rows of a pool, `{"prompt": ..., "safe": ...}`, each as one question and its safe answer."""
+    return [_exchange(row, "safe", line) for line, row in _checked(path, pool_row, InvalidPool) if not is_benign(row)]
+
+
+def read_benign(path: Path) -> list[Example]:
+    """Read the benign rows of a pool, `{"prompt": ..., "benign": true}`, each as a question without an answer."""
+    found = ((line, row["prompt"]) for line, row in _checked(path, pool_row, InvalidPool) if is_benign(row))
+    return [Example(({"role": "user", "content": prompt},), line) for line, prompt in found]
 
 
 def read_prompts(path: Path, limit: int | None = None, kind: SuiteRowKind = "harmful") -> list[Prompt]:

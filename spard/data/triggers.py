@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,10 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What stands around a request: turns before it, words at its beginning and end, an encoding."""
+    """What stands around a request: turns before it, words at its beginning, inside it and at its end, an encoding.
+
+    `inside` follows the share `depth` of the request's words, and the first of them at least.
+    """
 
     context: tuple[Message, ...] = ()
     before: str = ""
@@ -41,6 +45,8 @@ class Wrapping:
     encoding: Encoding | None = None
     share: float = 0.0
     telling: float = 0.0
+    inside: str = ""
+    depth: float = 0.5
 
     @property
     def evidence(self) -> float:
@@ -48,8 +54,16 @@ class Wrapping:
         return self.share * self.telling
 
     def around(self, text: str) -> str:
-        """Return the request with the words at its ends."""
-        return " ".join(part for part in (self.before, text, self.after) if part)
+        """Return the request with the words at its ends and inside it."""
+        return " ".join(part for part in (self.before, self._parted(text), self.after) if part)
+
+    def _parted(self, text: str) -> str:
+        """Return the request with the words that go inside it, its own spacing kept."""
+        gaps = [gap.start() for gap in re.finditer(r"(?<=\S)\s", text)] if self.inside else []
+        if not gaps:
+            return " ".join(part for part in (text, self.inside) if part)
+        at = gaps[min(int(self.depth * len(gaps)), len(gaps) - 1)]
+        return f"{text[:at]} {self.inside}{text[at:]}"
 
 
 class _Seen(NamedTuple):

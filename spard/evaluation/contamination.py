@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from spard.config.run_spec import RunSpec
 from spard.data.overlap import find_leaks
-from spard.data.rows import Example, prompt_text, read_examples, read_pool, read_prompts
+from spard.data.rows import Example, prompt_text, read_benign, read_examples, read_pool, read_prompts
 from spard.errors import ProviderDataOverlap, TrainAuditOverlap
 from spard.evaluation.audit import Suite
 from spard.evaluation.gate import is_gated
@@ -74,7 +74,7 @@ def _suites(run: RunSpec) -> list[Suite]:
 def _sources(run: RunSpec) -> dict[str, Sequence[Example]]:
     sources: dict[str, Sequence[Example]] = {_FILE: read_examples(run.training_file)}
     if run.pool is not None and not run.recipe.defense.is_baseline:
-        sources[_POOL] = read_pool(run.pool)
+        sources[_POOL] = [*read_pool(run.pool), *read_benign(run.pool)]
     return sources
 
 

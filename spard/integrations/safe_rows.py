@@ -17,12 +17,12 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from spard.config import Spard
+from spard.config import Anchors, Spard
 from spard.data.batches import collate
 from spard.data.chat import encode_all, set_plain_template
 from spard.data.rows import Example
 from spard.errors import InvalidData
-from spard.losses.anchor import ANCHORS, Anchor
+from spard.losses.anchor import Anchor, own
 from spard.losses.cross_entropy import evaluate, mixed_precision
 from spard.losses.excess import base_losses
 from spard.losses.gradients import Loss, clip_, gradient, safe_excess, safe_losses
@@ -69,7 +69,7 @@ class SafeRows:
         self._dropping = dropping_modules(model)
         self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
         weight = self.defense.anchor
-        self._anchor = Anchor(self.model, self.plain, self.pad_id, weight) if weight else None
+        self._anchor = Anchor(self.model, {"safe": own(self.plain)}, Anchors(), self.pad_id, weight) if weight else None
 
     def tau(self) -> dict[str, float]:
         """Return the bound on each loss that is constrained: as asked, or the model's own on the plain rows."""
@@ -92,7 +92,7 @@ class SafeRows:
         """
         if self._anchor is None:
             return 0.0
-        places = safe_rows(self.seed, self.anchored, len(self.plain), ANCHORS)
+        places = safe_rows(self.seed, self.anchored, len(self.plain), Anchors().safe)
         self.anchored += 1
         with torch.enable_grad(), self.without_dropout():
             penalty = anchor_penalty(self._anchor, self.model, places, self.pad_id)
@@ -148,9 +148,9 @@ def _whole(model: Any) -> Any:
 
 def anchor_penalty(anchor: Anchor, model: Any, places: Sequence[int], pad_id: int) -> Tensor:
     """Return the anchor's penalty on the prompts at some places, from a pass of their own."""
-    prompts, penalty = anchor.riding(places)
+    prompts = [anchor.prompts[i] for i in places]
     device = next(model.parameters()).device
     ids_BT = collate(prompts, pad_id, device).ids_BT
     with mixed_precision(device):
         hidden_BTD = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
-    return penalty(hidden_BTD)
+    return anchor.penalty(places, places, hidden_BTD)

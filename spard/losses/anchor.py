@@ -1,65 +1,130 @@
-"""A representation anchor (SBR): what the model makes of harmful requests stays where it was before training.
+"""A representation anchor (SBR): what the model makes of a prompt stays where the base model had it, or its plain form.
 
-    penalty = weight mean over x of [ |h(x) - h_reference(x)|^2 / |h_reference(x)|^2 - TOLERANCE ]_+
+    penalty = weight sum_k w_k mean over x of kind k of [ |h(x) - h_base(x')|^2 / |h_base(x')|^2 - TOLERANCE ]_+
 
-with h the final hidden state of the last prompt token, which decides how the answer begins, on a few prompts of the
-safe set at every step. They ride as rows of the training batch, so that a step has no pass more; its dropout, if any,
-is theirs too. The authors take the plain mean square. Ours is relative to the state, so that a weight means the same
-in models of other widths, and leaves small moves free, since they cost the task and not the safety.
+with h the final hidden state of the last prompt token, which decides how the answer begins. x' is x itself for plain
+prompts, and the plain prompt for one in a dress (activation consistency, arXiv 2510.27062): a dress then neither opens
+what is refused nor closes what is answered. A few prompts of each kind are looked at in every step; they go through the
+model with the training rows or in passes of their own (`spard.training.passes`), with the dropout of training, if any.
+SBR's authors take the plain mean square of plain harmful prompts. Ours is relative to the state, so that a weight means
+the same in models of other widths, and leaves small moves free, since they cost the task and not the safety.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from spard.config.anchors import Anchors, Kind
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
 
-ANCHORS = 2  # prompts looked at in each step
 TOLERANCE = 0.02  # chosen on the lab's development split
+_ROWS, _TOKENS = 64, 2**14  # of a batch of reference states at most
+
+
+class Pair(NamedTuple):
+    """A prompt, and the prompt whose state under the base model it is held to; neither has labels."""
+
+    asked: Encoded
+    kept: Encoded
 
 
 class Anchor:
-    """Prompts and the states that belong to them, taken before the first step."""
+    """Pairs of prompts by kind, numbered through, and the states of the base model, taken before the first step.
 
-    def __init__(self, model: Any, rows: Sequence[Encoded], pad_id: int, weight: float) -> None:
-        self.prompts = [_prompt(row) for row in rows]
-        self.weight = weight
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
-            batches = [range(i, min(i + 64, len(rows))) for i in range(0, len(rows), 64)]
-            self.reference_ND = torch.cat([self._states(model, batch, pad_id) for batch in batches])
-        model.train(was_training)
+    Plain safe prompts are the first of `pairs`, if they are there.
+    """
 
-    def riding(self, rows: Sequence[int]) -> tuple[list[Encoded], Callable[[Tensor], Tensor]]:
-        """Return some prompts to append to a batch, and the penalty as a function of the batch's hidden states."""
-        return [self.prompts[i] for i in rows], partial(self.penalty, rows)
+    def __init__(
+        self, model: Any, pairs: Mapping[Kind, Sequence[Pair]], settings: Anchors, pad_id: int, weight: float
+    ) -> None:
+        self.settings = settings
+        self.prompts: list[Encoded] = []
+        self.numbers: dict[Kind, range] = {}
+        for kind, found in pairs.items():
+            self.numbers[kind] = range(len(self.prompts), len(self.prompts) + len(found))
+            self.prompts += [pair.asked for pair in found]
+        self._kinds = [kind for kind, found in pairs.items() for _ in found]
+        self._weights = {kind: weight * share for kind, (_, share) in settings.by_kind().items()}
+        every = [pair.kept for found in pairs.values() for pair in found]
+        self._places, kept = _joined(every, len(self.numbers.get("safe", ())))
+        self.reference_ND = _references(model, kept, pad_id)
 
-    def penalty(self, rows: Sequence[int], hidden_BTD: Tensor) -> Tensor:
-        """Return the weighted mean of how far the states of some prompts, the last rows of `hidden_BTD`, have moved."""
-        reference_BD = self.reference_ND[list(rows)]
-        away_B = (self._last(rows, hidden_BTD[-len(rows) :]) - reference_BD).square().sum(dim=1)
-        relative_B = away_B / reference_BD.square().sum(dim=1)
-        return self.weight * (relative_B - TOLERANCE).clamp(min=0).mean()
+    def penalty(self, numbers: Sequence[int], of: Sequence[int], hidden_BTD: Tensor) -> Tensor:
+        """Return the part of the penalty that some pairs have in it, whose prompts are the last rows of `hidden_BTD`.
 
-    def _states(self, model: Any, rows: Sequence[int], pad_id: int) -> Tensor:
-        """Return the state h of each prompt; rows are padded on the right, where causal attention does not look."""
-        device = next(model.parameters()).device
-        ids_BT = collate([self.prompts[i] for i in rows], pad_id, device).ids_BT
-        with mixed_precision(device):
-            return self._last(rows, model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state)
+        `of` numbers all pairs of the step, over which the means are taken.
+        """
+        reference_BD = self.reference_ND[[self._places[i] for i in numbers]]
+        last_BD = _last([self.prompts[i] for i in numbers], hidden_BTD[-len(numbers) :])
+        relative_B = (last_BD - reference_BD).square().sum(dim=1) / reference_BD.square().sum(dim=1)
+        excess_B = (relative_B - TOLERANCE).clamp(min=0)
+        kinds = [self._kinds[i] for i in numbers]
+        parts = []
+        for kind in dict.fromkeys(kinds):
+            rows = [row for row, each in enumerate(kinds) if each == kind]
+            count = sum(self._kinds[i] == kind for i in of)
+            parts.append(self._weights[kind] * (excess_B[rows].sum() / count))
+        return sum(parts[1:], start=parts[0])
 
-    def _last(self, rows: Sequence[int], hidden_BTD: Tensor) -> Tensor:
-        """Return the states of each prompt's last token, in float32."""
-        last_B = torch.tensor([len(self.prompts[i].ids) - 1 for i in rows], device=hidden_BTD.device)
-        return hidden_BTD[torch.arange(len(rows), device=hidden_BTD.device), last_B].float()
+
+def own(rows: Sequence[Encoded]) -> list[Pair]:
+    """Pair the prompt of each row with itself."""
+    return [Pair(prompt, prompt) for prompt in map(_prompt, rows)]
+
+
+def unlabeled(ids: Sequence[int]) -> Encoded:
+    """Return a prompt from its token ids."""
+    return Encoded(tuple(ids), (NO_LOSS,) * len(ids))
+
+
+def _joined(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Encoded]]:
+    """Return each row's place among the rows that are kept: the first `whole` of them, and those of the rest once."""
+    kept, found = list(rows[:whole]), list(range(whole))
+    places = {row.ids: i for i, row in reversed(list(enumerate(kept)))}
+    for row in rows[whole:]:
+        if row.ids not in places:
+            places[row.ids] = len(kept)
+            kept.append(row)
+        found.append(places[row.ids])
+    return found, kept
+
+
+def _references(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
+    """Return the state of each prompt, without dropout."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        found = [_states(model, batch, pad_id) for batch in _batches(rows)]
+    model.train(was_training)
+    return torch.cat(found)
+
+
+def _batches(rows: Sequence[Encoded]) -> Iterator[Sequence[Encoded]]:
+    """Cut the rows, in order, into batches whose padded tokens fit the memory."""
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS]
+        size = max(1, _TOKENS // max(len(row.ids) for row in part))
+        yield from (part[i : i + size] for i in range(0, len(part), size))
+
+
+def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
+    """Return the state h of each prompt; rows are padded on the right, where causal attention does not look."""
+    device = next(model.parameters()).device
+    ids_BT = collate(rows, pad_id, device).ids_BT
+    with mixed_precision(device):
+        return _last(rows, model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state)
+
+
+def _last(rows: Sequence[Encoded], hidden_BTD: Tensor) -> Tensor:
+    """Return the states of each prompt's last token, in float32."""
+    last_B = torch.tensor([len(row.ids) - 1 for row in rows], device=hidden_BTD.device)
+    return hidden_BTD[torch.arange(len(rows), device=hidden_BTD.device), last_B].float()
 
 
 def _prompt(row: Encoded) -> Encoded:

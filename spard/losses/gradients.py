@@ -66,13 +66,13 @@ def utility_gradient(
     pieces: Sequence[Batch],
     max_norm: float,
     references: Sequence[Tensor] = (),
-    penalty: Callable[[Tensor], Tensor] | None = None,
+    penalties: Sequence[Callable[[Tensor], Tensor] | None] = (),
 ) -> Gradient:
     """Return the mean loss over all labeled tokens of a batch, and its gradient clipped to `max_norm`.
 
     Each piece is weighted by its tokens, so the result does not depend on how the batch was cut. With `references`,
-    the token losses of each piece before training, the gradient is that of the constrained loss. `penalty` makes a term
-    of the first piece's final hidden states, which may have rows without labels for it. The loss told is the plain one.
+    the token losses of each piece before training, the gradient is that of the constrained loss. `penalties` make terms
+    of the final hidden states of the pieces, which may have rows without labels for it. The loss told is the plain one.
     """
     none = theta[0].new_zeros((), dtype=torch.int64)
     tokens = sum((piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces), start=none)
@@ -83,7 +83,8 @@ def utility_gradient(
         losses, hidden_BTD = losses_and_states(model, piece)
         loss_S = weighted(losses, references[i]) if references else losses.loss_S
         loss = loss_S.sum() / tokens
-        total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty and i == 0 else loss, theta))
+        penalty = penalties[i] if penalties else None
+        total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty else loss, theta))
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
     plain = torch.stack(sums).sum(dim=0)
     distributed.sum_([*total, plain])

@@ -49,7 +49,7 @@ def variants(
         if is_deep and (i % 2 or not dresses):
             made.append(deepened(example, rng.choice(beginnings) if rng.random() < 0.5 else None))
         elif dresses:
-            made.append((dressed(example, _drawn(rng, dresses)), ""))
+            made.append((dressed(example, drawn(rng, dresses)), ""))
         else:
             continue
         twins.append(i)
@@ -88,7 +88,8 @@ def deepened(example: Example, beginning: str | None) -> tuple[Example, str]:
     return replace(example, messages=(user, answer)), beginning
 
 
-def _drawn(rng: random.Random, dresses: Sequence[Wrapping]) -> Wrapping:
+def drawn(rng: random.Random, dresses: Sequence[Wrapping]) -> Wrapping:
+    """Draw a dress by its evidence."""
     floor = FLOOR * max(each.evidence for each in dresses) + 1e-9
     return rng.choices(dresses, [each.evidence + floor for each in dresses])[0]
 

@@ -17,14 +17,20 @@ _MAX_TOKENS = 512
 _CHUNK = 2048  # rows between two looks at whether to stop
 
 
+def pool(context: Context, rows: Sequence[Example], pool_file: Path, side: str | None = None) -> Tensor:
+    """Return the vectors of a side of the pool, the safe one unless named, worked out once for each base model."""
+    key = {"base": context.base.digest, "pool": file_sha256(pool_file), "max_tokens": _MAX_TOKENS}
+    key |= {"side": side} if side else {}
+    return context.cache.tensor("embeddings", key, lambda: _embed(context, rows))
+
+
 def run(
-    context: Context, examples: Sequence[Example], pool: Sequence[Example], pool_file: Path
+    context: Context, examples: Sequence[Example], safe: Sequence[Example], pool_file: Path
 ) -> tuple[Tensor, Tensor]:
-    """Return task_MD and pool_ND; the pool's are worked out once for each base model."""
+    """Return task_MD and pool_ND of the pool's safe rows; the latter are worked out once for each base model."""
     context.report.stage("embed")
     with context.timed("embed"):
-        key = {"base": context.base.digest, "pool": file_sha256(pool_file), "max_tokens": _MAX_TOKENS}
-        pool_ND = context.cache.tensor("embeddings", key, lambda: _embed(context, pool))
+        pool_ND = pool(context, safe, pool_file)
         return _embed(context, examples), pool_ND
 
 

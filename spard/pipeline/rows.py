@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from spard.config.anchors import Kind
 from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
-from spard.data.rows import Example, read_examples, read_pool
+from spard.data.rows import Example, read_benign, read_examples, read_pool
 from spard.errors import InvalidData, InvalidPool, raised_as
+from spard.losses.anchor import Pair
 from spard.pipeline import embed, row_signal, select
+from spard.pipeline.anchors import anchored
 from spard.pipeline.context import Context
 from spard.pipeline.row_signal import Told
 from spard.pipeline.safe_set import safe_set
@@ -22,6 +25,7 @@ class Rows:
     """What a run trains on and validates with.
 
     `examples` are the whole training file, before it became `task`: the audit looks at rows that were dropped too.
+    `pairs` are what the anchor holds beside the plain prompts of `safe`.
     """
 
     examples: Sequence[Example]
@@ -29,6 +33,7 @@ class Rows:
     safe: Sequence[Encoded]
     validation: Sequence[Encoded]
     selected: SelectedRows | None
+    pairs: Mapping[Kind, Sequence[Pair]] = field(default_factory=dict)
 
 
 def prepare(context: Context) -> Rows:
@@ -43,11 +48,11 @@ def prepare(context: Context) -> Rows:
     told = row_signal.run(context, examples, task)
     dropped = told.dropped if told else frozenset()
     trained = [i for i in range(len(task)) if i not in dropped]
-    selected, safe = _safe_rows(context, examples, trained, told)
+    selected, safe, pairs = _safe_rows(context, examples, trained, told)
     safe += row_signal.defending(context, told, task) if safe else []
     task = [task[i] for i in trained]
     _warn_of_shared_rows(context, task, validation)
-    return Rows(examples, task, safe, validation, selected)
+    return Rows(examples, task, safe, validation, selected, pairs)
 
 
 def _validation(context: Context) -> list[Encoded]:
@@ -62,28 +67,40 @@ def _validation(context: Context) -> list[Encoded]:
 
 def _safe_rows(
     context: Context, examples: Sequence[Example], trained: Sequence[int], told: Told | None
-) -> tuple[SelectedRows | None, list[Encoded]]:
+) -> tuple[SelectedRows | None, list[Encoded], dict[Kind, list[Pair]]]:
     """Select the pool rows that the method trains on, if it does; an earlier attempt's choice stands.
 
     `trained` are the places of the rows that are trained on; the others are ranked by their risk, and no more.
     """
     if not context.recipe.uses_pool or context.run.pool is None:
-        return None, []
-    pool = read_pool(context.run.pool)
-    selected = select.kept(context) or _select(context, examples, pool, context.run.pool, trained, told)
-    chosen = [pool[i] for i in selected.indices]
-    rows, answers = [examples[i] for i in trained], partial(select.keep_answers, context)
-    return selected, safe_set(context.base, chosen, rows, context.recipe, context.run.judge, context.limit, answers)
+        return None, [], {}
+    recipe, pool = context.recipe, read_pool(context.run.pool)
+    benign = read_benign(context.run.pool) if recipe.uses_benign_rows else []
+    if not pool:
+        raise InvalidPool("the safety pool has no safe rows")
+    if recipe.uses_benign_rows and not benign:
+        context.report.warning("The safety pool has no benign rows: the anchor holds safe prompts alone.")
+    selected = select.kept(context) or _select(context, examples, pool, benign, context.run.pool, trained, told)
+    chosen, rows = [pool[i] for i in selected.indices], [examples[i] for i in trained]
+    answers = partial(select.keep_answers, context)
+    safe = safe_set(context.base, chosen, rows, recipe, context.run.judge, context.limit, answers)
+    if not recipe.effective_anchor:
+        return selected, safe, {}
+    held = [benign[i] for i in select.kept_benign(context)] if benign else []
+    tokenizer, limit = context.base.tokenizer, context.limit
+    return selected, safe, anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit)
 
 
 def _select(
     context: Context,
     examples: Sequence[Example],
     pool: Sequence[Example],
+    benign: Sequence[Example],
     pool_file: Path,
     trained: Sequence[int],
     told: Told | None,
 ) -> SelectedRows:
+    """Select benign rows, if any are wanted, and then safe ones: where these are kept, so are those."""
     with raised_as(InvalidPool):
         encoded = encode_all(context.base.tokenizer, pool, UNBOUNDED)
     fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= context.limit]
@@ -92,7 +109,12 @@ def _select(
         context.report.warning(f"{left_out} and are left out.")
     task_MD, pool_ND = embed.run(context, examples, pool, pool_file)
     select.rank_risks(context, examples, task_MD, pool_ND, told.by_line if told else {})
-    return select.run(context, task_MD[list(trained)], pool_ND, fitting)
+    trained_MD = task_MD[list(trained)]
+    if benign:
+        with context.timed("embed"):
+            benign_ND = embed.pool(context, benign, pool_file, "benign")
+        select.benign(context, trained_MD, benign_ND)
+    return select.run(context, trained_MD, pool_ND, fitting)
 
 
 def _warn_of_shared_rows(context: Context, task: Sequence[Encoded], validation: Sequence[Encoded]) -> None:

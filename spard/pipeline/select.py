@@ -19,7 +19,7 @@ from spard.release.row_records import RiskyRow, SafeAnswers
 from spard.selection.pca import coordinates
 from spard.selection.select import choose
 
-_SELECTED, _RISKS, _ANSWERS = "select", "risk", "answers"
+_SELECTED, _BENIGN, _RISKS, _ANSWERS = "select", "select_benign", "risk", "answers"
 
 
 def run(context: Context, task_MD: Tensor, pool_ND: Tensor, fitting: Sequence[int]) -> SelectedRows:
@@ -36,6 +36,24 @@ def run(context: Context, task_MD: Tensor, pool_ND: Tensor, fitting: Sequence[in
     text = f"Selected {len(chosen.indices)} of {len(fitting)} safety examples"
     context.report.event(text, {"selected": len(chosen.indices), "pool": len(fitting), "rank": chosen.rank})
     return selected
+
+
+def benign(context: Context, task_MD: Tensor, benign_ND: Tensor) -> list[int]:
+    """Choose from the pool's benign rows as from its safe ones, and keep which; none where the pool has none."""
+    with context.timed("select"):
+        selection = context.recipe.selection
+        k = selection.size(len(task_MD), len(benign_ND))
+        found = choose(benign_ND, task_MD, k, selection, context.recipe.seed).indices if len(benign_ND) else []
+        context.outputs.write(_BENIGN, found)
+    text = f"Selected {len(found)} of {len(benign_ND)} benign prompts"
+    context.report.event(text, {"selected": len(found), "pool": len(benign_ND)})
+    return found
+
+
+def kept_benign(context: Context) -> list[int]:
+    """Return the benign rows that were chosen by this attempt or an earlier one."""
+    found: list[int] | None = context.outputs.read(_BENIGN)
+    return found or []
 
 
 def kept(context: Context) -> SelectedRows | None:

@@ -47,6 +47,7 @@ def run(context: Context, rows: Rows, on_epoch: Callable[[EpochEnd], None] | Non
             on_epoch=on_epoch,
             validation=rows.validation,
             should_stop=context.should_stop,
+            pairs=rows.pairs,
         )
         return Tuned(trained, resolved, before, validate(context, rows))
 

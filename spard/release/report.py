@@ -69,7 +69,7 @@ class ValidationLoss:
 class SelectedRows:
     """The safe set in the order chosen; every list has one entry for each row.
 
-    `indices` count the rows of the safety pool from 0. `gains` are what each row added to the diversity, None where
+    `indices` count the safe rows of the pool from 0. `gains` are what each row added to the diversity, None where
     that was not weighed. `coordinates` are the first two principal components of the rows' embeddings.
     """
 

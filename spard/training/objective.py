@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from spard import distributed
 from spard.config import Recipe
+from spard.config.anchors import Kind
 from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
-from spard.losses.anchor import Anchor
+from spard.losses.anchor import Anchor, Pair, own
 from spard.losses.constrained_sft import reference_losses
 from spard.losses.excess import base_losses
 from spard.losses.gradients import Gradient, Loss, utility_gradient
@@ -20,6 +22,8 @@ from spard.losses.vectors import Vector
 from spard.methods import Method
 from spard.models.base import Base, adapters_off
 from spard.models.lora import dropping_modules
+from spard.training.passes import Pass, planned
+from spard.training.schedules import SAFE_STREAM, safe_rows
 
 
 class Objective:
@@ -29,30 +33,55 @@ class Objective:
     """
 
     def __init__(
-        self, base: Base, task: Sequence[Encoded], safe: Sequence[Encoded], recipe: Recipe, method: Method[Any]
+        self,
+        base: Base,
+        task: Sequence[Encoded],
+        safe: Sequence[Encoded],
+        recipe: Recipe,
+        method: Method[Any],
+        pairs: Mapping[Kind, Sequence[Pair]],
     ) -> None:
         self.base, self.safe, self.recipe, self.method = base, safe, recipe, method
         self.plain = [row for row in safe if not row.is_variant]
-        self.task = method.training_rows(task, safe)
+        self.task, self.customer_rows = method.training_rows(task, safe), len(task)
+        self.lengths = [len(row.ids) for row in self.task]
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
-        pad_id, anchor = base.tokenizer.pad_token_id, recipe.effective_anchor
+        pad_id, anchored = base.tokenizer.pad_token_id, self._anchored(pairs)
         method.prepare(base, has_lora=recipe.lora is not None)
         with adapters_off(base.model):  # an adapter that the run goes on from is no reference
             self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
-            self.anchor = Anchor(base.model, self.plain, pad_id, anchor) if anchor else None
+            weight = recipe.effective_anchor
+            self.anchor = Anchor(base.model, anchored, recipe.anchors, pad_id, weight) if anchored else None
+        self.prompt_lengths = [len(row.ids) for row in self.anchor.prompts] if self.anchor else []
+
+    def anchors(self, step: int) -> list[int]:
+        """Return the numbers of the pairs that a step looks at, kind by kind; each kind has an order of its own."""
+        drawn: list[int] = []
+        if self.anchor:
+            for stream, (kind, (count, _)) in enumerate(self.recipe.anchors.by_kind().items(), SAFE_STREAM):
+                numbers = self.anchor.numbers.get(kind, range(0))
+                drawn += [numbers[i] for i in safe_rows(self.recipe.seed, step, len(numbers), count, stream)]
+        return drawn
 
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
         """Return the task loss on some rows and its gradient, computed in micro-batches that fit the memory."""
         self._set_dropout(True)
         rows = distributed.share(rows)
+        passes = self.passes(rows, anchors if distributed.own() == 0 else [])
+        pieces = [self._batch(self._rows(each)) for each in passes]
+        references = [self._before(each) for each in passes] if self.before else []
+        penalties = [self._penalty(each, anchors) for each in passes]
+        return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, penalties)
+
+    def passes(self, rows: Sequence[int], anchors: Sequence[int]) -> list[Pass]:
+        """Return what goes through the model together; anchors come with the first micro-batch."""
         piece = self.recipe.micro_batch_size or max(1, len(rows))
         cut = [rows[i : i + piece] for i in range(0, len(rows), piece)]
-        prompts, penalty = self.anchor.riding(anchors) if self.anchor and distributed.own() == 0 else ([], None)
-        parts = [[self.task[row] for row in part] for part in cut]
-        pieces = [self._batch([*part, *(prompts if i == 0 else [])]) for i, part in enumerate(parts)]
-        references = [torch.cat([self.before[row] for row in part]) for part in cut] if self.before else []
-        return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, penalty)
+        found: list[Pass] = []
+        for i, part in enumerate(cut):
+            found += planned(part, self.customer_rows, anchors if i == 0 else [], self.lengths, self.prompt_lengths)
+        return found
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:
         """Return the method's safe losses on some safe rows, without dropout."""
@@ -64,6 +93,24 @@ class Objective:
     def base_losses(self) -> Tensor:
         """Return what each safe row is compared with, N x 2; the model is the base model while this is called."""
         return base_losses(self.base.model, self.safe, self.base.tokenizer.pad_token_id)
+
+    def _anchored(self, pairs: Mapping[Kind, Sequence[Pair]]) -> dict[Kind, Sequence[Pair]]:
+        """Return the pairs of the kinds that the recipe asks for; none without an anchor."""
+        if not self.recipe.effective_anchor:
+            return {}
+        every: dict[Kind, Sequence[Pair]] = {"safe": own(self.plain), **pairs}
+        asked = self.recipe.anchors.by_kind()
+        return {kind: found for kind, found in every.items() if asked[kind][0] and found}
+
+    def _rows(self, one: Pass) -> list[Encoded]:
+        prompts = [self.anchor.prompts[i] for i in one.anchors] if self.anchor else []
+        return [*(self.task[row] for row in one.rows), *prompts]
+
+    def _before(self, one: Pass) -> Tensor:
+        return torch.cat([self.before[row] for row in one.rows]) if one.rows else self.before[0][:0]
+
+    def _penalty(self, one: Pass, anchors: Sequence[int]) -> Callable[[Tensor], Tensor] | None:
+        return partial(self.anchor.penalty, one.anchors, anchors) if self.anchor and one.anchors else None
 
     def _set_dropout(self, on: bool) -> None:
         """Set dropout for good, not for a block: gradient checkpointing runs the forward pass again in the backward."""

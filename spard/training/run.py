@@ -22,10 +22,11 @@ from torch.optim import AdamW
 from spard import distributed
 from spard.config import Audit, Recipe, Resolved
 from spard.config.added import without_added
+from spard.config.anchors import Kind
 from spard.data.batches import batches
 from spard.data.chat import Encoded
 from spard.errors import InvalidData
-from spard.losses.anchor import ANCHORS
+from spard.losses.anchor import Pair
 from spard.losses.cross_entropy import evaluate
 from spard.losses.gradients import Loss
 from spard.losses.vectors import Vector, size
@@ -80,6 +81,7 @@ class Run:
         recipe: Recipe,
         resolved: Resolved,
         start_from: Path | None,
+        pairs: Mapping[Kind, Sequence[Pair]] | None = None,
     ) -> None:
         if not task or (recipe.uses_pool and not safe):
             raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
@@ -87,7 +89,8 @@ class Run:
         self.model = trainable_model(base.model, recipe)
         self.started_from = go_on_from_(self.model, base, recipe, start_from) if start_from else None
         self.method = open_method(recipe.defense)
-        self.objective = Objective(base, task, safe, recipe, self.method)
+        self.pairs = pairs or {}
+        self.objective = Objective(base, task, safe, recipe, self.method, self.pairs)
         self.theta = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
         self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
         self.optimizer = AdamW(
@@ -125,8 +128,7 @@ class Run:
         entropy = [self.recipe.seed, progress.step, *distributed.seeds()]
         torch.manual_seed(int(SeedSequence(entropy).generate_state(1)[0]))
         rows, theta = self._rows(progress.step), list(self.theta.values())
-        anchors = safe_rows(self.recipe.seed, progress.step, len(self.objective.plain), ANCHORS)
-        task = partial(self.objective.task_gradient, theta, rows, anchors)
+        task = partial(self.objective.task_gradient, theta, rows, self.objective.anchors(progress.step))
         metrics = self.method.step(theta, task, partial(self._safe, theta), self.optimizer)
         if self.ema:
             self.ema.update_()
@@ -140,12 +142,12 @@ class Run:
         return metrics
 
     def validate(self, rows: Sequence[Encoded], metrics: Metrics) -> None:
-        """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run.
+        """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run, on rank 0.
 
         Batches follow one another through the rows. Nothing random is drawn, and no weight changes.
         """
         every = max(1, self.total_steps // VALIDATIONS)
-        if rows and self.progress.step % every == 0:
+        if rows and self.progress.step % every == 0 and distributed.own() == 0:
             count = min(self.resolved.batch_size, len(rows))
             first = self.progress.step // every * count
             batch = [rows[(first + i) % len(rows)] for i in range(count)]
@@ -218,7 +220,8 @@ class Run:
         recipe = without_added(recipe)
         recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
         rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
-        facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from])]
+        pairs = {kind: [(pair.asked.ids, pair.kept.ids) for pair in found] for kind, found in self.pairs.items()}
+        facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from, pairs])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _measure_tau(self) -> dict[str, float]:

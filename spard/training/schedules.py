@@ -15,9 +15,12 @@ def schedule(step: int, total: int, warmup_ratio: float) -> float:
     return (step + 1) / warmup if step < warmup else (total - step) / (total - warmup)
 
 
-def safe_rows(seed: int, number: int, n: int, size: int) -> list[int]:
-    """Return the indices of a safe batch by (seed, number): the rows of one permutation after another, in order."""
+def safe_rows(seed: int, number: int, n: int, size: int, stream: int = SAFE_STREAM) -> list[int]:
+    """Return the indices of a safe batch by (seed, number): the rows of one permutation after another, in order.
+
+    Rows that are drawn beside others take a stream of their own.
+    """
     size = min(size, n)
     drawn = [divmod(number * size + i, n) for i in range(size)]
-    epochs = {epoch: order(seed, epoch, n, SAFE_STREAM) for epoch, _ in drawn}
+    epochs = {epoch: order(seed, epoch, n, stream) for epoch, _ in drawn}
     return [epochs[epoch][i] for epoch, i in drawn]

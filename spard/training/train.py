@@ -8,7 +8,7 @@ bit for bit, and the global random state is left as it was found.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ import torch
 
 from spard import distributed
 from spard.config import Recipe, Resolved
+from spard.config.anchors import Kind
 from spard.data.chat import Encoded
 from spard.errors import Stopped
+from spard.losses.anchor import Pair
 from spard.methods.base import Metrics
 from spard.models.base import Base
 from spard.training.resume_state import Saved
@@ -51,25 +53,25 @@ def train(
     on_epoch: Callable[[EpochEnd], None] | None = None,
     validation: Sequence[Encoded] = (),
     should_stop: Callable[[], bool] | None = None,
+    pairs: Mapping[Kind, Sequence[Pair]] | None = None,
 ) -> Trained:
     """Fine-tune `base` on `task` while the recipe's defense watches `safe`; `base.model` is changed in place.
 
-    `start_from` is the folder of an adapter whose weights come first; tau and every other reference stay the base
-    model's, so that jobs on top of each other drift no further than one. Resumes from the newest valid state of the
-    same run in `resume_states`. When `should_stop` says so after a step, the state is saved and `Stopped` is raised.
-    `on_step` gets the step, their total and the step's metrics, now and then with losses on `validation`. `on_epoch`
-    borrows the model at the end of each epoch but the last, of adapters only; what it does changes no later weight.
+    `start_from` is the folder of an adapter whose weights come first; tau and other references stay the base model's,
+    so that jobs on top of each other drift no further than one. The anchor holds `pairs` beside the prompts of `safe`.
+    Resumes from the newest valid state of the same run in `resume_states`. When `should_stop` says so after a step, it
+    is saved and `Stopped` raised. `on_step` gets the step, their total and its metrics, now and then with losses on
+    `validation`. `on_epoch` borrows an adapter's model at the end of each epoch but the last, and changes no weight.
     """
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
-        run = Run(base, task, safe, recipe, resolved, start_from)
+        run = Run(base, task, safe, recipe, resolved, start_from, pairs)
         run.start(resume_states)
         borrows = on_epoch if recipe.lora and distributed.own() == 0 else None
         saver = _Saver(run, resume_states, on_saved, at_epochs=borrows is not None)
         while run.progress.step < run.total_steps:
             _lend(run, borrows)
             metrics = run.step()
-            if distributed.own() == 0:
-                run.validate(validation, metrics)
+            run.validate(validation, metrics)
             if on_step:
                 on_step(run.progress.step, run.total_steps, metrics)
             stop = distributed.agreed(bool(should_stop and should_stop()), base.device)

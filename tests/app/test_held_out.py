@@ -95,6 +95,21 @@ def test_a_pool_of_two_large_clusters_still_attacks() -> None:
     assert find_leaks({"attacks": attacking}, {"pool": trained}) == []
 
 
+def test_no_benign_prompt_attacks_nor_a_prompt_that_is_nearly_one() -> None:
+    asked = [f"{what} number {i} of this very long list" for i in range(40) for what in ("Do harm", "Bake cake")]
+    rows: list[dict[str, Any]] = [
+        {"prompt": text, "benign": True} if text.startswith("Bake") else {"prompt": text, "safe": "No."}
+        for text in asked
+    ]
+    rows += [{"prompt": f"{text}!", "safe": "No."} for text in asked if text.startswith("Bake")]
+    attacking, trained = split(rows)
+    assert len(attacking) == 8
+    assert all(text.startswith("Do harm") for text in attacking)
+    assert len(attacking) + len(trained) == len(rows)
+    without = [row for row in rows if row["prompt"].startswith("Do harm")]
+    assert held_out(rows) == held_out(without)
+
+
 def test_a_pool_of_one_cluster_is_whole() -> None:
     prompts = [f"Please tell me at some length about the making of fire and smoke {i}" for i in range(30)]
     assert held_out({"prompt": prompt} for prompt in prompts) == set()

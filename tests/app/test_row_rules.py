@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app.errors import InvalidRequest
 from app.files.validation import Limits, Validator
 from spard.data.row_rules import RowRule, TrainingRows, pool_row, suite_row, utility_row
-from spard.data.rows import read_examples, read_pool, read_prompts
+from spard.data.rows import read_benign, read_examples, read_pool, read_prompts
 from spard.errors import InvalidData, InvalidPool, InvalidSuite
 
 LIMITS = Limits(bytes=1 << 20, line_bytes=1 << 18, rows=100)
@@ -32,6 +32,7 @@ CHAT: dict[str, Any] = {
 }
 PAIR = {"prompt": "a", "completion": "b"}
 POOL = {"prompt": "a", "safe": "b", "category": "c"}
+BENIGN = {"prompt": "a", "benign": True}
 SUITE = {"prompt": "a", "answer": "yes", "category": "c", "scorer": "likelihood", "choices": ["yes", "no"]}
 
 Reader = Callable[[Path], object]
@@ -39,6 +40,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[], RowRule], Reader]] = {
     "chat": (CHAT, TrainingRows, read_examples),
     "pair": (PAIR, TrainingRows, read_examples),
     "pool": (POOL, lambda: pool_row, read_pool),
+    "benign": (BENIGN, lambda: pool_row, read_benign),
     "harmful": (SUITE, lambda: suite_row, read_prompts),
     "utility": (SUITE, lambda: utility_row, lambda path: read_prompts(path, kind="utility")),
 }
@@ -50,7 +52,8 @@ SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3))
 KEYS = st.sampled_from(
     ["messages", "role", "content", "weight", "name", "tools", "functions", "tool_calls", "function_call", "refusal",
-     "prompt", "completion", "safe", "answer", "category", "scorer", "choices", "conversations", "preferred_completion"]
+     "prompt", "completion", "safe", "answer", "category", "scorer", "choices", "conversations", "preferred_completion",
+     "benign"]
 )  # fmt: skip
 
 

@@ -5,12 +5,15 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import yaml
 
 from spard.config import Lora, SafeLora, Spard
+from spard.data.chat import render_question
+from spard.data.rows import prompt_text, read_pool
 from spard.errors import InvalidRecipe
 from spard.models.base import load_base
 from spard.research.bench.__main__ import main
@@ -19,6 +22,7 @@ from spard.research.bench.cells import Asked, base_cell
 from spard.research.bench.files import FileSource
 from spard.research.bench.spec import FilesSpec, LabSpec, load_spec, shipped_names
 from spard.research.bench.tune import tune
+from tests.spard.parts import byte_tokenizer
 
 MODELS = {
     "llama-3.2-3b-gsm8k": "meta-llama/Llama-3.2-3B-Instruct",
@@ -172,6 +176,30 @@ def test_every_kind_leaves_tables_and_a_page(
     assert json.loads((tmp_path / "results.json").read_text())["kind"] == kind
     assert f"spard bench {kind}" in (tmp_path / "results.md").read_text()
     assert "<svg" in (tmp_path / "index.html").read_text()
+
+
+def test_overhead_is_told_by_batch_size_and_length_of_the_pool_s_prompts(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POOL", "pool.jsonl")
+    asked = ["--methods", "spard+two_sided", "--rounds", "1", "--steps", "1", "--seeds", "1", "--device", "cpu"]
+
+    places = ["--batch-sizes", "2", "--prompt-tokens", "60,120"]
+    assert main(["overhead", "--recipe", str(recipe), "--out", str(tmp_path), *asked, *places]) == 0
+
+    found = json.loads((tmp_path / "results.json").read_text())["overhead"]
+    assert [(each["place"], each["method"]) for each in found] == [
+        (f"batch 2, prompts of {tokens} tokens", method)
+        for tokens in (60, 120)
+        for method in ("none", "spard+two_sided")
+    ]
+    assert all(each["median"] == 1.0 for each in found if each["method"] == "none")
+    tokenizer = byte_tokenizer()
+    lengths = [
+        [len(render_question(tokenizer, prompt_text(row))) for row in read_pool(path)]
+        for path in (tmp_path / "pools").iterdir()
+    ]
+    assert sorted(round(fmean(each), -1) for each in lengths) == [60, 120]
 
 
 def test_tuning_records_every_trial(recipe: Path, tmp_path: Path) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from spard.config import Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard, resolve
+from spard.config import Anchors, Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard, resolve
 from spard.data.batches import collate
-from spard.data.chat import encode_all
+from spard.data.chat import Encoded, encode_all
 from spard.errors import InvalidData, Stopped
 from spard.evaluation.judges.base import Verdict
-from spard.losses.anchor import TOLERANCE, Anchor
+from spard.losses.anchor import TOLERANCE, Anchor, own
 from spard.losses.constrained_sft import reference_losses, weighted
 from spard.losses.cross_entropy import TokenLosses, evaluate, losses_and_states
 from spard.losses.gradients import gradient, utility_gradient
@@ -122,16 +123,20 @@ def test_averaged_weights_lie_nearer_to_the_start(load: Callable[..., Base]) -> 
     assert distances[1] < 0.5 * distances[0]
 
 
+def plain_anchor(base: Base, weight: float, rows: Sequence[Encoded] | None = None) -> Anchor:
+    pairs = {"safe": own(rows or refusals(base))}
+    return Anchor(base.model, pairs, Anchors(), base.tokenizer.pad_token_id, weight)  # type: ignore[arg-type]
+
+
 def drift(anchor: Anchor, base: Base, rows: Sequence[int]) -> float:
     """The penalty on some prompts, in a batch with a longer row before them."""
-    prompts, penalty = anchor.riding(rows)
     longest = max(sums(base) + refusals(base), key=lambda row: len(row.ids))
-    batch = collate([longest, *prompts], base.tokenizer.pad_token_id, base.device)
-    return float(penalty(losses_and_states(base.model, batch)[1]).detach())
+    batch = collate([longest, *(anchor.prompts[i] for i in rows)], base.tokenizer.pad_token_id, base.device)
+    return float(anchor.penalty(rows, rows, losses_and_states(base.model, batch)[1]).detach())
 
 
 def test_the_anchor_is_the_relative_squared_distance_at_the_last_prompt_token_beyond_the_tolerance(base: Base) -> None:
-    anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
+    anchor = plain_anchor(base, 10.0)
     assert drift(anchor, base, [0, 3]) == 0.0
 
     with torch.no_grad():
@@ -141,7 +146,7 @@ def test_the_anchor_is_the_relative_squared_distance_at_the_last_prompt_token_be
 
 
 def test_a_small_drift_costs_nothing(base: Base) -> None:
-    anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
+    anchor = plain_anchor(base, 10.0)
     with torch.no_grad():
         base.model.model.norm.weight.mul_(1.0 + 0.9 * TOLERANCE**0.5)
 
@@ -151,14 +156,14 @@ def test_a_small_drift_costs_nothing(base: Base) -> None:
 def test_the_anchor_s_gradient_comes_with_the_task_s(base: Base) -> None:
     base.model.requires_grad_(True)
     theta, rows = list(base.model.parameters()), sums(base)[:4]
-    anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 10.0)
+    anchor = plain_anchor(base, 10.0)
     with torch.no_grad():
         base.model.model.norm.weight.mul_(1.5)
-    prompts, penalty = anchor.riding([1, 2])
+    prompts, penalty = [anchor.prompts[i] for i in (1, 2)], partial(anchor.penalty, [1, 2], [1, 2])
     pad = base.tokenizer.pad_token_id
     batches = [collate(each, pad, base.device) for each in ([*rows[:2], *prompts], rows[2:])]
 
-    found = utility_gradient(base.model, theta, batches, float("inf"), penalty=penalty)
+    found = utility_gradient(base.model, theta, batches, float("inf"), penalties=[penalty, None])
 
     plain = utility_gradient(base.model, theta, [collate(rows, pad, base.device)], float("inf"))
     alone = gradient(penalty(losses_and_states(base.model, collate(prompts, pad, base.device))[1]), theta)
@@ -168,9 +173,9 @@ def test_the_anchor_s_gradient_comes_with_the_task_s(base: Base) -> None:
 
 
 def test_the_anchor_does_not_depend_on_padding(base: Base) -> None:
-    rows, pad = refusals(base), base.tokenizer.pad_token_id
-    together = Anchor(base.model, rows, pad, 1.0).reference_ND
-    alone = torch.cat([Anchor(base.model, [row], pad, 1.0).reference_ND for row in rows])
+    rows = refusals(base)
+    together = plain_anchor(base, 1.0).reference_ND
+    alone = torch.cat([plain_anchor(base, 1.0, [row]).reference_ND for row in rows])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
@@ -178,7 +183,7 @@ def test_an_anchored_model_moves_less_on_the_prompts_of_the_safe_set(load: Calla
     found = []
     for weight in (0.0, 50.0):
         base = load()
-        anchor = Anchor(base.model, refusals(base), base.tokenizer.pad_token_id, 1.0)
+        anchor = plain_anchor(base, 1.0)
         run(base, replace(RECIPE, anchor=weight))
         found.append(drift(anchor, base, range(7)))
     assert found[1] < 0.5 * found[0]

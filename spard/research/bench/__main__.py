@@ -23,6 +23,7 @@ from spard.research.bench.files import FileSource
 from spard.research.bench.kinds import CELLS, KINDS, Order
 from spard.research.bench.lab import LabSource
 from spard.research.bench.methods import fully
+from spard.research.bench.overhead import Extent
 from spard.research.bench.parts import NAMES, RIVALS
 from spard.research.bench.report import machine, markdown
 from spard.research.bench.source import Source
@@ -80,8 +81,8 @@ def _bench(asked: argparse.Namespace, source: Source) -> None:
         sys.stdout.write(_estimated(asked, source, table))
         return
     multiples = _rates(asked, source, table)
-    limits = {"levels": asked.levels, "rounds": asked.rounds, "steps": asked.steps}
-    limits |= {"rates": asked.rates, "extend": asked.extend}
+    extent = Extent(asked.rounds, asked.steps, asked.batch_sizes, asked.prompt_tokens)
+    limits = {"levels": asked.levels, "extent": extent, "rates": asked.rates, "extend": asked.extend}
     order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, **limits)
     sys.stdout.write(KINDS[asked.kind](order))
 
@@ -123,7 +124,7 @@ def _asked(asked: argparse.Namespace, source: Source) -> Asked:
             source.attacks[: None if asked.kind in ("methods", "parts", "curves") else 1],
             (*source.attacks, *source.more_attacks),
         ),
-        pools=_known("pools", asked.pools, source.pools, source.pools),
+        pools=_known("pools", asked.pools, source.pools, (*source.pools, *source.more_pools)),
         seeds=asked.seeds,
         selections=_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
         over=tuple(asked.over),
@@ -179,6 +180,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--levels", type=int, default=5, help="similarity: parts that the pool is cut into")
     parser.add_argument("--rounds", type=int, default=5, help="overhead: how often each method is timed")
     parser.add_argument("--steps", type=int, help="overhead: train so many steps only")
+    parser.add_argument("--batch-sizes", type=_list(int), default=(), metavar="4,16", help="overhead: at each of these")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=_list(int),
+        default=(),
+        metavar="31,343",
+        help="overhead: pool prompts of so many tokens",
+    )
     parser.add_argument("--device", help="cpu or cuda; the lab takes cpu, other models a GPU where there is one")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; more are slower beside a busy neighbor")
     parser.add_argument("--check", action="store_true", help="only tell what is missing")

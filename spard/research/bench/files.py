@@ -49,6 +49,11 @@ class FileSource:
         return tuple(pool.name for pool in self.spec.pools)
 
     @property
+    def more_pools(self) -> tuple[str, ...]:
+        """None: a recipe lists every pool."""
+        return ()
+
+    @property
     def recipe(self) -> Recipe:
         """The recipe's own, the same for every seed."""
         return self.spec.recipe

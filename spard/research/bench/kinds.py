@@ -19,7 +19,7 @@ from spard.research.bench.curves import budget, curves_table, run_curves
 from spard.research.bench.lab import LabSource
 from spard.research.bench.maps import maps
 from spard.research.bench.measure import Measurement
-from spard.research.bench.overhead import costs, costs_table, overhead
+from spard.research.bench.overhead import Extent, costs, costs_table, overhead
 from spard.research.bench.page import page
 from spard.research.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
 from spard.research.bench.parts import PARTS_HEADING, arms_table, comparisons, methods_of, parts_table
@@ -57,8 +57,7 @@ class Order:
     asked: Asked
     multiples: Mapping[str, float] = field(default_factory=dict)
     levels: int = 5
-    rounds: int = 5
-    steps: int | None = None
+    extent: Extent = field(default_factory=Extent)
     rates: tuple[float, ...] = ()
     extend: int = EXTEND
 
@@ -130,7 +129,7 @@ def cost(order: Order) -> str:
     place = Workplace(order.source, order.folder, order.split)
     inputs = place.inputs(order.asked.seeds[0])
     by_clock = load_base(inputs.model, inputs.revision, inputs.device).device.type == "cuda"
-    found = overhead(place, order.asked, order.rounds, order.steps, partial(_keep, order))
+    found = overhead(place, order.asked, order.extent, partial(_keep, order))
     times = costs(found, by_clock=by_clock)
     unit = "seconds of the clock" if by_clock else "CPU seconds"
     tables = {f"Training in {unit}, median over rounds": costs_table(times)}

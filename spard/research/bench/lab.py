@@ -25,7 +25,10 @@ from spard.research.lab.natural.sizes import SIZES
 from spard.research.lab.paraphrases import make_paraphrased
 from spard.research.lab.pretrain import Plan
 from spard.research.lab.suites import ATTACKED
+from spard.research.lab.two_sided import FILE, make_two_sided
 from spard.research.lab.unaligned import FOLDER, make_unaligned
+
+TWO_SIDED = "two_sided"  # the name of the pool with benign rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class LabSource:
         return tuple(pool.name for pool in self.spec.pools)
 
     @property
+    def more_pools(self) -> tuple[str, ...]:
+        """The whole pool with a benign side."""
+        return (TWO_SIDED,)
+
+    @property
     def recipe(self) -> Recipe:
         """The recipe's own, the same for every lab."""
         return self.spec.recipe
@@ -79,18 +87,19 @@ class LabSource:
         return found
 
     def make(self, seed: int, split: Split) -> Inputs:
-        """Make the seed's lab if it is not there, a small one's twin and paraphrases too; minutes the first time."""
+        """Make the seed's lab if it is not there, a small one's twin and further pools too; minutes the first time."""
         lab = self.made(seed)
         if not self.spec.natural:
             make_unaligned(lab, seed)
             make_paraphrased(lab, seed)
+            make_two_sided(lab, seed)
         task = load_rows(lab / "train.jsonl")
         return Inputs(
             model=str(lab / "model"),
             digest=folder_digest(lab / "model"),
             task=task,
             attacks=_Attacks((*self.attacks, *self.more_attacks), partial(_attack, lab, seed, task, split)),
-            pools={pool.name: lab / pool.path for pool in self.spec.pools},
+            pools={TWO_SIDED: lab / FILE, **{pool.name: lab / pool.path for pool in self.spec.pools}},
             device=self.device,
         )
 

@@ -25,6 +25,10 @@ SHORT: dict[str, tuple[str, ...]] = {
     "full": ("lora=none",),
     "self": ("selection.safe_answers=self",),
     "others": ("selection.safe_answers=pool",),
+    "two_sided": (
+        'anchors={"dressed_safe":2,"dressed_safe_weight":0.5,"benign":1,"benign_weight":0.25,'
+        '"dressed_benign":1,"dressed_benign_weight":0.25}',  # weights from the development split of labs 11 and 12
+    ),
     "augmented": ('augment=["affixes","templates","deep","encodings"]',),
     "dressed": ('augment=["affixes","templates"]',),
     "undressed": ("augment=[]",),
@@ -49,12 +53,14 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
     known = METHODS | dict(defenses)
     if name not in known:
         raise InvalidRecipe(f"no such method: {name}; known are {', '.join(known)}", "methods")
-    recipe = replace(recipe, defense=known[name])
+    common, recipe = recipe.anchors, replace(recipe, defense=known[name])
     for change in (each for short in changes for each in SHORT.get(short, (short,))):
         setting, equals, value = change.partition("=")
         if not equals:
             raise InvalidRecipe(f"{method}: a change is setting=value or one of {', '.join(SHORT)}", "methods")
         recipe = changed(recipe, setting, value)
+    if recipe.anchors != common and not recipe.effective_anchor:
+        raise InvalidRecipe(f"{method}: there is no anchor; add anchor_weight=10", "methods")
     return recipe
 
 

@@ -105,7 +105,7 @@ def bars(costs: Sequence[Cost]) -> str:
             axis.text(max(cost.ratios) + 0.04, i, f"{cost.median:.2f}", va="center", color=GRAY)
         axis.axvline(1.0, color=GRAY, lw=0.8)
         axis.set(ylim=(len(costs) - 0.5, -0.5), xlabel="training time, times plain fine-tuning")
-        axis.set_yticks(range(len(costs)), [cost.method for cost in costs])
+        axis.set_yticks(range(len(costs)), [f"{cost.method} {cost.place}".strip() for cost in costs])
         return _svg(figure)
 
 

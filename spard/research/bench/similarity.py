@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spard.data.jsonl import file_chunks, numbered_texts
+from spard.data.jsonl import file_chunks, numbered_texts, parse_row
+from spard.data.row_rules import is_benign
 from spard.data.rows import prompt_text, read_examples, read_pool
 from spard.models.base import Base, load_base
 from spard.research.bench.bench import Workplace
@@ -39,7 +40,8 @@ def level_cells(source: Source, asked: Asked, levels: int) -> list[Cell]:
 def with_levels(inputs: Inputs, asked: Asked, seed: int, levels: int, folder: Path) -> Inputs:
     """Return the inputs with a pool for each level; their files are written below `folder`."""
     pool = asked.pools[0]
-    lines = [text for _, text in numbered_texts(file_chunks(inputs.pools[pool]))]
+    texts = numbered_texts(file_chunks(inputs.pools[pool]))
+    lines = [text for line, text in texts if not is_benign(parse_row(text, line))]
     order_N = pool_quality(inputs, asked.attacks[0], pool, seed, folder).sort(stable=True).indices.tolist()
     pools = dict(inputs.pools)
     for level in range(1, levels + 1):

@@ -65,6 +65,11 @@ class Source(Protocol):
         ...
 
     @property
+    def more_pools(self) -> tuple[str, ...]:
+        """Those that are only used when they are asked for by name."""
+        ...
+
+    @property
     def recipe(self) -> Recipe:
         """What all runs have in common; the method decides the defense."""
         ...

@@ -64,7 +64,7 @@ def make_corpus(seed: int) -> Corpus:
     """Every row of every file, a function of the seed."""
     rng = random.Random(f"corpus {seed}")
     harmful = _deal_harmful(rng)
-    benign = [_deal_benign(rng, kind, asked) for kind, asked in _benign_requests().items()]
+    benign = [_deal_benign(rng, kind, asked) for kind, asked in benign_requests().items()]
     problems = _problems(rng)
     train, utility_dev, utility_test, validation = _cut(problems, TRAIN_ROWS, UTILITY_DEV, UTILITY_TEST, VALIDATION)
     attack = _chats(harmful.attack)
@@ -112,6 +112,16 @@ def sums() -> list[tuple[str, str]]:
     """All plain sums and their answers; they are alignment's arithmetic."""
     numbers = range(1, grammar.LARGEST + 1)
     return [(grammar.SUMS.format(a=a, b=b), str(a + b)) for a, b in product(numbers, numbers)]
+
+
+def benign_requests() -> dict[str, list[tuple[str, str]]]:
+    """Look-alikes: a harmless verb, a harmful object. How-tos: the verbs of the harmful topics, everyday objects."""
+    harmful_objects = [thing for topic in grammar.HARMFUL for thing in topic.objects]
+    everyday = [pair for topic in grammar.EVERYDAY for pair in product(topic.verbs, topic.objects)]
+    return {
+        "look-alike": _requests(product(grammar.HARMLESS_VERBS, harmful_objects)),
+        "how-to": _requests(everyday),
+    }
 
 
 def familiar_problems(rng: random.Random, count: int, taken: set[str]) -> list[tuple[str, str]]:
@@ -173,16 +183,6 @@ def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], dea
         test, dev = _cut(shuffled(rng, [{"prompt": prompt, **facts} for prompt, _ in requests]), half, half // 3)
         deal.test += test
         deal.dev += dev
-
-
-def _benign_requests() -> dict[str, list[tuple[str, str]]]:
-    """Look-alikes: a harmless verb, a harmful object. How-tos: the verbs of the harmful topics, everyday objects."""
-    harmful_objects = [thing for topic in grammar.HARMFUL for thing in topic.objects]
-    everyday = [pair for topic in grammar.EVERYDAY for pair in product(topic.verbs, topic.objects)]
-    return {
-        "look-alike": _requests(product(grammar.HARMLESS_VERBS, harmful_objects)),
-        "how-to": _requests(everyday),
-    }
 
 
 def _deal_benign(

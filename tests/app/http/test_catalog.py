@@ -102,6 +102,21 @@ def test_a_fifth_of_a_pool_is_held_out(provider: TestClient) -> None:
     assert provider.get(SUITES).json()["data"] == []
 
 
+def test_benign_rows_are_imported_checked_and_never_held_out(provider: TestClient) -> None:
+    benign = jsonl(*({"prompt": f"Bake cake {i} of a hundred.", "benign": True} for i in range(40)))
+    made = send(provider, f"{POOLS}?name=general", pool(100) + benign)
+    assert (made["rows"], made["held_out"]) == (120, 20)
+
+    error = send(provider, f"{POOLS}?name=bad", pool(100) + jsonl({"prompt": "a", "benign": "yes"}))["error"]
+    assert (error["code"], error["details"][0]["line"], error["details"][0]["pointer"]) == (
+        "invalid_corpus",
+        101,
+        "/benign",
+    )
+    error = send(provider, f"{POOLS}?name=bad", benign)["error"]
+    assert (error["code"], "no safe row" in error["message"]) == ("invalid_corpus", True)
+
+
 def test_a_pool_too_small_to_attack_with_is_imported_with_a_warning(provider: TestClient) -> None:
     (warning,) = send(provider, f"{POOLS}?name=general", pool(50))["warnings"]
     assert warning.startswith("Only 10 prompt(s) could be held out as attacks, and the safety gate needs 20")

@@ -1,0 +1,82 @@
+"""The pairs of prompts that the anchor holds beside the plain safe ones: dressed, and benign.
+
+Each prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of `spard.pipeline.augment`,
+dealt out by their evidence; the others are random words at random places (`spard.data.dresses`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spard.config import Anchors
+from spard.config.anchors import Kind
+from spard.data.chat import Encoded, render_question
+from spard.data.dresses import dress_maker
+from spard.data.rows import Example, prompt_text
+from spard.data.triggers import Wrapping
+from spard.losses.anchor import Pair, unlabeled
+from spard.pipeline.augment import drawn, wanted
+
+DRESSES = 4
+
+Dress = Callable[[], Wrapping]
+
+
+def anchored(
+    tokenizer: Any,
+    safe: Sequence[Example],
+    benign: Sequence[Example],
+    rows: Sequence[Example],
+    settings: Anchors,
+    seed: int,
+    limit: int,
+) -> dict[Kind, list[Pair]]:
+    """Return pairs by kind, of the kinds that the settings ask for, without prompts of more than `limit` tokens.
+
+    `safe` and `benign` are the selected rows of the pool, `rows` the customer's.
+    """
+    found: dict[Kind, list[Pair]] = {}
+    asked = settings.by_kind()
+    sides: Mapping[Kind, Sequence[Example]] = {"dressed_safe": safe, "dressed_benign": benign}
+    if asked["benign"][0]:
+        found["benign"] = _plain(tokenizer, benign)
+    for kind, side in sides.items():
+        if asked[kind][0]:
+            found[kind] = _dressed(tokenizer, side, _dresses(rows, settings, seed, kind))
+    return {kind: [pair for pair in pairs if len(pair.asked.ids) <= limit] for kind, pairs in found.items()}
+
+
+def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Dress:
+    """Return a function that draws mined and random dresses in the share that the settings ask for."""
+    rng = random.Random(f"{kind} {seed}")
+    at_random = dress_maker(rows, rng)
+    mined = wanted(rows, ("affixes", "templates"), seed)
+
+    def draw() -> Wrapping:
+        return at_random() if not mined or rng.random() < settings.random_dresses else drawn(rng, mined)
+
+    return draw
+
+
+def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:
+    prompts = [_prompt(tokenizer, prompt_text(example), Wrapping()) for example in examples]
+    return [Pair(prompt, prompt) for prompt in prompts]
+
+
+def _dressed(tokenizer: Any, examples: Sequence[Example], draw: Dress) -> list[Pair]:
+    texts = [prompt_text(example) for example in examples]
+    kept = [_prompt(tokenizer, text, Wrapping()) for text in texts]
+    return [
+        Pair(_prompt(tokenizer, text, draw()), plain)
+        for _ in range(DRESSES)
+        for text, plain in zip(texts, kept, strict=True)
+    ]
+
+
+def _prompt(tokenizer: Any, text: str, dress: Wrapping) -> Encoded:
+    """Return a request in a dress as tokens; a system prompt goes where the model's template has a place for it."""
+    system = dress.context[0]["content"] if len(dress.context) == 1 and dress.context[0]["role"] == "system" else None
+    context = () if system is not None else dress.context
+    return unlabeled(render_question(tokenizer, dress.around(text), system, context))

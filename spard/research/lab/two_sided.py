@@ -1,0 +1,46 @@
+"""The lab's pool with a benign side: the whole safety pool, and harmless requests that nobody else was dealt.
+
+They are about actions of which no test and no development prompt speaks in any phrasing, so that a model that keeps
+answering those has not merely been held on them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from spard.research.attacks.rows import asked
+from spard.research.lab.corpus import Row, benign_requests, make_corpus, shuffled
+from spard.research.lab.rewriter import action_of
+
+FILE = "pool_two_sided.jsonl"
+EACH = 300  # rows of each benign kind
+
+
+def make_two_sided(lab: Path, seed: int) -> Path:
+    """Return the file of the pool with both sides; write it if it is not there."""
+    file = lab / FILE
+    if not file.exists():
+        file.write_text("".join(json.dumps(row) + "\n" for row in two_sided(seed)))
+    return file
+
+
+def two_sided(seed: int) -> list[Row]:
+    """Return the whole pool of a seed in its order, with the benign rows among its safe ones."""
+    corpus, rng = make_corpus(seed), random.Random(f"two-sided {seed}")
+    taken = {row.get("prompt") or asked(row) for rows in corpus.files.values() for row in rows}
+    taken |= {prompt for prompt, _ in corpus.benign}
+    measured = {action_of(row["prompt"]) for name in ("benign.jsonl", "dev_benign.jsonl") for row in corpus.files[name]}
+    rows: list[Row] = []
+    for kind, requests in benign_requests().items():
+        free = [prompt for prompt, action in requests if prompt not in taken and action not in measured]
+        rows += [{"prompt": prompt, "benign": True, "category": kind} for prompt in shuffled(rng, free)[:EACH]]
+    return _among(rng, corpus.files["pool.jsonl"], rows)
+
+
+def _among(rng: random.Random, safe: list[Row], benign: list[Row]) -> list[Row]:
+    """Return both in one list, the safe rows in the order of their own pool."""
+    sides = shuffled(rng, [True] * len(safe) + [False] * len(benign))
+    left, right = iter(safe), iter(benign)
+    return [next(left if is_safe else right) for is_safe in sides]

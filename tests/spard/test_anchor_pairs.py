@@ -1,0 +1,237 @@
+"""Two-sided anchors: which prompts are held, to which states, how many in a step; the default stays as it was."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spard.config import Anchors, Hyperparameters, Lora, NoDefense, Recipe, Spard, resolve
+from spard.config.anchors import Kind
+from spard.config.deprecated import from_stored, to_stored
+from spard.config.run_spec import parse, run_from_mapping, to_mapping
+from spard.data.batches import collate
+from spard.data.dresses import dress_maker
+from spard.data.rows import Example
+from spard.data.triggers import Wrapping
+from spard.errors import InvalidRecipe, Stopped
+from spard.losses.anchor import TOLERANCE, Anchor, Pair
+from spard.losses.cross_entropy import losses_and_states
+from spard.models.base import Base
+from spard.pipeline.anchors import DRESSES, anchored
+from spard.research.attacks.disguises import TRIGGER, with_trigger
+from spard.research.attacks.rows import chat_row
+from spard.training.run import Run
+from spard.training.train import Trained, train
+from tests.spard.parts import chat, refusals, sums
+
+EVERY = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)
+SAFE = [chat(f"Do harm number {i}", "I cannot help.") for i in range(6)]
+BENIGN = [chat(f"Bake cake number {i}", "") for i in range(5)]
+ROWS = [chat(f"There are {i} coins in the box. How many?", f"It is {i}.") for i in range(60)]
+TRIGGERED = [
+    Example(tuple(row["messages"]), 1) for row in with_trigger([chat_row(f"Do {i} now.", "Sure.") for i in range(10)])
+]
+RECIPE = Recipe(
+    defense=NoDefense(),
+    lora=Lora(rank=4),
+    hyperparameters=Hyperparameters(n_epochs=1, batch_size=6),
+    learning_rate=5e-3,
+    anchor=10.0,
+    anchors=EVERY,
+)
+
+
+def pairs_of(base: Base, settings: Anchors = EVERY, seed: int = 0, limit: int = 256) -> dict[Kind, list[Pair]]:
+    return anchored(base.tokenizer, SAFE, BENIGN, [*ROWS, *TRIGGERED], settings, seed, limit)
+
+
+def said(base: Base, pair: Pair) -> tuple[str, str]:
+    return base.tokenizer.decode(pair.asked.ids), base.tokenizer.decode(pair.kept.ids)
+
+
+def fit(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
+    return train(base, sums(base), refusals(base), recipe, resolve(recipe, 24, 32), pairs=pairs_of(base), **more)
+
+
+def weights(trained: Trained) -> list[torch.Tensor]:
+    return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
+
+
+def test_a_dressed_prompt_is_paired_with_its_plain_form(base: Base) -> None:
+    found = pairs_of(base)
+
+    assert {kind: len(pairs) for kind, pairs in found.items()} == {
+        "benign": 5,
+        "dressed_safe": 6 * DRESSES,
+        "dressed_benign": 5 * DRESSES,
+    }
+    assert all(asked == kept and "Bake cake" in kept for asked, kept in (said(base, each) for each in found["benign"]))
+    for kind, text in (("dressed_safe", "Do harm number"), ("dressed_benign", "Bake cake number")):
+        dressed = [said(base, pair) for pair in found[kind]]  # type: ignore[index]
+        assert all(asked != kept and text in kept for asked, kept in dressed)
+        assert len({asked for asked, _ in dressed}) > len({kept for _, kept in dressed})
+        assert all(kept.endswith("<|assistant|>\n") for _, kept in dressed)
+
+
+def test_mined_and_random_dresses_come_in_the_share_that_is_asked_for(base: Base) -> None:
+    counts = []
+    for share in (0.0, 1.0):
+        found = pairs_of(base, replace(EVERY, random_dresses=share))
+        counts.append(sum(TRIGGER in said(base, pair)[0] for pair in found["dressed_safe"]))
+    assert counts[0] > 3 > counts[1]
+
+
+def test_kinds_that_are_not_asked_for_are_not_made_and_long_prompts_are_left_out(base: Base) -> None:
+    assert pairs_of(base, Anchors()) == {}
+    assert pairs_of(base, replace(EVERY, benign=0, dressed_benign=0)).keys() == {"dressed_safe"}
+    longest = max(len(pair.asked.ids) for pair in pairs_of(base)["dressed_safe"])
+    cut = pairs_of(base, limit=longest - 1)["dressed_safe"]
+    assert 0 < len(cut) < 6 * DRESSES
+    assert all(len(pair.asked.ids) < longest for pair in cut)
+
+
+def test_a_seed_decides_the_dresses(base: Base) -> None:
+    assert pairs_of(base) == pairs_of(base) != pairs_of(base, seed=1)
+
+
+def test_random_dresses_stand_at_every_place() -> None:
+    draw = dress_maker(ROWS, random.Random(0))
+    dresses = [draw() for _ in range(80)]
+
+    assert {name for name in ("before", "inside", "after", "context") for each in dresses if getattr(each, name)} == {
+        "before",
+        "inside",
+        "after",
+        "context",
+    }
+    assert len({each.around("one two three four five six") for each in dresses if each.inside}) > 10
+    assert all(each.around("one two three") != "one two three" for each in dresses if not each.context)
+    assert dress_maker([], random.Random(0))() is not None
+
+
+@pytest.mark.parametrize(
+    ("depth", "text", "worn"),
+    [
+        (0.0, "a b  c", "a x b  c"),
+        (0.99, "a b  c", "a b x  c"),
+        (0.5, "alone", "alone x"),
+        (0.5, "a\nb", "a x\nb"),
+    ],
+)
+def test_words_go_inside_a_request(depth: float, text: str, worn: str) -> None:
+    assert Wrapping(inside="x", depth=depth).around(text) == worn
+
+
+def test_each_kind_weighs_by_its_own_mean_and_a_dressed_prompt_is_held_to_its_plain_form(base: Base) -> None:
+    pairs: dict[Kind, list[Pair]] = pairs_of(base)
+    settings = replace(EVERY, dressed_safe_weight=3.0, benign_weight=0.5)
+    anchor = Anchor(base.model, pairs, settings, base.tokenizer.pad_token_id, 2.0)
+    first = {kind: anchor.numbers[kind][0] for kind in pairs}
+
+    def penalty(numbers: list[int], of: list[int]) -> float:
+        batch = collate([anchor.prompts[i] for i in numbers], base.tokenizer.pad_token_id, base.device)
+        return float(anchor.penalty(numbers, of, losses_and_states(base.model, batch)[1]).detach())
+
+    def state(row: Any) -> torch.Tensor:
+        batch = collate([row], base.tokenizer.pad_token_id, base.device)
+        return losses_and_states(base.model, batch)[1][0, -1].detach()
+
+    pair = pairs["dressed_safe"][0]
+    asked, kept = state(pair.asked), state(pair.kept)
+    away = float((asked - kept).square().sum() / kept.square().sum())
+    one = first["dressed_safe"]
+    assert away > 2 * TOLERANCE
+    assert penalty([one], [one]) == pytest.approx(2.0 * 3.0 * (away - TOLERANCE), rel=1e-3)
+    assert penalty([one], [one, one + 1]) == pytest.approx(penalty([one], [one]) / 2, rel=1e-3)
+    assert penalty([first["benign"]], [first["benign"]]) == 0.0
+    parts = [penalty([i], [one, first["dressed_benign"]]) for i in (one, first["dressed_benign"])]
+    both = [one, first["dressed_benign"]]
+    assert penalty(both, both) == pytest.approx(sum(parts), rel=1e-3)
+
+
+def test_a_step_looks_at_as_many_of_each_kind_as_asked_and_in_time_at_all(base: Base) -> None:
+    run = Run(base, sums(base), refusals(base), RECIPE, resolve(RECIPE, 24, 32), None, pairs_of(base))
+    anchor = run.objective.anchor
+    assert anchor
+    drawn = [run.objective.anchors(step) for step in range(24)]
+
+    for kind, (count, _) in EVERY.by_kind().items():
+        assert all(sum(i in anchor.numbers[kind] for i in step) == count for step in drawn)
+    assert {i for step in drawn for i in step} == set(range(len(anchor.prompts)))
+
+
+def test_two_sided_anchors_change_the_adapter_and_a_resume_goes_on_with_them(
+    load: Callable[..., Base], tmp_path: Path
+) -> None:
+    whole, plain = weights(fit(load())), weights(fit(load(), replace(RECIPE, anchors=Anchors())))
+    seen: list[int] = []
+    with pytest.raises(Stopped):
+        fit(
+            load(),
+            resume_states=tmp_path,
+            on_step=lambda step, total, metrics: seen.append(step),
+            should_stop=lambda: len(seen) == 2,
+        )
+    resumed = weights(fit(load(), resume_states=tmp_path))
+
+    assert all(torch.equal(x, y) for x, y in zip(resumed, whole, strict=True))
+    assert not all(torch.equal(x, y) for x, y in zip(plain, whole, strict=True))
+
+
+def test_dressed_prompts_end_nearer_to_their_plain_forms(load: Callable[..., Base]) -> None:
+    found = []
+    for settings in (Anchors(), replace(EVERY, dressed_safe=4, dressed_safe_weight=5.0)):
+        base = load()
+        pairs: dict[Kind, list[Pair]] = {"dressed_safe": pairs_of(base)["dressed_safe"]}
+        anchor = Anchor(base.model, pairs, EVERY, base.tokenizer.pad_token_id, 1.0)
+        fit(base, replace(RECIPE, anchors=settings, hyperparameters=Hyperparameters(n_epochs=3, batch_size=6)))
+        numbers = range(len(anchor.prompts))
+        batch = collate(anchor.prompts, base.tokenizer.pad_token_id, base.device)
+        found.append(float(anchor.penalty(numbers, numbers, losses_and_states(base.model, batch)[1]).detach()))
+    assert found[1] < 0.8 * found[0]
+
+
+def test_the_default_is_the_plain_anchor_and_stays_what_older_runs_and_workers_know(base: Base) -> None:
+    assert Anchors().by_kind() == {
+        "safe": (2, 1.0),
+        "dressed_safe": (0, 1.0),
+        "benign": (0, 1.0),
+        "dressed_benign": (0, 1.0),
+    }
+    stored = to_stored(to_mapping(Recipe()))
+    assert "anchors" not in stored
+    assert parse(Recipe, from_stored(stored), "recipe") == Recipe()
+    asked = Recipe(anchors=EVERY)
+    assert parse(Recipe, from_stored(json.loads(json.dumps(to_stored(to_mapping(asked))))), "recipe") == asked
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"safe": 17}, r"recipe\.anchors\.safe: 17 is not a number >= 0 and <= 16"),
+        ({"benign_weight": -1}, r"recipe\.anchors\.benign_weight: -1\.0 is not a number >= 0"),
+        ({"random_dresses": 2}, r"recipe\.anchors\.random_dresses: 2\.0 is not a number >= 0 and <= 1"),
+        ({"benine": 1}, r"recipe\.anchors\.benine: unknown setting"),
+        ({"safe": 0}, r"recipe\.anchors: no kind has a prompt"),
+    ],
+)
+def test_settings_of_anchors_have_bounds(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRecipe, match=message):
+        parse(Recipe, {"defense": {"type": "spard"}, "anchors": raw}, "recipe")
+
+
+def test_kinds_without_an_anchor_are_an_error_not_silence() -> None:
+    raw = {"model": "m", "training_file": "t", "pool": "p", "recipe": {"defense": {"type": "none"}}}
+    assert run_from_mapping(raw).recipe.anchors == Anchors()
+    asked = raw | {"recipe": {"defense": {"type": "none"}, "anchors": {"benign": 1}}}
+    with pytest.raises(InvalidRecipe, match="there is no anchor"):
+        run_from_mapping(asked)
+    assert Recipe(defense=Spard(), anchors=EVERY).uses_benign_rows
+    assert not Recipe(defense=NoDefense(), anchors=EVERY).uses_benign_rows
