@@ -24,6 +24,8 @@ from worker.failures import failure
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
 
+_STDIN = 0
+
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +51,7 @@ def main() -> None:
 def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess) -> None:
     """Run the pipeline; whatever goes wrong becomes a message."""
     try:
-        asking = Asking(report, sys.stdin.fileno(), llm_judges(read_assignment(folder).run.judge))
+        asking = Asking(report, _STDIN, llm_judges(read_assignment(folder).run.judge))
         with asked_through(asking.open):
             pipeline.run(folder, report, stop.is_set, clean)
     except Exception as error:

@@ -47,7 +47,7 @@ class Home:
         )
 
     @contextmanager
-    def serving(self, *, worker: bool) -> Iterator[Running]:
+    def serving(self, *, worker: bool, **settings: str) -> Iterator[Running]:
         """`spard up` on a free port; stopped in order at the end."""
         port = free_port()
         option = "--worker" if worker else "--no-worker"
@@ -55,7 +55,7 @@ class Home:
             process = subprocess.Popen(
                 [SPARD, "up", "--data", str(self.data), "--port", str(port), option],
                 cwd=self.folder,
-                env=self.environment(),
+                env=self.environment() | settings,
                 stdout=log,
                 stderr=log,
             )
