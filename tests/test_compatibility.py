@@ -321,6 +321,7 @@ def _dataclass(table_name: str) -> Any:
         "`recipe.audit`": config.Audit,
         "`judge`": config.JudgeSpec,
         "`thresholds`": config.GateThresholds,
+        "`row_signal`": config.RowSignal,
     }[table_name]
 
 
