@@ -33,7 +33,7 @@ def filled(shop: Shop, **changes: Any) -> tuple[Job, Assignment, bytes]:
 def test_the_child_reads_what_the_row_says(light_shop: Shop) -> None:
     job, assignment, training = filled(light_shop)
     assert (assignment.job_id, assignment.waived, assignment.run.recipe) == (job.id, True, RECIPE)
-    assert assignment.run.thresholds == GateThresholds(0.1, 0.1, 0.05, max_unscored=0.01)
+    assert assignment.run.thresholds == GateThresholds(0.1, 0.1, 0.05, max_unscored=0.01, allow_unmeasured_judge=True)
     assert training == lines(TRAINING)
 
 
