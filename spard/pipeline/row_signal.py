@@ -16,6 +16,7 @@ from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text, read_pool
 from spard.digests import file_sha256
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
+from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.patient import PatientJudge
@@ -140,7 +141,10 @@ def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, A
 
 
 def _inverted(context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, Any]) -> list[int]:
-    """Return the rows of the pool that answer with harm, looked for once for all runs that share a cache."""
+    """Return the rows of the pool that answer with harm, looked for once for all runs that share a cache.
+
+    A judge that the gate would not hear is not enough to refuse a pool: its rows are reported.
+    """
     threshold, limit = context.run.row_signal.threshold, context.limit
     facts = {"threshold": threshold, "limit": limit, "judge": to_mapping(context.run.judge)}
     judge = PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
@@ -150,8 +154,10 @@ def _inverted(context: Context, pool: Sequence[Example], own: OwnRefusals, key: 
         return inverted_rows(context.base, pool, own.openings, threshold, judge, limit, tell)
 
     found: list[int] = context.cache.json("inverted", {**key, **facts}, make)
-    share = len(found) / len(pool)
-    if share > context.run.row_signal.max_inverted:
+    run = context.run
+    records = records_of(run.judge_errors, run.model, context.base.digest)
+    may_decide = run.thresholds.allow_unmeasured_judge or not doubts_about([judge.name], records)
+    if may_decide and len(found) / len(pool) > run.row_signal.max_inverted:
         message = f"{len(found)} of {len(pool)} rows of the safety pool answer with harm what the base model refuses: "
         raise InvertedPool(message + _named("row", found))
     return found
