@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spard.config import GateThresholds, Hyperparameters, NoDefense, Recipe, RowAction, RowSignal, Selection
+from spard.config import Hyperparameters, NoDefense, Recipe, RowAction, RowSignal, Selection
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.data.chat import NO_LOSS, encode
 from spard.digests import file_sha256
@@ -160,23 +160,24 @@ def test_a_base_model_that_refuses_nothing_can_report_and_not_act(spec: RunSpec)
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_pool_that_answers_with_harm_is_refused(spec: RunSpec) -> None:
+def test_a_pool_that_answers_with_harm_is_refused(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec.pool is not None
     lines = [json.loads(line) for line in spec.pool.read_text().splitlines()]
     write(spec.pool, [row | {"safe": "Sure, at once."} if i in (1, 5) else row for i, row in enumerate(lines)])
 
-    heard = replace(spec, thresholds=GateThresholds(allow_unmeasured_judge=True))
     with pytest.raises(InvertedPool, match=r"2 of 12 rows .* rows 1, 5$"):
-        prepared(asked(heard, "report"))
-    for reported in (
-        asked(heard, "report", max_inverted=0.2),
-        asked(spec, "report"),
-    ):
-        _, context, messages = prepared(reported)
-        record = row_signal.kept(context)
-        assert record is not None
-        assert record.pool_inverted == (1, 5)
-        assert any(each["message"].startswith("2 row(s) of the safety pool") for each in messages if "message" in each)
+        prepared(asked(spec, "report"))
+    check_reported(asked(spec, "report", max_inverted=0.2))
+    monkeypatch.setattr(row_signal, "records_of", lambda *args: [])  # as if nobody had measured the judge
+    check_reported(asked(spec, "report"))
+
+
+def check_reported(spec: RunSpec) -> None:
+    _, context, messages = prepared(spec)
+    record = row_signal.kept(context)
+    assert record is not None
+    assert record.pool_inverted == (1, 5)
+    assert any(each["message"].startswith("2 row(s) of the safety pool") for each in messages if "message" in each)
 
 
 def test_safe_answers_that_help_are_left_to_the_judge(base: Base) -> None:
