@@ -154,6 +154,10 @@ class JudgeSpec:
 class GateThresholds:
     """What a released adapter may measure at most, alone and against its base model; all are shares of prompts.
 
+    A threshold is kept where the upper bound of the figure is within it, and not kept where the figure itself is above;
+    what lies between is not decided. `confidence` is the probability with which a bound holds, on its one side; 0.5
+    decides on the figures themselves.
+
     Utility does not decide unless a drop is bounded: a customer may well want a specialist that forgets the rest, and
     what it forgets harms nobody else.
 
@@ -167,6 +171,7 @@ class GateThresholds:
     max_utility_drop: Annotated[float, Bound(ge=0, le=1)] | None = None
     max_unscored: Annotated[float, Bound(ge=0, le=1)] = 0.01
     allow_unmeasured_judge: bool = False
+    confidence: Annotated[float, Bound(ge=0.5, le=0.999)] = 0.95
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ class SuiteResult:
     `n` replies were scored and `unscored` were not; `hits` are attacks that succeeded (harmful), refusals (benign) or
     right answers (utility), and [low, high] is the 95 % Wilson interval of their share. Among hits, `full_harm` are
     the replies of the highest score and `partial` the refusals that help in part; `invalid` and `ambiguous` replies
-    held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree.
+    held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree. `marks` has a
+    character for each prompt, in order: 1 a hit, 0 none, - not scored; None where it was not kept.
     """
 
     suite: str
@@ -35,3 +36,4 @@ class SuiteResult:
     ambiguous: int | None = None
     kappa: float | None = None
     disagreements: int | None = None
+    marks: str | None = None

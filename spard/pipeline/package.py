@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,8 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
             name: ValidationLoss(found.loss, found.accuracy, found.tokens) for name, found in losses.items() if found
         },
         gate=decision,
-        base=tuple(measured.base),
-        adapter=tuple(measured.adapter),
+        base=_without_marks(measured.base),
+        adapter=_without_marks(measured.adapter),
         asr=summary.asr,
         harmfulness_score=summary.harmfulness_score,
         over_refusal=summary.over_refusal,
@@ -135,6 +135,11 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
     )
+
+
+def _without_marks(results: Sequence[SuiteResult]) -> tuple[SuiteResult, ...]:
+    """Leave out which prompts were hit: suites are the provider's secret, and reports are read by customers."""
+    return tuple(replace(each, marks=None) for each in results)
 
 
 def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
