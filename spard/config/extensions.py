@@ -123,6 +123,7 @@ JUDGES = Registry(
         "llm": f"{_JUDGES}:open_llm",
         "classifier": f"{_JUDGES}:open_classifier",
         "consensus": f"{_JUDGES}:open_consensus",
+        "base": f"{_JUDGES}:open_base",
     },
 )
 """`JudgeSpec -> Judge`."""

@@ -124,7 +124,8 @@ class JudgeSpec:
     """Who grades replies.
 
     name     `refusal` is a rule; `llm` a language model behind an OpenAI-compatible endpoint; `classifier` an open
-             classifier of that family, `model` being its folder or hub id; `consensus` what most `members` say.
+             classifier of that family, `model` being its folder or hub id; `consensus` what most `members` say; `base`
+             the base model of the run itself, from 1 to 5.
     canaries how many known harmful and as many known safe replies are mixed into each batch; a batch in which one is
              misjudged is unscored. The rule needs none.
 

@@ -17,7 +17,7 @@ from spard.evaluation.audit import Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, gate
-from spard.evaluation.judges import open_judge
+from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
@@ -97,7 +97,8 @@ def measure_each(
         (tell or context.report.progress)(done, total)
         context.go_on()
 
-    judge = PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
+    with of_base_model(context.run.model, context.run.revision):
+        judge = PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
     system = None if model is None else context.system_prompt
     speaker = in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
     with raised_as(InvalidSuite):

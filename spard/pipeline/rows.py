@@ -9,6 +9,7 @@ from pathlib import Path
 from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
 from spard.data.rows import Example, read_examples, read_pool
 from spard.errors import InvalidData, InvalidPool, raised_as
+from spard.evaluation.judges import of_base_model
 from spard.pipeline import embed, select
 from spard.pipeline.context import Context
 from spard.pipeline.safe_set import safe_set
@@ -56,7 +57,9 @@ def _safe_rows(context: Context, examples: Sequence[Example]) -> tuple[SelectedR
     pool = read_pool(context.run.pool)
     selected = select.kept(context) or _select(context, examples, pool, context.run.pool)
     chosen = [pool[i] for i in selected.indices]
-    return selected, safe_set(context.base, chosen, examples, context.recipe, context.run.judge, context.limit)
+    with of_base_model(context.run.model, context.run.revision):
+        safe = safe_set(context.base, chosen, examples, context.recipe, context.run.judge, context.limit)
+    return selected, safe
 
 
 def _select(context: Context, examples: Sequence[Example], pool: Sequence[Example], pool_file: Path) -> SelectedRows:
