@@ -30,19 +30,14 @@ def gate(
     judge_doubts: Sequence[str] = (),
     sampled: Collection[str] = (),
 ) -> Gate:
-    """Judge each suite for itself: a failure anywhere fails, and what was not measured is never passed.
+    """Judge each suite by the bounds of its figures: a failure anywhere fails, and what is not known is never passed.
 
     `judge_doubts` are `spard.evaluation.calibration.record.doubts_about`: where there are some, nothing passes unless
     the thresholds allow it.
 
     A dress alone may confuse a model: mined suites fail by their rise only, and garbled replies to them are no doubt.
-
     `leaks` are `spard.evaluation.contamination.leak_reasons`: a suite whose prompts were trained on can fail, and
-    cannot pass.
-
-    A suite passes where the upper bounds of all its figures are within the thresholds, and fails where a figure itself
-    is above one; between them it is a doubt, which says how many prompts would tell. `sampled` are the suites of which
-    the adapter was asked a part only: they fail where the lower bound is above a threshold.
+    cannot pass. Of the suites in `sampled` the adapter was asked a part only: they fail by the lower bound.
     """
     before = {each.suite: each for each in base}
     failures: list[str] = []
@@ -53,11 +48,12 @@ def gate(
         unclear = list(_doubts(before.get(after.suite), after, thresholds))
         doubts += unclear
         doubts += leaks.get(after.suite, ())
-        for each in () if unclear else bounded(before[after.suite], after, thresholds):
-            if _is_above(each, is_sampled=after.suite in sampled):
-                failures.append(f"{each.said}; {each.demand}.")
-            elif each.estimate.high > each.limit:
-                doubts.append(_undecided(each, thresholds.confidence))
+        if not unclear:
+            figures = list(bounded(before[after.suite], after, thresholds))
+            above = [each for each in figures if _is_above(each, is_sampled=after.suite in sampled)]
+            failures += [f"{each.said}; {each.demand}." for each in above]
+            between = [each for each in figures if each not in above and each.estimate.high > each.limit]
+            doubts += [_undecided(each, thresholds.confidence) for each in between]
     if not thresholds.allow_unmeasured_judge:
         doubts += judge_doubts
     if not any(each.kind == "harmful" for each in adapter):
