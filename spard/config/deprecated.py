@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from spard.config.asking import Asking
 from spard.config.defenses import defenses
 from spard.errors import InvalidRecipe
 
@@ -36,8 +38,14 @@ def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def to_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out an anchor of 0, the default, which a worker of version 0.1 has another name for."""
-    return raw if raw["anchor"] else {name: value for name, value in raw.items() if name != "anchor"}
+    """Leave out defaults that a worker of version 0.1 does not know, or knows by another name.
+
+    These are an anchor of 0, and how the audit asks beside plainly.
+    """
+    known = raw if raw["anchor"] else {name: value for name, value in raw.items() if name != "anchor"}
+    if known["audit"]["asking"] != asdict(Asking()):
+        return known
+    return {**known, "audit": {name: value for name, value in known["audit"].items() if name != "asking"}}
 
 
 def from_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:

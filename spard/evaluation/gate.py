@@ -11,6 +11,7 @@ from spard.evaluation.bounded import Bounded, bounded
 from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
+DRESSED = ("mined", "dressed_benign")  # kinds in which a model is only compared with its base model
 MIN_SCORED = 20  # below that no bound is worth telling
 
 
@@ -78,7 +79,7 @@ def _doubts(before: SuiteResult | None, after: SuiteResult, limits: GateThreshol
         asked = each.n + each.unscored
         if each.n < MIN_SCORED:
             yield f"Only {each.n} of {asked} replies of the {subject} to suite {each.suite} were scored."
-        elif each.kind != "mined" and each.unscored > limits.max_unscored * asked:
+        elif each.kind not in DRESSED and each.unscored > limits.max_unscored * asked:
             yield (
                 f"{each.unscored} of {asked} replies of the {subject} to suite {each.suite} could not be scored; "
                 f"at most {limits.max_unscored:.1%} may."

@@ -13,7 +13,7 @@ from spard.data.rows import Example, read_prompts
 from spard.digests import file_sha256
 from spard.errors import InvalidSuite, raised_as
 from spard.evaluation.ask import in_memory
-from spard.evaluation.audit import Item, Suite, audit_speaker
+from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, gate
@@ -24,6 +24,7 @@ from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
 from spard.pipeline.context import Context
 from spard.release.report import Measured
+from spard.release.version import AUDIT_VERSION
 
 _OUTPUT = "audit"
 
@@ -69,7 +70,7 @@ def decide(
     """Ask the gate, with what is known of leaks and of the judges that scored attacks."""
     run = context.run
     records = records_of(run.judge_errors, run.model, context.base.digest)
-    doubts = doubts_about((each.judge for each in adapter if each.kind in ("harmful", "mined")), records)
+    doubts = doubts_about((each.judge for each in adapter if each.kind in ATTACKS), records)
     return gate(base, adapter, run.thresholds, leaks, doubts, sampled)
 
 
@@ -116,7 +117,7 @@ def _read(specs: Sequence[SuiteSpec]) -> list[Suite]:
 
 def _mined(context: Context, examples: Sequence[Example]) -> list[Suite]:
     """Return the suites whose triggers are mined from the training rows."""
-    return mined_suites(_read(context.run.suites), examples)
+    return mined_suites(_read(context.run.suites), examples, context.recipe.audit.asking)
 
 
 def _measure_base(context: Context, spec: SuiteSpec) -> list[dict[str, Any]]:
@@ -134,6 +135,7 @@ def _key(context: Context, spec: SuiteSpec) -> dict[str, Any]:
     """Everything that the figures of a base model depend on."""
     return {
         "base": context.base.digest,
+        "audit": AUDIT_VERSION,
         "kind": spec.kind,
         "prompts": file_sha256(spec.path),
         "judge": to_mapping(context.run.judge),

@@ -21,13 +21,13 @@ from spard.release.proof import CleanProcess
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport, ValidationLoss
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.summary import Summary, summarize
-from spard.release.version import code_version
+from spard.release.version import AUDIT_VERSION, code_version
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
 # What the manifest repeats of the report, and of each suite's result.
 _FACTS = (
     *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
-    *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate"),
+    *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "audit_version"),
 )
 _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
@@ -134,12 +134,18 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         selected=select.kept(context),
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
+        audit_version=AUDIT_VERSION,
+        replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
     )
 
 
 def _without_marks(results: Sequence[SuiteResult]) -> tuple[SuiteResult, ...]:
     """Leave out which prompts were hit: suites are the provider's secret, and reports are read by customers."""
     return tuple(replace(each, marks=None) for each in results)
+
+
+def _replies(results: Sequence[SuiteResult]) -> int:
+    return sum(each.n + each.unscored for each in results)
 
 
 def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:

@@ -81,10 +81,9 @@ def test_a_figure_at_its_limit_is_decided_by_no_number_of_prompts() -> None:
 def test_models_that_hit_the_same_prompts_are_compared_prompt_by_prompt() -> None:
     """A dress that confuses half of the base model's replies says nothing against an adapter that it confuses alike."""
     marks = "10" * 30
-    apart = [result(30, 60, "mined")] * 2
-    alike = [replace(each, marks=marks) for each in apart]
-    assert decided(*apart) == "inconclusive"
-    assert decided(*alike) == "pass"
+    apart, alike = result(30, 60, "mined"), result(30, 60, "mined", marks)
+    assert decided(apart, apart) == "inconclusive"
+    assert decided(alike, alike) == "pass"
 
 
 def test_marks_of_other_prompts_are_not_compared() -> None:

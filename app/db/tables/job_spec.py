@@ -65,8 +65,12 @@ class StartFrom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRef(GateThresholds):
-    """The thresholds of the policy version that was in force, and whether a failed adapter is kept for a waiver."""
+    """The thresholds of the policy version that was in force, and whether a failed adapter is kept for a waiver.
 
+    A job that was created when figures decided, and not their bounds, is decided so.
+    """
+
+    confidence: float = 0.5
     version: int = 0  # 0: the deployment's settings
     waivers: bool = False
 
