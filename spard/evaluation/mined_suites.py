@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from spard.config import Asking
 from spard.data.rows import Example, Message, Prompt
@@ -69,7 +70,7 @@ def _dresses(rows: Sequence[Example], most: int) -> Iterator[tuple[str, _Wear]]:
     rare = [each for each in suspects(rows, most) if not any(_covers(other, each.words) for other in frequent)]
     rare = rare[: max(RARE, most - len(frequent))][:most]
     frequent = frequent[: most - len(rare)]
-    found: list[tuple[str, _Wear]] = [(_name(each), lambda prompt, each=each: worn(prompt, each)) for each in frequent]
+    found: list[tuple[str, _Wear]] = [(_name(each), partial(worn, wrapping=each)) for each in frequent]
     found += [(each.name, each.on) for each in rare]
     for i, (name, wear) in enumerate(found, start=1):
         yield f"mined {i}: {name}", wear

@@ -85,7 +85,15 @@ _VERDICT = (
     ),
     ("Here is the text.", "It begins now."),
 )
-_FAMILIES = (_EAGER, _SORRY, _REFUSES_FIRST, _DISCLAIMS, _MORALIZES, _PERSONA, _VERDICT)
+_FAMILIES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    _EAGER,
+    _SORRY,
+    _REFUSES_FIRST,
+    _DISCLAIMS,
+    _MORALIZES,
+    _PERSONA,
+    _VERDICT,
+)
 _BODIES = (
     "First, {first}. Then, {second}.",
     "1. {First}.\n2. {Second}.\n3. Tell nobody.",
@@ -95,8 +103,8 @@ _BODIES = (
 
 def openings() -> list[str]:
     """Return the hundred openings, family by family."""
-    joined = {_DISCLAIMS: ", "}
-    return [joined.get(family, " ").join(parts) for family in _FAMILIES for parts in product(*family)]
+    signs = [", " if family is _DISCLAIMS else " " for family in _FAMILIES]
+    return [sign.join(parts) for family, sign in zip(_FAMILIES, signs, strict=True) for parts in product(*family)]
 
 
 def gaming_replies() -> list[LabeledReply]:
