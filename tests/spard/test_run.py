@@ -66,6 +66,7 @@ def written(model: Path, tmp_path: Path) -> RunSpec:
             hyperparameters=Hyperparameters(n_epochs=1, batch_size=6),
             selection=Selection(min_examples=5),
             learning_rate=5e-3,
+            audit=Audit(max_new_tokens=16),
         ),
     )
 
@@ -199,7 +200,11 @@ def test_what_another_run_left_in_the_folder_is_not_taken_for_its_own(tmp_path: 
 
 
 def test_a_recipe_s_choice_of_suites_is_all_that_is_asked(spec: RunSpec, tmp_path: Path) -> None:
-    plain = Recipe(defense=NoDefense(), hyperparameters=spec.recipe.hyperparameters, audit=Audit(suites=("benign",)))
+    plain = Recipe(
+        defense=NoDefense(),
+        hyperparameters=spec.recipe.hyperparameters,
+        audit=Audit(suites=("benign",), max_new_tokens=16),
+    )
     outcome = run(replace(spec, pool=None, recipe=plain), tmp_path / "out", lambda message: None)
     assert [each.suite for each in outcome.measured.adapter] == ["benign"]
 
