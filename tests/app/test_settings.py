@@ -44,7 +44,10 @@ def test_every_field_of_a_judge_has_a_variable(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_threshold_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [each.name for each in fields(GateThresholds)]
-    values: dict[str, Any] = {name: (i + 1) / 16 for i, name in enumerate(names)} | {"allow_unmeasured_judge": True}
+    values: dict[str, Any] = {name: (i + 1) / 16 for i, name in enumerate(names)} | {
+        "allow_unmeasured_judge": True,
+        "confidence": 0.75,
+    }
     for name, value in values.items():
         monkeypatch.setenv(f"SPARD_GATE_{name.upper()}", str(value))
     assert read_settings().gate == GateThresholds(**values)
@@ -61,7 +64,11 @@ def test_the_judge_s_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("SPARD_JUDGE", "refusa1", "SPARD_JUDGE is 'refusa1': it should be 'refusal', 'llm', 'classifier' or"),
+        (
+            "SPARD_JUDGE",
+            "refusa1",
+            "SPARD_JUDGE is 'refusa1': it should be 'refusal', 'llm', 'classifier', 'consensus'",
+        ),
         ("SPARD_JUDGE_FAMILY", "guard", "'harmbench', 'llama_guard' or 'wildguard'"),
         ("SPARD_JUDGE_CANARIES", "17", "SPARD_JUDGE_CANARIES is '17': it should be less than or equal to 16"),
         ("SPARD_JUDGE_MEMBERS", "[{", "SPARD_JUDGE_MEMBERS is no JSON"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 from spard.config import GateThresholds, Resolved
@@ -60,7 +61,8 @@ def test_the_file_begins_with_the_keys_that_it_always_had() -> None:
     always = [
         *("job_id", "base_model", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
         *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "base", "adapter"),
-        *("asr", "harmfulness_score", "over_refusal", "utility", "seconds", "selected", "risky_rows"),
+        *("asr", "harmfulness_score", "over_refusal", "utility", "seconds", "selected", "risky_rows", "checkpoints"),
+        *("audit_version", "replies"),
     ]
     assert list(REPORT.to_json())[: len(always)] == always
 
@@ -96,3 +98,9 @@ def test_what_was_not_measured_is_not_passed() -> None:
 def test_a_report_is_read_without_torch() -> None:
     code = "import sys, spard.release.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_report_that_does_not_say_it_is_of_the_first_audit() -> None:
+    raw = through_json(replace(REPORT, audit_version=7, replies={"base": 3, "adapter": 4}))
+    assert (SafetyReport.from_json(raw).audit_version, SafetyReport.from_json(raw).replies["adapter"]) == (7, 4)
+    assert SafetyReport.from_json({key: raw[key] for key in raw if key != "audit_version"}).audit_version == 1

@@ -67,10 +67,11 @@ class StartFrom:
 class PolicyRef(GateThresholds):
     """The thresholds of the policy version that was in force, and whether a failed adapter is kept for a waiver.
 
-    A job that was created when any judge decided is decided so.
+    A job that was created when any judge decided, and figures and not their bounds, is decided so.
     """
 
     allow_unmeasured_judge: bool = True
+    confidence: float = 0.5
     version: int = 0  # 0: the deployment's settings
     waivers: bool = False
 
