@@ -165,7 +165,7 @@ def test_a_row_names_its_scorer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"prompt": "a", "scorer": "vibes"}', "unknown scorer 'vibes'; use one of exact, gsm8k"),
+        ('{"prompt": "a", "scorer": "vibes"}', "unknown scorer 'vibes'; use one of contains, exact, gsm8k"),
         ('{"prompt": "a", "scorer": "likelihood", "answer": "a"}', "needs choices, and the answer is not one of them"),
         ('{"prompt": "a", "scorer": "likelihood", "answer": "a", "choices": ["b"]}', "the answer is not one of them"),
         ('{"prompt": "a", "choices": "ab"}', "must be a list of texts"),
