@@ -48,6 +48,7 @@ def test_a_model_that_refuses_nothing_and_a_file_that_is_no_pool_are_errors(
     pool: Path, model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [str(pool), "--model", str(model_folder())]
+    capsys.readouterr()  # what making the model has printed, if this is the first test that needs it
     assert check_pool.main(command) == 1
     assert capsys.readouterr().err.startswith("row_signal_unavailable: the base model refused none of 5")
     pool.write_text('{"prompt": "Do harm."}\n')
