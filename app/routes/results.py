@@ -86,7 +86,10 @@ async def list_selected(
 async def list_risky_rows(
     job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """List the rows of your training file that look most like harm, with the reasons; no row was removed."""
+    """List the rows of your training file that look most like harm, with the reasons.
+
+    Listing removes none; a policy may drop rows, and the report's `row_signal` says which.
+    """
 
     def risky() -> RiskyList:
         with look() as session:
