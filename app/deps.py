@@ -24,6 +24,7 @@ from app.files.validation import Limits
 from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lane, Lanes, Share
 from app.http.rate_limit import RateLimits
+from app.keys import browser_sessions
 from app.keys import service as keys
 from app.keys.service import Principal
 from app.quotas import service as quotas
@@ -132,9 +133,17 @@ def _principal(
     settings: SettingsDep,
     caller: CallerDep,
 ) -> Principal:
-    if credentials is None:
+    """Recognize the key; a browser that is signed in reads without one, as pages and their streams do."""
+    if credentials is not None:
+        return recognize_key(request, engine, settings, caller, credentials.credentials)
+    signed_in = signed_in_browser(request, engine, settings, caller) if request.method == "GET" else None
+    if signed_in is None:
         raise Unauthorized("Give your API key in the header: Authorization: Bearer YOUR_KEY.")
-    secret = credentials.credentials
+    return signed_in
+
+
+def recognize_key(request: Request, engine: Engine, settings: Settings, caller: Caller, secret: str) -> Principal:
+    """Return whose key it is; 401 for a wrong one, 429 for too many wrong ones or requests."""
     throttle: KeyThrottle = request.app.state.key_throttle
     throttle.check(_address(request), secret, settings.wrong_keys_per_minute)
     with db.read(engine) as session:
@@ -145,14 +154,32 @@ def _principal(
         per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
         is_noted = keys.is_use_noted(session, principal)
     throttle.note_valid(_address(request), secret)
-    caller.principal = principal
-    request.state.headers = {}
-    if per_minute is not None:
-        _count_request(request, principal, per_minute)
+    _let_in(request, caller, principal, per_minute)
     if not is_noted:
         with db.transaction(engine) as writing:
             keys.note_use(writing, principal)
     return principal
+
+
+def signed_in_browser(request: Request, engine: Engine, settings: Settings, caller: Caller) -> Principal | None:
+    """Return whose key a browser was signed in with; None for one that is not, or no longer."""
+    cookie = request.cookies.get(browser_sessions.COOKIE)
+    if not cookie:
+        return None
+    with db.read(engine) as session:
+        principal = browser_sessions.recognized(session, cookie)
+        if principal is None:
+            return None
+        per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
+    _let_in(request, caller, principal, per_minute)
+    return principal
+
+
+def _let_in(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
+    caller.principal = principal
+    request.state.headers = {}
+    if per_minute is not None:
+        _count_request(request, principal, per_minute)
 
 
 def _address(request: Request) -> str:

@@ -101,8 +101,8 @@ def test_each_wheel_holds_its_own_packages_and_all_of_its_data(wheels: dict[str,
     assert any(name.endswith("recipes/lab.yaml") for name in names_in(wheels["spard"]))
     of_service = set(names_in(wheels["spard_service"]))
     assert {
-        "app/jobs/reports/report.html.jinja",
-        "app/jobs/reports/report.css",
+        "app/jobs/reports/templates/report.html.jinja",
+        "app/jobs/reports/templates/spard.css",
         "migrations/script.py.mako",
     } <= of_service
 

@@ -1,4 +1,4 @@
-"""Rows that have done their work are removed: wake-ups that were sent, and idempotency keys of long ago."""
+"""Rows that have done their work are removed: wake-ups that were sent, old idempotency keys, expired sign-ins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from app.db import Begin
 from app.db.base import utc_now
-from app.db.tables import IdempotencyKey, Outbox
+from app.db.tables import BrowserSession, IdempotencyKey, Outbox
 
 _SENT_STAY = timedelta(hours=1)
 KEYS_STAY = timedelta(days=30)  # a client that sends a request again does so within minutes
@@ -18,7 +18,7 @@ _AT_ONCE = 1000
 
 def prune(begin: Begin) -> None:
     """Remove all that is due, a thousand rows in a transaction, so that nobody waits long for one."""
-    for removal in (_sent(), _keys()):
+    for removal in (_sent(), _keys(), _sign_ins()):
         removed = _AT_ONCE
         while removed == _AT_ONCE:
             with begin() as session:
@@ -34,3 +34,8 @@ def _keys() -> ReturningDelete[tuple[str]]:
     key = (IdempotencyKey.project_id, IdempotencyKey.key)
     due = select(*key).where(IdempotencyKey.created_at < utc_now() - KEYS_STAY).limit(_AT_ONCE)
     return delete(IdempotencyKey).where(tuple_(*key).in_(due)).returning(IdempotencyKey.key)
+
+
+def _sign_ins() -> ReturningDelete[tuple[str]]:
+    due = select(BrowserSession.digest).where(BrowserSession.expires_at < utc_now()).limit(_AT_ONCE)
+    return delete(BrowserSession).where(BrowserSession.digest.in_(due)).returning(BrowserSession.digest)

@@ -8,6 +8,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
 from app.http.download import DOWNLOAD, Attachment, download
 from app.jobs import service
+from app.jobs.reports.gather import gather, read
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
     JobSafetyReport,
@@ -56,10 +57,10 @@ async def retrieve_safety(
         as_page = "text/html" in request.headers.get("accept", "")
         with look() as session:
             job, key = service.reported(session, caller.project_id, job_id)
-            series = service.metrics(session, caller.project_id, job_id) if as_page else []
+            gathered = gather(session, caller.project_id, job_id) if as_page else None
+        if gathered is not None:
+            return HTMLResponse(page(read(storage, gathered)), headers=HEADERS)
         waiver = waiver_of(job)
-        if as_page:
-            return HTMLResponse(page(job, with_waiver(read_json(storage, key), waiver), series), headers=HEADERS)
         if waiver is not None:
             return JSONResponse(with_waiver(read_json(storage, key), waiver))
         headers = {"content-length": str(storage.size(key))}

@@ -183,6 +183,7 @@ class SafetyReport:
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
+            tau=_tau(raw.get("tau")),
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
         )
 
@@ -197,7 +198,6 @@ _PLAIN = (
     "data_sha256",
     "trained_tokens",
     "steps",
-    "tau",
     "trigger_rate",
     "triggered_steps",
     "seconds",
@@ -206,6 +206,11 @@ _PLAIN = (
 
 def _gate(raw: Mapping[str, Any]) -> GateRecord:
     return GateRecord(raw.get("decision", "inconclusive"), tuple(raw.get("reasons", ())))
+
+
+def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:
+    """Reports of early versions have one number, the bound on the token mean."""
+    return {"mean": raw} if isinstance(raw, int | float) else raw or {}
 
 
 def _risky_rows(raw: Sequence[Mapping[str, Any]] | None) -> tuple[RiskyRow, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.db.tables.audit_log import AuditEntry
+from app.db.tables.browser_sessions import BrowserSession
 from app.db.tables.catalog import BaseModelEntry, Corpus
 from app.db.tables.checkpoints import CheckpointPermission, JobCheckpoint
 from app.db.tables.files import CondemnedObject, File
@@ -33,6 +34,7 @@ __all__ = [
     "AuditEntry",
     "AuditResult",
     "BaseModelEntry",
+    "BrowserSession",
     "CheckpointPermission",
     "CondemnedObject",
     "Corpus",

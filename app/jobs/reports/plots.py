@@ -1,138 +1,184 @@
-"""Where the lines, dots and labels of a plot stand; a template draws them as inline SVG."""
+"""Where the marks of a plot stand; templates draw them as inline SVG that fits any width.
+
+Horizontal places are percentages of the plot's field, vertical ones pixels from its top. Lines have a field of their
+own, 1000 units wide, which is stretched to the width there is.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import pairwise
 
-_WIDTH, _HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 28
-_POINTS = 400  # more than the plot has pixels to show
-_TICKS = 4
+_POINTS = 500  # more than a plot has pixels to show
+_SMOOTHED_OVER = 12  # steps
+_UNITS = 1000
 
-_At = Callable[[float, float], tuple[float, float]]  # where a step and a value are drawn
+Points = Sequence[tuple[float, float]]  # step and value
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """One line of a plot; `kind` names its color."""
+class Tick:
+    """A round number on an axis and where it stands."""
 
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A value that a curve is held against: dashed, with its name."""
+
+    at: float  # pixels from the top
+    value: float
     name: str
-    kind: str
-    points: Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A rate with its interval, all shares from 0 to 1."""
-
-    name: str
-    kind: str
-    rate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A straight line in the plot's pixels."""
-
-    kind: str
-    x1: float
-    x2: float
-    y1: float
-    y2: float
-    tag: ClassVar[str] = "line"
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """A dot in the plot's pixels."""
-
-    kind: str
-    x: float
-    y: float
-    tag: ClassVar[str] = "circle"
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A text beside a point; `anchor` is SVG's text-anchor."""
-
-    x: float
-    y: float
-    text: str
-    anchor: str
-    tag: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line through points in the plot's pixels."""
+    """One value over the training steps; `raw` and `smooth` are points of polylines in the stretched field."""
 
-    kind: str
     name: str
-    points: Sequence[tuple[float, float]]
-    tag: ClassVar[str] = "polyline"
+    note: str
+    color: str  # what it stands for: task or safe
+    height: int
+    raw: str
+    smooth: str  # empty where every single value counts
+    last: Tick
+    y_ticks: Sequence[Tick]
+    x_ticks: Sequence[Tick]
+    bounds: Sequence[Bound] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """Shapes on a canvas of `width` x `height` pixels, with a note beside the title."""
+class Strip:
+    """What happened at some steps, as cells side by side; `strength` is from 0 to 1."""
 
-    title: str
-    width: int
-    height: int
-    shapes: Sequence[Line | Dot | Label | Curve]
-    note: str = ""
+    cells: Sequence[Cell]
 
 
-def lines(series: Series, limit: float | None = None, note: str = "") -> Plot:
-    """Plot a series over training steps, with a dashed line at `limit`; the series has a point at least."""
-    values = [y for _, y in series.points] + ([limit] if limit is not None else [])
-    steps = [x for x, _ in series.points]
-    low, high = min(0.0, *values), max(*values, 1e-9)
-    first, last = min(steps), max(max(steps), min(steps) + 1)
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One step of a strip; `at` and `width` are percentages."""
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        along, up = (x - first) / (last - first), (y - low) / (high - low)
-        return _LEFT + along * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
-
-    shapes: list[Line | Dot | Label | Curve] = []
-    for i in range(_TICKS + 1):
-        shapes += _grid(low + (high - low) * i / _TICKS, at)
-    every = math.ceil(len(series.points) / _POINTS) or 1
-    shapes.append(Curve(series.kind, series.name, [at(*point) for point in series.points[::every]]))
-    if limit is not None:
-        (x0, y), (x1, _) = at(first, limit), at(last, limit)
-        shapes.append(Line("limit", x0, x1, y, y))
-    shapes.append(Label(_LEFT, _HEIGHT - 8, f"step {first:g}", "start"))
-    shapes.append(Label(_WIDTH - _RIGHT, _HEIGHT - 8, f"step {last:g}", "end"))
-    return Plot(series.name, _WIDTH, _HEIGHT, shapes, note)
+    at: float
+    width: float
+    strength: float
+    label: str
 
 
-def intervals(title: str, rows: Sequence[Interval]) -> Plot:
-    """Plot rates as dots on a scale from 0 to 100 %, each with its interval as a bar."""
-    height, left = 26 * len(rows) + 24, 96
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A rate with its interval; places are percentages of a scale from 0 to 100 %."""
 
-    def x(share: float) -> float:
-        return left + share * (_WIDTH - left - 64)
-
-    shapes: list[Line | Dot | Label | Curve] = []
-    for i in range(5):
-        shapes.append(Line("grid", x(i / 4), x(i / 4), 4, height - 20))
-        shapes.append(Label(x(i / 4), height - 6, f"{25 * i} %", "middle"))
-    for i, row in enumerate(rows):
-        y = 18 + 26 * i
-        shapes.append(Label(left - 10, y + 4, row.name, "end"))
-        shapes.append(Line(f"bar {row.kind}", x(row.low), x(row.high), y, y))
-        shapes.append(Dot(row.kind, x(row.rate), y))
-        shapes.append(Label(_WIDTH - 4, y + 4, f"{row.rate:.1%}", "end"))
-    return Plot(title, _WIDTH, height, shapes)
+    name: str
+    color: str  # whose it is: base, undefended or adapter
+    at: float
+    low: float
+    high: float
+    label: str
 
 
-def _grid(value: float, at: _At) -> tuple[Line, Label]:
-    _, y = at(0, value)
-    return Line("grid", _LEFT, _WIDTH - _RIGHT, y, y), Label(_LEFT - 8, y + 4, f"{value:.3g}", "end")
+def dot(name: str, color: str, hits: int, n: int, interval: tuple[float, float]) -> Dot:
+    """Return the dot of `hits` among `n` with its interval, all that is needed to draw and read it."""
+    low, high = interval
+    return Dot(name, color, 100 * hits / n, 100 * low, 100 * high, percent(hits / n))
+
+
+def percent(share: float) -> str:
+    """Return a share as per cent with as many digits as it needs."""
+    text = f"{100 * share:.1f}"
+    return f"{text.removesuffix('.0')} %"
+
+
+def curve(
+    name: str,
+    note: str,
+    color: str,
+    points: Points,
+    steps: range,
+    height: int,
+    *,
+    bounds: Sequence[tuple[str, float]] = (),
+    is_smoothed: bool = False,
+) -> Curve:
+    """Plot values over `steps`; `points` are not empty, and `bounds` are named values to draw as dashed lines."""
+    values = [y for _, y in points] + [value for _, value in bounds]
+    y_ticks = round_ticks(min(0.0, *values), max(*values, 1e-9), 4)
+    low, high = y_ticks[0], y_ticks[-1]
+
+    def y(value: float) -> float:
+        return round(height * (1 - (value - low) / (high - low)), 1)
+
+    def line(through: Points) -> str:
+        every = math.ceil(len(through) / _POINTS) or 1
+        return " ".join(f"{_along(x, steps) * _UNITS:.1f},{y(value):.1f}" for x, value in through[::every])
+
+    smooth = list(smoothed(points)) if is_smoothed else []
+    last_step, last_value = (smooth or points)[-1]
+    return Curve(
+        name,
+        note,
+        color,
+        height,
+        line(points),
+        line(smooth),
+        Tick(100 * _along(last_step, steps), str(y(last_value))),
+        [Tick(y(value), _number(value, y_ticks)) for value in y_ticks],
+        [Tick(100 * _along(value, steps), f"{value:g}") for value in _step_ticks(steps)],
+        [Bound(y(value), value, label) for label, value in bounds],
+    )
+
+
+def strip(strengths: Points, steps: range, every: int) -> Strip:
+    """Draw a cell of `every` steps for each of `strengths`, the strongest in full color."""
+    strongest = max((strength for _, strength in strengths), default=0.0) or 1.0
+    width = 100 * every / max(len(steps), 1)
+    return Strip(
+        [
+            Cell(
+                round(min(100 * _along(step, steps), 100 - width), 2),
+                round(width * 0.86, 2),
+                round(strength / strongest, 3),
+                f"step {step:g}: {strength:.3g}",
+            )
+            for step, strength in strengths
+        ]
+    )
+
+
+def smoothed(points: Points) -> Iterator[tuple[float, float]]:
+    """Yield an exponential moving average over about 12 points, which starts at the first few points' mean."""
+    ahead = [value for _, value in points[:_SMOOTHED_OVER]]
+    mean, weight = sum(ahead) / max(len(ahead), 1), 2 / (_SMOOTHED_OVER + 1)
+    for step, value in points:
+        mean += weight * (value - mean)
+        yield step, mean
+
+
+def round_ticks(low: float, high: float, about: int) -> list[float]:
+    """Return round numbers, evenly apart, that begin at or below `low` and end at or above `high`."""
+    rough = (high - low) / about or 1.0
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, max(last, first + 1) + 1)]
+
+
+def _along(step: float, steps: range) -> float:
+    return (step - steps[0]) / max(steps[-1] - steps[0], 1)
+
+
+def _step_ticks(steps: range) -> list[float]:
+    found = [tick for tick in round_ticks(steps[0], steps[-1], 8) if steps[0] <= tick <= steps[-1]]
+    return [tick for tick in found if tick == int(tick)] or [steps[0]]
+
+
+def _number(value: float, ticks: Sequence[float]) -> str:
+    gap = min(b - a for a, b in pairwise(ticks))
+    return f"{value:.{max(0, -math.floor(math.log10(gap) + 1e-9) + (1 if _is_quarter(gap) else 0))}f}"
+
+
+def _is_quarter(gap: float) -> bool:
+    return round(gap / 10.0 ** math.floor(math.log10(gap)), 6) == 2.5

@@ -83,13 +83,14 @@ def test_a_browser_gets_a_page_and_a_program_the_report(customer: TestClient, jo
 
 
 def test_the_page_shows_rates_with_their_intervals(page: str) -> None:
-    for shown in ("Gate: fail", "50.0%", "35.2% to 64.8%", "2.5%", "tau = 0.3", "25.0%", "123"):
+    for shown in ("Stopped by the safety gate", "20 of 40", "50 %", "35.2 % to 64.8 %", "2.5 %", "25.0%", "123 tokens"):
         assert shown in page
 
 
 def test_the_page_plots_losses_and_the_bound(page: str) -> None:
-    assert re.findall(r"<polyline class=\"(\w+)\"", page) == ["task", "safe", "safe"]
+    assert re.findall(r"<polyline class=\"([\w ]+)\"", page) == ["raw task", "task", "safe"]
     assert page.count('class="limit"') == 1
+    assert "tau 0.3" in page
 
 
 def test_the_bound_of_the_token_mean_is_drawn_where_there_are_two(
@@ -98,7 +99,7 @@ def test_the_bound_of_the_token_mean_is_drawn_where_there_are_two(
     service.app.state.storage.write(
         "jobs/report", [json.dumps(REPORT | {"tau": {"mean": 0.2, "prefix": 0.4}}).encode()]
     )
-    assert "tau = 0.2" in customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
+    assert "tau 0.2" in customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
 
 
 def test_the_page_is_well_formed_and_asks_for_nothing(page: str) -> None:
@@ -119,7 +120,7 @@ def test_texts_of_others_stay_texts(customer: TestClient, job: str, page: str) -
 def test_a_report_of_a_job_without_measurements_is_a_page_too(service: Service, customer: TestClient, job: str) -> None:
     service.app.state.storage.write("jobs/report", [b'{"gate": {"decision": "inconclusive", "reasons": []}}'])
     got = customer.get(f"{JOBS}/{job}/safety", headers=PAGE)
-    assert (got.status_code, "Gate: inconclusive" in got.text) == (200, True)
+    assert (got.status_code, "This job made no model." in got.text) == (200, True)
 
 
 def test_the_selected_examples_are_listed_in_the_order_chosen(customer: TestClient, job: str) -> None:
@@ -149,3 +150,19 @@ def test_somebody_elses_report_reads_as_unknown(stranger: TestClient, job: str) 
     for url in (f"{JOBS}/{job}/safety", f"{JOBS}/{job}/safety/selected"):
         got = stranger.get(url, headers=PAGE)
         assert (got.status_code, got.json()["error"]["code"]) == (404, "fine_tune_not_found")
+
+
+def test_the_same_file_without_a_defense_is_named_beside_it(
+    service: Service, customer: TestClient, job: str, asked: dict[str, Any]
+) -> None:
+    asked |= {"safety": {"defense": {"type": "none"}}}
+    measuring = service.client("org-customer", "admin", "customer")
+    assert measuring.post(JOBS, json=asked).status_code == 200
+    undefended = {"gate": GATE, "adapter": [{**REPORT["adapter"][0], "hits": 33, "rate": 0.825}]}  # type: ignore[index]
+    service.app.state.storage.write("jobs/undefended", [json.dumps(undefended).encode()])
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.reject(session, claim, Rejection("No.", 10, [], {"gate": GATE}, "jobs/undefended"))
+    page = customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
+    assert '<span class="figure undefended">33</span>' in page

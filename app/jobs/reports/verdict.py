@@ -1,0 +1,127 @@
+"""What a job has come to, in one sentence of its own figures: never "safe", always what was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from app.db.tables import JobStatus
+from app.jobs.reports.counts import Count, counted
+from app.jobs.reports.plots import percent
+from app.jobs.schemas import JobOut
+from spard.release.report import SafetyReport
+
+Look = Literal["good", "bad", "doubt", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A part of a headline; `look` is for figures that stand out."""
+
+    text: str
+    look: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The pill, the headline, a sentence below it, and what the gate or the failure says."""
+
+    look: Look
+    pill: str
+    headline: tuple[Words, ...]
+    sentence: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+_PILLS: Mapping[str, tuple[Look, str]] = {
+    "pass": ("good", "Passed the safety gate"),
+    "fail": ("bad", "Stopped by the safety gate"),
+    "inconclusive": ("doubt", "The safety gate could not decide"),
+    "waived": ("doubt", "Released by the provider, not by the gate"),
+}
+_PHASES = {
+    "validate": "Checking the files",
+    "embed": "Reading your rows",
+    "select": "Choosing safe examples",
+    "train": "Training",
+    "audit": "Asking the trained model the audit's questions",
+    "package": "Proving and signing the adapter",
+}
+
+
+def verdict(job: JobOut, report: SafetyReport | None, undefended: SafetyReport | None) -> Verdict:
+    """Say where a job stands; once it was measured, what was found and what the gate made of it."""
+    if report is None or not report.adapter:
+        return _unmeasured(job, report)
+    look, pill = _PILLS[_decision(job, report)]
+    return Verdict(
+        look,
+        pill,
+        tuple(_headline(report, undefended, look)),
+        " ".join(_sentences(report, undefended)),
+        report.gate.reasons,
+    )
+
+
+def _decision(job: JobOut, report: SafetyReport) -> str:
+    return "waived" if "waiver" in job.safety else report.gate.decision
+
+
+def _unmeasured(job: JobOut, report: SafetyReport | None) -> Verdict:
+    match job.status:
+        case JobStatus.succeeded:
+            reasons = report.gate.reasons if report else ()
+            return Verdict("doubt", "Not measured", (Words("This model was not audited."),), reasons=reasons)
+        case JobStatus.failed:
+            message = job.error["message"] if job.error else "The service does not say why."
+            return Verdict("bad", "Failed", (Words("This job made no model."),), message)
+        case JobStatus.cancelled:
+            return Verdict("plain", "Cancelled", (Words("This job was cancelled."),))
+        case JobStatus.paused:
+            return Verdict("plain", "Paused", (Words("This job waits until you resume it."),))
+        case JobStatus.running:
+            return Verdict("plain", "Running", (Words(f"{_PHASES.get(job.safety['phase'], job.safety['phase'])}."),))
+        case _:
+            place = job.safety["progress"]["queue_position"]
+            sentence = f"Number {place} in your queue." if place else "It begins when a worker is free."
+            return Verdict("plain", "Queued", (Words("Waiting for a worker."),), sentence)
+
+
+def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look) -> Iterator[Words]:
+    attacks = counted(report.adapter, "harmful")
+    if attacks is None:
+        yield Words("No attack was tried on this model.")
+        return
+    yield Words(f"{attacks.hits} of {attacks.n}", look)
+    yield Words(" attack succeeds on this model." if attacks.hits == 1 else " attacks succeed on this model.")
+    if (before := _comparable(undefended, attacks)) is not None:
+        yield Words(" Undefended, the same file let ")
+        yield Words(str(before.hits), "undefended")
+        yield Words(" through.")
+
+
+def _comparable(undefended: SafetyReport | None, attacks: Count) -> Count | None:
+    """Return the undefended count, if as many prompts were asked."""
+    found = counted(undefended.adapter, "harmful") if undefended else None
+    return found if found and found.n == attacks.n else None
+
+
+def _sentences(report: SafetyReport, undefended: SafetyReport | None) -> Iterator[str]:
+    task, refused = counted(report.adapter, "utility"), counted(report.adapter, "benign")
+    if task is not None:
+        others = [
+            (found, words)
+            for words, results in (
+                ("undefended", undefended.adapter if undefended else ()),
+                ("before fine-tuning", report.base),
+            )
+            if (found := counted(results, "utility"))
+        ]
+        compared = " and ".join(f"{percent(found.share)} {words}" for found, words in others)
+        yield f"It answers {percent(task.share)} of the task right{', ' + compared if compared else ''}."
+    if refused is not None:
+        yield f"It refuses {refused.hits} of {refused.n} harmless requests."
+    if (attacks := counted(report.adapter, "harmful")) is not None:
+        low, high = attacks.interval
+        yield f"95 % interval of the attack rate: {percent(low)} to {percent(high)}, on the prompts that were asked."

@@ -1,0 +1,215 @@
+"""A job's report as its pages show it: the verdict, the measures, the training, the rows, the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from app.jobs.reports.counts import counted
+from app.jobs.reports.plots import Curve, Dot, Strip, curve, dot, percent, strip
+from app.jobs.reports.verdict import Verdict, verdict
+from app.jobs.schemas import JobOut, StepMetrics
+from spard.evaluation.results import SuiteResult
+from spard.release.report import SafetyReport
+
+_HEIGHTS = (120, 110)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One thing that the audit measures, as dots of the models it was measured on."""
+
+    title: str
+    better: str
+    dots: tuple[Dot, ...]
+    words: str
+    limit: float | None = None  # the gate's, as a percentage; None: it does not decide
+    limit_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The losses and the safety steps on one axis."""
+
+    summary: str
+    curves: tuple[Curve, ...]
+    strip: Strip | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a stage took; `at` and `share` are percentages of all."""
+
+    name: str
+    seconds: float
+    at: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRow:
+    """One suite on one model, as a row of the table."""
+
+    suite: str
+    kind: str
+    model: str
+    result: SuiteResult
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One safe example on the map; places are those of a viewBox of 100 x 60."""
+
+    x: float
+    y: float
+    radius: float
+    order: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that the page of a job shows beside the job itself; what is not known yet is empty or None."""
+
+    verdict: Verdict
+    measures: tuple[Measure, ...]
+    suites: tuple[SuiteRow, ...]
+    training: Training | None
+    stages: tuple[Stage, ...]
+    chosen: tuple[Mark, ...]
+
+
+def view(
+    job: JobOut,
+    report: SafetyReport | None,
+    metrics: Sequence[StepMetrics],
+    undefended: SafetyReport | None = None,
+) -> View:
+    """Put together what is known of a job; `undefended` is the report of the same file without a defense."""
+    return View(
+        verdict=verdict(job, report, undefended),
+        measures=tuple(_measures(job, report, undefended)) if report else (),
+        suites=tuple(_suites(report)) if report else (),
+        training=_training(report, metrics),
+        stages=tuple(_stages(report)) if report else (),
+        chosen=tuple(_chosen(report)) if report else (),
+    )
+
+
+def _measures(job: JobOut, report: SafetyReport, undefended: SafetyReport | None) -> Iterator[Measure]:
+    for kind, title, better in (
+        ("harmful", "Attacks that succeed", "lower is better"),
+        ("benign", "Harmless requests refused", "lower is better"),
+        ("utility", "Right answers", "higher is better"),
+    ):
+        own = counted(report.adapter, kind)
+        if own is None:
+            continue
+        is_bare = job.safety["defense"]["type"] == "none"
+        models = [
+            ("Base model", "base", counted(report.base, kind)),
+            ("Undefended", "undefended", counted(undefended.adapter, kind) if undefended else None),
+            ("This model", "undefended" if is_bare else "adapter", own),
+        ]
+        dots = tuple(
+            dot(name, color, found.hits, found.n, found.interval) for name, color, found in models if found is not None
+        )
+        low, high = own.interval
+        words = f"{own.hits} of {own.n} on this model, 95 % interval {percent(low)} to {percent(high)}"
+        yield Measure(title, better, dots, words, *_limit(kind, report))
+
+
+def _limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
+    """Return where the gate draws its line on the scale, and how the line is named."""
+    limits, base = report.thresholds, counted(report.base, kind)
+    if limits is None:
+        return None, ""
+    if kind == "harmful":
+        return 100 * limits.max_asr, f"gate {percent(limits.max_asr)}"
+    if kind == "benign" and base is not None:
+        rise = limits.max_over_refusal_rise
+        return 100 * min(1.0, base.share + rise), f"gate +{100 * rise:g} points"
+    if kind == "utility" and base is not None and limits.max_utility_drop is not None:
+        return 100 * max(0.0, base.share - limits.max_utility_drop), f"gate -{100 * limits.max_utility_drop:g} points"
+    return None, ""
+
+
+def _suites(report: SafetyReport) -> Iterator[SuiteRow]:
+    base = {each.suite: each for each in report.base}
+    for result in report.adapter:
+        if result.suite in base:
+            yield SuiteRow(result.suite, result.kind, "base model", base[result.suite])
+        yield SuiteRow(result.suite, result.kind, "this model", result)
+
+
+def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics]) -> Training | None:
+    task, (bound, safe) = _values(metrics, "loss/task"), _constrained(metrics)
+    if not task:
+        return None
+    steps = range(int(task[0][0]), max(int(task[-1][0]), int(task[0][0]) + 1) + 1)
+    tau = report.tau.get(bound) if report else None
+    bounds = [(f"tau {tau:.3g}", tau)] if tau is not None else []
+    note = "nats a token; smoothed over raw"
+    curves = [curve("Loss on your data", note, "task", task, steps, _HEIGHTS[0], is_smoothed=True)]
+    if safe:
+        note = "nats a token; the bound tau is dashed" if bounds else "nats a token"
+        curves.append(curve("Loss on safe answers", note, "safe", safe, steps, _HEIGHTS[1], bounds=bounds))
+    pulls = [(step, size) for step, size in _values(metrics, "spag/step") if size > 0]
+    return Training(_summary(report, len(metrics), len(safe), len(pulls)), tuple(curves), _strip(pulls, safe, steps))
+
+
+def _constrained(metrics: Sequence[StepMetrics]) -> tuple[str, list[tuple[float, float]]]:
+    """Return the loss that the safety step is about, and the name of its bound."""
+    for bound, key in (("mean", "loss/safe"), ("excess", "loss/safe_excess")):
+        if found := _values(metrics, key):
+            return bound, found
+    return "mean", []
+
+
+def _strip(pulls: Sequence[tuple[float, float]], looks: Sequence[tuple[float, float]], steps: range) -> Strip | None:
+    if not pulls:
+        return None
+    every = max(1, round(len(steps) / max(len(looks), len(pulls), 1)))
+    return strip(pulls, steps, every)
+
+
+def _summary(report: SafetyReport | None, steps: int, looks: int, pulls: int) -> str:
+    words = f"{steps} steps"
+    if looks:
+        words += f"; the loss on safe answers was looked at {looks} times"
+    if pulls:
+        words += f", and {pulls} times the model was pulled back"
+    if report and report.trained_tokens:
+        words += f"; {report.trained_tokens:,} tokens trained"
+    return f"{words}."
+
+
+def _values(metrics: Sequence[StepMetrics], key: str) -> list[tuple[float, float]]:
+    return [(row["step"] or 0, value) for row in metrics if (value := row.get(key)) is not None]
+
+
+def _stages(report: SafetyReport) -> Iterator[Stage]:
+    total, at = sum(report.seconds.values()), 0.0
+    for name, seconds in report.seconds.items():
+        if total and seconds >= 0.005 * total:
+            share = 100 * seconds / total
+            yield Stage(name.replace("_", " "), seconds, round(at, 2), round(share, 2))
+            at += share
+
+
+def _chosen(report: SafetyReport) -> Iterator[Mark]:
+    """Lay the chosen rows out by their first two principal components; those that added more are larger."""
+    found = report.selected
+    if found is None or not found.coordinates:
+        return
+    xs, ys = [point[0] for point in found.coordinates], [point[1] for point in found.coordinates]
+    gains = [gain or 0.0 for gain in found.gains] or [0.0] * len(xs)
+    least, most = min(gains), max(gains)
+    for order, (x, y, gain, row) in enumerate(zip(xs, ys, gains, found.indices, strict=True), start=1):
+        radius = 0.8 + 1.2 * ((gain - least) / (most - least) if most > least else 0.0)
+        yield Mark(round(4 + 92 * _scaled(x, xs), 2), round(4 + 52 * _scaled(y, ys), 2), round(radius, 2), order, row)
+
+
+def _scaled(value: float, values: Sequence[float]) -> float:
+    least, most = min(values), max(values)
+    return (value - least) / (most - least) if most > least else 0.5
