@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from app.deps import KeyDep, LimitsDep, SettingsDep
 from app.errors import TooLarge, UnsupportedMedia
+from app.files.validation import Limits
 from app.http import bodies
 from app.http.multipart import Form
 from app.http.slots import Slots
@@ -28,6 +29,11 @@ def _form(
     settings: SettingsDep,
 ) -> Iterator[Form]:
     """Yield the form of an upload as it arrives; without a valid key, none of it is read."""
+    yield from upload_form(request, principal, settings, limits)
+
+
+def upload_form(request: Request, principal: Principal, settings: Settings, limits: Limits) -> Iterator[Form]:
+    """Yield the form of an upload by somebody who was recognized."""
     with _upload_slot(request, principal, settings):
         yield from _open_form(request, "file", limits.bytes)
 

@@ -17,10 +17,13 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from app import db, retention
 from app.audit_log import probe_log
+from app.dashboard.pages import ROUTERS as PAGES
+from app.dashboard.rendering import problem_page
+from app.dashboard.viewer import SignInNeeded
 from app.errors import AppError, Conflict, InvalidRequest, NotFound, TooLarge, Unavailable, Unfit
 from app.files.counting import Counters
 from app.http import openapi, unknown_url
@@ -67,7 +70,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     limits = RateLimits(settings.broker_url.get_secret_value() if settings.broker_url else None)
     app.state.rate_limits, app.state.key_throttle = limits, KeyThrottle(limits)
     app.state.worker = None  # the supervisor of the embedded mode's worker, where there is one
-    for router in ROUTERS:
+    for router in (*ROUTERS, *PAGES):
         app.include_router(router)
     app.webhooks.include_router(WEBHOOKS)
     app.add_middleware(Envelope)
@@ -134,7 +137,14 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
 
 async def _answer(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
-    answer = problem(request.scope, _error(request, exc), headers)
+    if isinstance(exc, SignInNeeded):
+        return RedirectResponse(exc.location, 303)
+    is_page = not request.url.path.startswith("/v1") and "text/html" in request.headers.get("accept", "")
+    answer = (
+        problem_page(request, _error(request, exc), headers)
+        if is_page
+        else problem(request.scope, _error(request, exc), headers)
+    )
     if isinstance(exc, NotFound):
         answer.background = probe_log.noted(request, exc)
     return answer

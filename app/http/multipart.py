@@ -52,6 +52,11 @@ class Form:
         self._field: tuple[str, bytearray] | None = None
         self._is_complete = False
 
+    def fields_before_file(self) -> dict[str, str]:
+        """Read up to the file, and return the fields that precede it."""
+        self._read_to_file()
+        return self.fields
+
     def file(self) -> Iterator[bytes]:
         """Yield the file's bytes, and read the rest of the body after them."""
         self._read_to_file()

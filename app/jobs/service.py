@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -31,6 +31,7 @@ from spard.config.run_spec import to_mapping
 log = logging.getLogger(__name__)
 
 _RETRY_WINDOW = timedelta(minutes=15)
+_SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,19 @@ def list_jobs(
     return JobList(data=[_shown(session, job) for job in found.data], has_more=found.has_more)
 
 
+def search_jobs(
+    session: Session, project_id: str, text: str, status: JobStatus | None, after: str | None, limit: int
+) -> JobList:
+    """List the project's jobs, newest first: those whose id, suffix or model contains `text`, of one status or all."""
+    query = _of(project_id)
+    if text:
+        query = query.where(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
+    if status is not None:
+        query = query.where(Job.status == status)
+    found = page(session, query, Job, after, limit, ascending=False)
+    return JobList(data=[_shown(session, job) for job in found.data], has_more=found.has_more)
+
+
 def get(session: Session, project_id: str, job_id: str) -> Job:
     """Return the project's job; a job of another project is reported as unknown."""
     job = session.scalar(_of(project_id).where(Job.id == job_id))
@@ -132,6 +146,13 @@ def list_events(session: Session, project_id: str, job_id: str, after: str | Non
         query = query.where(JobEvent.seq < cursor.seq)
     rows = list(session.scalars(query.order_by(JobEvent.seq.desc()).limit(limit + 1)))
     return Page(rows[:limit], len(rows) > limit)
+
+
+def latest_messages(session: Session, project_id: str, job_id: str, limit: int) -> list[JobEvent]:
+    """Return what a person is told of a job, the latest first."""
+    job = get(session, project_id, job_id)
+    told = (JobEvent.job_id == job.id) & (JobEvent.type == "message")
+    return list(session.scalars(select(JobEvent).where(told).order_by(JobEvent.seq.desc()).limit(limit)))
 
 
 def metrics(session: Session, project_id: str, job_id: str) -> list[StepMetrics]:

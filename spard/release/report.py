@@ -209,7 +209,7 @@ def _gate(raw: Mapping[str, Any]) -> GateRecord:
 
 
 def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:
-    """Reports of early versions have one number, the bound on the token mean."""
+    """Read the bounds; reports of early versions have one number, that on the token mean."""
     return {"mean": raw} if isinstance(raw, int | float) else raw or {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from html.parser import HTMLParser
 from typing import Any
 
@@ -38,8 +39,9 @@ PAGE = {"accept": "text/html,application/xhtml+xml"}
 class Tags(HTMLParser):
     """The tags of a document, and whether each was closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, void: Collection[str] = ("meta",)) -> None:
         super().__init__()
+        self.void = void
         self.seen: list[str] = []
         self.open: list[str] = []
         self.links: list[str] = []
@@ -47,7 +49,7 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
         self.links += [value or "" for name, value in attrs if name in ("src", "href", "action", "onload")]
-        if tag != "meta":
+        if tag not in self.void:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

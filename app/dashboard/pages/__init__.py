@@ -1,0 +1,7 @@
+"""The pages, one module for each subject."""
+
+from __future__ import annotations
+
+from app.dashboard.pages import files, jobs, new_job, provider, sign_in
+
+ROUTERS = (sign_in.router, new_job.router, jobs.router, files.router, provider.router)  # the first that matches answers

@@ -1,0 +1,49 @@
+"""Files: the list, and what was found in one; and the models that can be trained or were."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from app.catalog import service as catalog
+from app.dashboard.rendering import page
+from app.dashboard.viewer import FormViewerDep, ViewerDep
+from app.deps import AfterQuery, BeginDep, ReadDep, StorageDep
+from app.files import service
+
+router = APIRouter(include_in_schema=False)
+
+_AT_ONCE = 50
+
+
+@router.get("/files")
+def files_page(request: Request, viewer: ViewerDep, session: ReadDep, after: AfterQuery = None) -> Response:
+    """List the project's files, newest first."""
+    found = service.list_files(session, viewer.project_id, None, after, _AT_ONCE, ascending=False)
+    return page(request, "files", viewer, files=found)
+
+
+@router.get("/files/{file_id}")
+def file_page(file_id: str, request: Request, viewer: ViewerDep, session: ReadDep) -> Response:
+    """Show what was found in a file."""
+    file = service.get(session, viewer.project_id, file_id)
+    found = service.validation(session, viewer.project_id, file_id)
+    return page(request, "file", viewer, file=file, validation=found)
+
+
+@router.post("/files/{file_id}/delete")
+async def delete_file(file_id: str, viewer: FormViewerDep, storage: StorageDep, begin: BeginDep) -> Response:
+    """Delete a file that no unfinished job uses."""
+    writes = viewer.lanes.writes.of(viewer.project_id)
+    await writes.run(partial(service.delete, storage, begin, viewer.project_id, file_id))
+    return RedirectResponse("/files", 303)
+
+
+@router.get("/models")
+def models_page(request: Request, viewer: ViewerDep, session: ReadDep) -> Response:
+    """List the base models on offer and the project's own."""
+    base = [entry.alias for entry in catalog.base_models(session)]
+    own = [each for each in catalog.models(session, viewer.project_id) if each.id not in base]
+    return page(request, "models", viewer, base=base, own=own)

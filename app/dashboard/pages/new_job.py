@@ -1,0 +1,182 @@
+"""A new job: a file is dropped, what was found in it is shown, and what it would take; then it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+from starlette.responses import RedirectResponse, Response
+
+from app.catalog import service as catalog
+from app.dashboard.rendering import page
+from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
+from app.db.tables.files import FINE_TUNE
+from app.deps import BeginDep, CountersDep, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
+from app.errors import AppError, InvalidRequest
+from app.files import preview, upload
+from app.files import service as files
+from app.files.counting import Allowance
+from app.forms import upload_form
+from app.http.multipart import Form
+from app.http.validation_errors import first_fault
+from app.jobs import service
+from app.jobs.estimate import estimate
+from app.jobs.request import JobCreate
+from app.policies import service as policies
+from app.settings import Settings
+from spard import config
+
+router = APIRouter(include_in_schema=False, prefix="/jobs/new")
+
+_FILES = 20
+_PREVIEWED = 2
+_PLAIN = {"model", "training_file", "suffix"}
+_NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
+
+
+@router.get("", name="new_job")
+def new_job_page(
+    request: Request,
+    viewer: ViewerDep,
+    session: ReadDep,
+    settings: SettingsDep,
+    file: Annotated[str | None, Query(max_length=64)] = None,
+    model: Annotated[str | None, Query(max_length=128)] = None,
+    of: Annotated[str | None, Query(max_length=64, alias="from")] = None,
+) -> Response:
+    """Ask for a file; once there is one, show what was found in it and how it would be trained."""
+    asked: dict[str, Any] = {"defense": "spard"}
+    if of is not None:
+        job = service.retrieve(session, viewer.project_id, of)
+        asked = {"defense": job.safety["defense"]["type"], **job.hyperparameters, "seed": job.seed}
+        file, model = file or job.training_file, model or job.model
+    return page(request, "new_job", viewer, **_shown(session, viewer, settings, file, asked | {"model": model}))
+
+
+def _shown(
+    session: Session,
+    viewer: Viewer,
+    settings: Settings,
+    file_id: str | None,
+    asked: Mapping[str, Any],
+    error: AppError | None = None,
+) -> dict[str, Any]:
+    """Return what the page of a new job shows; `asked` is what its form holds already."""
+    found = files.get(session, viewer.project_id, file_id) if file_id else None
+    policy = policies.current(session, settings).content
+    recent = files.list_files(session, viewer.project_id, FINE_TUNE, None, _FILES, ascending=False).data
+    return {
+        "file": found,
+        "validation": files.validation(session, viewer.project_id, found.id) if found else None,
+        "recent": recent if found is None else [],
+        "models": [entry.alias for entry in catalog.base_models(session)],
+        "defenses": list(config.defenses()) if viewer.is_provider else policy.defenses,
+        "asked": asked,
+        "error": error,
+    }
+
+
+@router.get("/preview")
+async def preview_part(
+    request: Request,
+    viewer: ViewerDep,
+    look: LookDep,
+    storage: QuickStorageDep,
+    settings: SettingsDep,
+    counters: CountersDep,
+    file: Annotated[str, Query(max_length=64)],
+    model: Annotated[str, Query(max_length=128)],
+) -> Response:
+    """Show the first rows as the model will see them, and what the job would take."""
+
+    def shown() -> Response:
+        with look() as session:
+            row = files.get(session, viewer.project_id, file)
+            entry = preview.model_entry(session, model)
+        allowance = Allowance(settings.counting_cpu_s, lambda: False)
+        error: AppError | None = None
+        rows = found = None
+        try:
+            rows = preview.preview(storage, counters, row, entry, _PREVIEWED, allowance)
+            ask = JobCreate(model=model, training_file=file)
+            found = estimate(storage, counters, look, viewer.principal, ask, settings, allowance)
+        except AppError as problem:
+            error = problem
+        return page(request, "preview", viewer, rows=rows, estimate=found, error=error)
+
+    return await viewer.lanes.previews.of(viewer.project_id).run(shown)
+
+
+def _upload(request: Request, viewer: ViewerDep, settings: SettingsDep, limits: LimitsDep) -> Iterator[Form]:
+    yield from upload_form(request, viewer.principal, settings, limits)
+
+
+@router.post("/file")
+async def take_file(
+    viewer: ViewerDep,
+    form: Annotated[Form, Depends(_upload, scope="function")],
+    storage: StorageDep,
+    limits: LimitsDep,
+    begin: BeginDep,
+) -> Response:
+    """Take in a training file, and go on with what was found in it."""
+
+    def taken() -> str:
+        check_form(viewer, form.fields_before_file().pop("form_token", ""))
+        return upload.upload(storage, begin, viewer.project_id, form, limits).id
+
+    file_id = await viewer.lanes.writes.of(viewer.project_id).run(taken)
+    return RedirectResponse(f"/jobs/new?file={file_id}", 303)
+
+
+@router.post("")
+async def create_job(
+    request: Request, viewer: FormViewerDep, begin: BeginDep, look: LookDep, settings: SettingsDep
+) -> Response:
+    """Start a job, or show the form again with what is wrong with it."""
+    form = await request.form()
+    asked = {name: str(value).strip() for name, value in form.items() if name != "form_token"}
+
+    def created() -> Response:
+        try:
+            ask = _request(asked)
+            with begin() as session:
+                submission = service.Submission(asked.get("once") or None, 0)
+                job = service.create(session, viewer.principal, ask, submission, settings)
+        except AppError as error:
+            with look() as session:
+                shown = _shown(session, viewer, settings, asked.get("training_file"), asked, error)
+            return page(request, "new_job", viewer, status=error.status, **shown)
+        return RedirectResponse(f"/jobs/{job.id}", 303)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(created)
+
+
+def _request(asked: dict[str, str]) -> JobCreate:
+    """Turn the form into the request that the API takes; empty fields are left to the provider."""
+    body: dict[str, Any] = {name: asked[name] for name in _PLAIN if asked.get(name)}
+    numbers = {name: _number(name, asked[name]) for name in _NUMBERS if asked.get(name)}
+    body["method"] = {"type": "supervised", "supervised": {"hyperparameters": numbers}}
+    body["safety"] = {"defense": {"type": asked.get("defense", "spard")}}
+    if asked.get("seed"):
+        body["seed"] = _number("seed", asked["seed"])
+    try:
+        return JobCreate.model_validate(body)
+    except ValidationError as error:
+        faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise first_fault(RequestValidationError(faults, body=body)) from None
+
+
+def _number(name: str, text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if text == "auto":
+        return text
+    raise InvalidRequest(f"{name.replace('_', ' ')}: {text[:32]!r} is no number.", code="invalid_type", param=name)

@@ -1,0 +1,80 @@
+"""Sign in with a key, sign out, and the files that pages link to."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from app.dashboard import assets
+from app.dashboard.rendering import page
+from app.dashboard.viewer import FormViewerDep
+from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep, recognize_key
+from app.errors import AppError, Forbidden
+from app.keys import browser_sessions
+
+router = APIRouter(include_in_schema=False)
+
+_HOME = "/jobs"
+
+
+@router.get("/")
+def home() -> Response:
+    """Go to the jobs."""
+    return RedirectResponse(_HOME, 303)
+
+
+@router.get("/static/{name}")
+async def static(name: str) -> Response:
+    """Return a style sheet or a script; its name changes with its bytes."""
+    found = assets.find(name)
+    kept = {"cache-control": "public, max-age=31536000, immutable", "x-content-type-options": "nosniff"}
+    return Response(found.content, media_type=found.media_type, headers=kept)
+
+
+@router.get("/sign-in")
+def sign_in_page(request: Request, next: str = _HOME) -> Response:
+    """Ask for a key."""
+    return page(request, "sign_in", next=_own(next), error=None)
+
+
+@router.post("/sign-in")
+async def sign_in(
+    request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep, begin: BeginDep
+) -> Response:
+    """Exchange a key for a cookie that stands for it."""
+    form = await request.form(max_files=0, max_fields=8)
+    secret, going = str(form.get("key", "")).strip(), _own(str(form.get("next", "")))
+    try:
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise Forbidden("Sign in on this page, not from another site.")
+        principal = recognize_key(request, engine, settings, caller, secret)
+    except AppError as error:
+        return page(request, "sign_in", status=error.status, next=going, error=error)
+    with begin() as session:
+        cookie = browser_sessions.begin(session, principal)
+    answer = RedirectResponse(going, 303)
+    answer.set_cookie(
+        browser_sessions.COOKIE,
+        cookie,
+        max_age=int(browser_sessions.STAYS.total_seconds()),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return answer
+
+
+@router.post("/sign-out")
+def sign_out(request: Request, viewer: FormViewerDep, begin: BeginDep) -> Response:
+    """Forget this browser."""
+    with begin() as session:
+        browser_sessions.end(session, request.cookies[browser_sessions.COOKIE])
+    answer = RedirectResponse("/sign-in", 303)
+    answer.delete_cookie(browser_sessions.COOKIE)
+    return answer
+
+
+def _own(path: str) -> str:
+    """Return a path of ours to go on to; never another site."""
+    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_own else _HOME

@@ -1,0 +1,84 @@
+"""Templates turned into answers, under a policy that runs no script and asks no server but ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Request
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from app.dashboard import assets
+from app.dashboard.viewer import Viewer
+from app.errors import AppError
+from app.jobs.reports.page import TEMPLATES
+from app.jobs.reports.plots import percent
+from app.jobs.schemas import JobOut
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_LOADER = ChoiceLoader([PackageLoader("app.dashboard", "templates"), TEMPLATES])
+_TEMPLATES = Environment(loader=_LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def page(request: Request, name: str, viewer: Viewer | None = None, *, status: int = 200, **shown: Any) -> HTMLResponse:
+    """Render a template; a part of a page is rendered alone where the browser asks for that part."""
+    text = _TEMPLATES.get_template(f"{name}.html.jinja").render(
+        viewer=viewer, path=request.url.path, is_part="hx-request" in request.headers, **shown
+    )
+    return HTMLResponse(text, status, headers=HEADERS)
+
+
+def problem_page(request: Request, error: AppError, headers: Mapping[str, str] | None = None) -> HTMLResponse:
+    """Render an error for a person, with the id to name when asking for help."""
+    answer = page(request, "problem", status=error.status, error=error, request_id=request.state.request_id)
+    answer.headers.update(headers or {})
+    if error.retry_after_s:
+        answer.headers["retry-after"] = str(error.retry_after_s)
+    return answer
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def _ago(at: datetime | None) -> str:
+    if at is None:
+        return "-"
+    seconds = (datetime.now(UTC) - at).total_seconds()
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _job_name(job: JobOut) -> str:
+    """Return the suffix that a job was given, where it has made a model, else the beginning of its id."""
+    parts = (job.fine_tuned_model or "").split(":")
+    return (parts[3] if len(parts) > 3 else "") or job.id.removeprefix("ftjob-")[:12]
+
+
+_TEMPLATES.filters |= {"job_name": _job_name, "size": _size, "ago": _ago, "duration": _duration, "percent": percent}
+_TEMPLATES.globals |= {"asset": assets.url}

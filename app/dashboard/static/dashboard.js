@@ -1,0 +1,63 @@
+// What pages add where scripts run: news of a job that runs, and a file that is dropped. Every page works without it.
+"use strict";
+
+const EVERY_MS = 1500; // at most, so that a job with fast steps does not load the page more often
+
+function follow(live) {
+  const stream = new EventSource(live.dataset.stream);
+  let due = false;
+  const tell = () => {
+    if (due) return;
+    due = true;
+    setTimeout(() => {
+      due = false;
+      if (!live.querySelector(".shown")) htmx.trigger(live, "job-news");
+    }, EVERY_MS);
+  };
+  for (const kind of ["event", "metrics", "heartbeat"]) stream.addEventListener(kind, tell);
+  stream.addEventListener("done", () => {
+    stream.close();
+    location.reload();
+  });
+}
+
+function upload(form) {
+  const input = form.querySelector("input[type=file]");
+  const bar = form.querySelector("progress");
+  const told = form.querySelector("[role=status]");
+  const send = () => {
+    const request = new XMLHttpRequest();
+    bar.hidden = false;
+    told.textContent = `Uploading ${input.files[0].name}`;
+    request.upload.onprogress = (event) => {
+      bar.max = event.total;
+      bar.value = event.loaded;
+      if (event.loaded === event.total) told.textContent = "Checking every row";
+    };
+    request.onload = () => {
+      if (request.responseURL.includes("file=")) location.assign(request.responseURL);
+      else document.open(), document.write(request.responseText), document.close();
+    };
+    request.onerror = () => (told.textContent = "The connection broke. Try again.");
+    request.open("POST", form.action);
+    request.send(new FormData(form));
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (input.files.length) send();
+  });
+  input.addEventListener("change", () => input.files.length && send());
+  for (const kind of ["dragover", "dragleave", "drop"]) {
+    form.addEventListener(kind, (event) => {
+      event.preventDefault();
+      form.classList.toggle("over", kind === "dragover");
+      if (kind === "drop" && event.dataTransfer.files.length) {
+        input.files = event.dataTransfer.files;
+        send();
+      }
+    });
+  }
+}
+
+for (const live of document.querySelectorAll("[data-stream]")) follow(live);
+for (const form of document.querySelectorAll("form.upload")) upload(form);

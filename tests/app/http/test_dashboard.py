@@ -1,0 +1,294 @@
+"""The pages: signing in, what they show and to whom, and that no text of others becomes part of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+
+from app import db
+from app.db.base import utc_now
+from app.db.tables import ApiKey, BrowserSession
+from app.jobs import lease
+from app.jobs.results import Rejection
+from tests.app.http.conftest import JOBS, Service, Upload, rows
+from tests.app.http.test_report import EVIL, GATE, REPORT, Tags
+
+UNASKED = "a row that nobody asked for"
+HTML = {"accept": "text/html,application/xhtml+xml"}
+SignIn = Callable[..., TestClient]
+
+
+@pytest.fixture
+def sign_in(service: Service) -> Iterator[SignIn]:
+    """Sign a browser in with a new key of a project."""
+    browsers = []
+
+    def signed_in(project: str = "org-customer", *scopes: str) -> TestClient:
+        browser = TestClient(service.app, headers=HTML)
+        key = service.add_key(project, *(scopes or ("customer",)))
+        answer = browser.post("/sign-in", data={"key": key, "next": "/jobs"})
+        assert (answer.status_code, answer.url.path) == (200, "/jobs")
+        browsers.append(browser)
+        return browser
+
+    yield signed_in
+    for browser in browsers:
+        browser.close()
+
+
+@pytest.fixture
+def rejected(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
+    """A job whose report is full of other people's texts."""
+    job_id: str = customer.post(JOBS, json=asked | {"suffix": EVIL.replace("/", "")}).json()["id"]
+    evil = {
+        "line": 3,
+        "score": 0.9,
+        "cosine": 0.9,
+        "pool_row": 5,
+        "reasons": [EVIL],
+        "excerpt": f"a row nobody asked for {EVIL}",
+    }
+    report = REPORT | {"risky_rows": [evil]}
+    service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.record_metrics(session, claim, {1: {"loss/task": 1.0}, 2: {"loss/task": 0.5, "loss/safe": 0.4}})
+        assert lease.reject(session, claim, Rejection(EVIL, 10, [], {"gate": GATE}, "jobs/report"))
+    return job_id
+
+
+def token(page: Any) -> str:
+    """The token that the forms of a page carry."""
+    found = re.search(r'name="form_token" value="([0-9a-f]{64})"', page.text)
+    assert found
+    return found.group(1)
+
+
+def test_without_a_key_every_page_asks_to_sign_in(service: Service) -> None:
+    browser = TestClient(service.app, headers=HTML)
+    for path in ("/", "/jobs", "/jobs/new", "/jobs/ftjob-1", "/files", "/models", "/compare", "/provider"):
+        answer = browser.get(path)
+        assert (answer.status_code, answer.url.path) == (200, "/sign-in"), path
+
+
+def test_a_wrong_key_is_told_beside_the_field(service: Service) -> None:
+    answer = TestClient(service.app, headers=HTML).post("/sign-in", data={"key": "sk-spard-wrong"})
+    assert answer.status_code == 401
+    assert "The API key is not valid" in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+def test_the_cookie_is_kept_from_scripts_and_other_sites(service: Service) -> None:
+    key = service.add_key("org-customer", "customer")
+    answer = TestClient(service.app).post("/sign-in", data={"key": key}, follow_redirects=False)
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert key.lower() not in cookie
+
+
+@pytest.mark.parametrize("target", ["https://evil.example", "//evil.example", "/\\evil.example", "/a\nb"])
+def test_signing_in_never_leads_to_another_site(service: Service, target: str) -> None:
+    key = service.add_key("org-customer", "customer")
+    answer = TestClient(service.app).post("/sign-in", data={"key": key, "next": target}, follow_redirects=False)
+    assert answer.headers["location"] == "/jobs"
+
+
+def test_a_session_ends_with_its_key_and_its_time(service: Service, sign_in: SignIn) -> None:
+    ends = {"key": update(ApiKey).values(revoked_at=utc_now()), "time": update(BrowserSession)}
+    ends["time"] = ends["time"].values(expires_at=utc_now() - timedelta(seconds=1))
+    for end in ends.values():
+        browser = sign_in()
+        assert browser.get("/files").url.path == "/files"
+        with db.transaction(service.app.state.engine) as session:
+            session.execute(end)
+        assert browser.get("/files").url.path == "/sign-in"
+
+
+def test_signing_out_forgets_the_browser(sign_in: SignIn) -> None:
+    browser = sign_in()
+    kept = dict(browser.cookies)
+    browser.post("/sign-out", data={"form_token": token(browser.get("/jobs"))})
+    browser.cookies.update(kept)
+    assert browser.get("/jobs").url.path == "/sign-in"
+
+
+def test_a_signed_in_browser_reads_the_api_and_changes_nothing_there(
+    sign_in: SignIn, rejected: str, asked: dict[str, Any]
+) -> None:
+    browser = sign_in()
+    assert browser.get(f"{JOBS}/{rejected}").json()["id"] == rejected
+    assert browser.post(JOBS, json=asked).status_code == 401
+    assert browser.delete(f"{JOBS}/{rejected}").status_code == 401
+
+
+@pytest.mark.parametrize("given", ["", "0" * 64, "é" * 64], ids=["none", "wrong", "not ASCII"])
+def test_a_form_of_another_site_changes_nothing(
+    sign_in: SignIn, customer: TestClient, rejected: str, given: str
+) -> None:
+    browser = sign_in()
+    for path in ("/jobs/new", f"/jobs/{rejected}/cancel", "/sign-out"):
+        answer = browser.post(path, data={"form_token": given})
+        assert answer.status_code == 403, path
+    sent = browser.post("/jobs/new/file", data={"form_token": given}, files={"file": ("a.jsonl", rows(10))})
+    assert sent.status_code == 403
+    assert browser.get("/jobs").url.path == "/jobs"
+
+
+def test_a_reading_key_looks_and_changes_nothing(sign_in: SignIn, rejected: str) -> None:
+    browser = sign_in("org-customer", "read")
+    page = browser.get(f"/jobs/{rejected}")
+    assert page.status_code == 200
+    assert browser.post(f"/jobs/{rejected}/cancel", data={"form_token": token(page)}).status_code == 403
+
+
+def test_the_pages_of_another_project_read_as_unknown(sign_in: SignIn, rejected: str) -> None:
+    browser = sign_in("org-stranger")
+    for path in (f"/jobs/{rejected}", f"/jobs/{rejected}/risky-rows/3", f"/jobs/new?from={rejected}"):
+        answer = browser.get(path)
+        assert answer.status_code == 404, path
+        assert answer.headers["content-type"].startswith("text/html")
+
+
+def test_the_provider_s_page_is_the_provider_s(sign_in: SignIn, offered: TestClient) -> None:
+    assert sign_in().get("/provider").status_code == 403
+    page = sign_in("org-provider", "admin", "customer").get("/provider")
+    assert page.status_code == 200
+    assert "lab/tiny-1" in page.text
+
+
+def test_no_text_of_others_becomes_part_of_a_page(sign_in: SignIn, service: Service, rejected: str) -> None:
+    browser = sign_in()
+    paths = ["/jobs", f"/jobs/{rejected}", f"/jobs?search={EVIL}", f"/jobs/{rejected}/risky-rows/3"]
+    paths += [
+        f"/jobs/new?from={rejected}",
+        f"/compare?ids={rejected}&ids={EVIL}",
+        f"/files/{EVIL}",
+        "/files",
+        "/models",
+    ]
+    for path in paths:
+        page = browser.get(path)
+        assert EVIL not in page.text, path
+        assert "<script>alert" not in page.text, path
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+        assert "unsafe" not in page.headers["content-security-policy"]
+
+
+def test_pages_are_well_formed_and_link_to_nobody_else(sign_in: SignIn, rejected: str) -> None:
+    browser = sign_in("org-customer", "customer", "admin")
+    for path in (
+        "/jobs",
+        f"/jobs/{rejected}",
+        "/jobs/new",
+        f"/jobs/new?from={rejected}",
+        "/files",
+        "/models",
+        "/provider",
+    ):
+        tags = Tags(void={"meta", "link", "input", "br"})
+        tags.feed(browser.get(path).text)
+        assert tags.open == [], path
+        assert all(link.startswith(("/", "#")) for link in tags.links), path
+
+
+def test_what_pages_link_to_is_there_and_kept_for_good(sign_in: SignIn) -> None:
+    browser = sign_in()
+    linked = set(re.findall(r'"(/static/[^"]+)"', browser.get("/jobs").text))
+    assert len(linked) == 5
+    for path in linked:
+        answer = browser.get(path)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    assert sum(len(browser.get(path).content) for path in linked) < 150_000
+
+
+def test_htmx_is_as_it_was_published() -> None:
+    content = (files("app.dashboard") / "static" / "htmx.min.js").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
+
+
+def test_the_text_of_a_risky_row_is_shown_when_asked_and_logged(
+    sign_in: SignIn, provider: TestClient, rejected: str
+) -> None:
+    browser = sign_in()
+    assert UNASKED not in browser.get(f"/jobs/{rejected}").text
+    part = browser.get(f"/jobs/{rejected}/risky-rows/3", headers={"hx-request": "true"})
+    assert part.text.strip().startswith('<span class="shown">')
+    logged = provider.get("/v1/admin/audit_log?action=risky_row.shown").json()["data"]
+    assert [(entry["target"], entry["details"]) for entry in logged] == [(rejected, {"line": 3})]
+
+
+def test_from_a_dropped_file_to_a_queued_job(sign_in: SignIn, offered: TestClient) -> None:
+    browser = sign_in()
+    form = {"form_token": token(browser.get("/jobs/new")), "purpose": "fine-tune"}
+    findings = browser.post("/jobs/new/file", data=form, files={"file": ("chats.jsonl", rows(10))})
+    assert "10 rows, ready to be trained on" in findings.text
+    fields = {"model": "lab/tiny-1", "training_file": findings.url.params["file"], "suffix": "acme", "defense": "spard"}
+    page = browser.post("/jobs/new", data=form | fields | {"n_epochs": "2", "seed": "7"})
+    assert page.url.path.startswith("/jobs/ftjob-")
+    assert "Waiting for a worker." in page.text
+    job = browser.get(f"{JOBS}/{page.url.path.removeprefix('/jobs/')}").json()
+    assert (job["seed"], job["hyperparameters"]["n_epochs"], job["safety"]["defense"]["type"]) == (7, 2, "spard")
+
+
+def test_what_is_wrong_with_a_form_is_told_on_it(sign_in: SignIn, offered: TestClient, upload: Upload) -> None:
+    browser = sign_in()
+    file_id = upload(rows(10)).json()["id"]
+    form = {"form_token": token(browser.get("/jobs/new")), "model": "lab/tiny-1", "training_file": file_id}
+    for field, value, told in (
+        ("n_epochs", "many", "is no number"),
+        ("n_epochs", "1000", "n_epochs"),
+        ("defense", "none", "none"),
+        ("model", "gpt-5", "gpt-5"),
+        ("seed", "-1", "seed"),
+    ):
+        page = browser.post("/jobs/new", data=form | {field: value})
+        alert = re.search(r'role="alert">([^<]*)<', page.text)
+        assert page.status_code in (400, 403, 404), field
+        assert alert is not None, field
+        assert told in alert.group(1), field
+
+
+def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, offered: TestClient) -> None:
+    browser = sign_in()
+    form = {"form_token": token(browser.get("/jobs/new")), "purpose": "fine-tune"}
+    bad = rows(10) + b'{"messages": []}\n'
+    page = browser.post("/jobs/new/file", data=form, files={"file": ("chats.jsonl", bad)})
+    assert "This file cannot be trained on" in page.text
+    assert "Start the job" not in page.text
+
+
+def test_jobs_are_found_by_text_and_status(sign_in: SignIn, rejected: str) -> None:
+    browser = sign_in()
+    for query, is_found in (
+        (f"search={rejected[8:14]}", True),
+        ("search=tiny", True),
+        ("search=%25", False),
+        ("search=nothing", False),
+        ("status=failed", True),
+        ("status=queued", False),
+        ("status=", True),
+    ):
+        assert (f'href="/jobs/{rejected}"' in browser.get(f"/jobs?{query}").text) is is_found, query
+
+
+def test_two_jobs_stand_side_by_side(
+    sign_in: SignIn, customer: TestClient, rejected: str, asked: dict[str, Any]
+) -> None:
+    other = customer.post(JOBS, json=asked).json()["id"]
+    browser = sign_in()
+    page = browser.get(f"/compare?ids={rejected}&ids={other}")
+    assert "2 jobs side by side" in page.text
+    assert "50 %" in page.text
+    assert browser.get(f"/compare?ids={rejected}").status_code == 400
