@@ -1,0 +1,58 @@
+"""A real browser: headless Chromium, driven by Playwright. Without one on the machine these tests are skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.app.http.conftest import (  # noqa: F401 - fixtures
+    Service,
+    asked,
+    customer,
+    offered,
+    provider,
+    service,
+    settings,
+    stranger,
+    upload,
+    url,
+)
+
+# Of its own, Chromium asks servers for updates and lists: none is to be reached.
+_QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox", "--disable-gpu", "--disable-quic", *_QUIET]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(params=["light", "dark"])
+def context(browser: Browser, url: str, request: pytest.FixtureRequest) -> Iterator[BrowserContext]:  # noqa: F811
+    context = browser.new_context(base_url=url.removesuffix("/v1"), color_scheme=request.param, locale="en-US")
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A page that must end without an error on its console and without a request to elsewhere."""
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    elsewhere: list[str] = []
+    page.on("request", lambda each: None if each.url.startswith("http://127.0.0.1") else elsewhere.append(each.url))
+    yield page
+    assert (errors, elsewhere) == ([], [])

@@ -1,0 +1,93 @@
+"""What a person does with a mouse: the way from a key to a downloaded adapter, and what can go wrong on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from fastapi.testclient import TestClient
+from playwright.sync_api import Page, expect
+
+from tests.app.http.conftest import JOBS, Service, rows
+from tests.app.http.test_report import EVIL, REPORT
+from tests.app.http.test_results import ARCHIVE, publish
+
+SERIOUS = ("serious", "critical")
+MEASURED: dict[str, Any] = REPORT | {
+    "gate": {"decision": "pass", "reasons": []},
+    "thresholds": {"max_asr": 0.1, "max_asr_rise": 0.1, "max_over_refusal_rise": 0.05},
+    "seconds": {"train": 12.0, "audit": 4.0},
+}
+
+
+def sign_in(page: Page, service: Service, *scopes: str) -> None:
+    page.goto("/")
+    page.get_by_label("API key").fill(service.add_key("org-customer", *(scopes or ("customer",))))
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+
+
+def serious(page: Page) -> list[str]:
+    """What axe finds that keeps people with other senses or hands from using the page."""
+    found = Axe().run(page).response["violations"]
+    return [f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in found if each["impact"] in SERIOUS]
+
+
+def test_from_a_key_to_an_adapter(page: Page, service: Service, offered: TestClient, tmp_path: Path) -> None:
+    sign_in(page, service)
+    assert serious(page) == []
+    page.get_by_role("link", name="New job").first.click()
+    assert serious(page) == []
+    file = tmp_path / "chats.jsonl"
+    file.write_bytes(rows(12))
+    page.get_by_label("Training file").set_input_files(file)
+    expect(page.get_by_role("heading", name="12 rows, ready to be trained on")).to_be_visible()
+    assert serious(page) == []
+    page.get_by_label("Name of the result").fill("acme")
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.get_by_role("heading", name="Waiting for a worker.")).to_be_visible()
+    publish(service, "pass")
+    service.app.state.storage.write("jobs/report", [json.dumps(MEASURED).encode()])
+    expect(page.get_by_role("heading", name="20 of 40 attacks succeed on this model.")).to_be_visible(timeout=30_000)
+    assert serious(page) == []
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Download adapter").click()
+    saved = tmp_path / "adapter.tar.gz"
+    started.value.save_as(saved)
+    assert saved.read_bytes() == ARCHIVE
+
+
+def test_a_wrong_key_and_a_bad_file_are_told_where_they_are(
+    context: Any, service: Service, offered: TestClient, tmp_path: Path
+) -> None:
+    page = context.new_page()
+    page.goto("/jobs")
+    page.get_by_label("API key").fill("sk-spard-nothing")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("The API key is not valid")
+    assert serious(page) == []
+    sign_in(page, service)
+    page.goto("/jobs/new")
+    file = tmp_path / "chats.jsonl"
+    file.write_bytes(rows(12) + json.dumps({"messages": [{"role": EVIL, "content": EVIL}]}).encode())
+    page.get_by_label("Training file").set_input_files(file)
+    expect(page.get_by_role("heading", name="This file cannot be trained on")).to_be_visible()
+    assert serious(page) == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_scrolls_sideways(
+    page: Page, service: Service, customer: TestClient, asked: dict[str, Any], width: int
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    publish(service, "pass")
+    service.app.state.storage.write("jobs/report", [json.dumps(MEASURED).encode()])
+    page.set_viewport_size({"width": width, "height": 800})
+    sign_in(page, service, "customer", "admin")
+    for path in ("/jobs", "/jobs/new", f"/jobs/{job_id}", f"/jobs/new?from={job_id}", "/files", "/models", "/provider"):
+        page.goto(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        assert serious(page) == [], path
