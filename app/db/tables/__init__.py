@@ -6,6 +6,7 @@ from app.db.tables.audit_log import AuditEntry
 from app.db.tables.catalog import BaseModelEntry, Corpus
 from app.db.tables.checkpoints import CheckpointPermission, JobCheckpoint
 from app.db.tables.files import CondemnedObject, File
+from app.db.tables.inference import InferenceCall
 from app.db.tables.jobs import (
     TERMINAL,
     AuditResult,
@@ -40,6 +41,7 @@ __all__ = [
     "File",
     "HeldAdapter",
     "IdempotencyKey",
+    "InferenceCall",
     "Job",
     "JobCheckpoint",
     "JobEvent",
