@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -12,7 +12,6 @@ from app.inference.protocol import Ask, Message
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 Loose = dict[str, object]
-_DEFAULT_LOGPROBS = 0
 
 
 class TextPart(BaseModel):
@@ -121,10 +120,10 @@ class Sampling(Body):
             raise Refusal("unsupported_parameter", "store: replies are not stored here.")
         return self
 
-    def asked(self, **more: Any) -> Ask:
-        """Return what an engine is told, with the fields that only one endpoint has."""
+    def asked(self) -> Ask:
+        """Return what an engine is told, without the fields that only one endpoint has."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        ask: Ask = {
+        return {
             "adapter": None,
             "messages": None,
             "prompt": None,
@@ -139,8 +138,6 @@ class Sampling(Body):
             "stop": stop,
             "top_logprobs": None,
         }
-        ask.update(**more)
-        return ask
 
     @property
     def includes_usage(self) -> bool:
@@ -181,12 +178,13 @@ class ChatCreate(Sampling):
 
     def ask(self) -> Ask:
         """Return what an engine is told."""
-        return self.asked(
-            messages=[message.as_read() for message in self.messages],
-            tools=[tool.model_dump(exclude_none=True) for tool in self.offered],
-            max_tokens=self.max_completion_tokens or self.max_tokens,
-            top_logprobs=(self.top_logprobs or _DEFAULT_LOGPROBS) if self.logprobs else None,
-        )
+        ask = self.asked()
+        ask["messages"] = [message.as_read() for message in self.messages]
+        ask["tools"] = [tool.model_dump(exclude_none=True) for tool in self.offered]
+        ask["max_tokens"] = self.max_completion_tokens or self.max_tokens
+        if self.logprobs:
+            ask["top_logprobs"] = self.top_logprobs or 0
+        return ask
 
 
 class CompletionCreate(Sampling):
@@ -201,5 +199,7 @@ class CompletionCreate(Sampling):
 
     def ask(self) -> Ask:
         """Return what an engine is told."""
-        prompt = self.prompt if isinstance(self.prompt, str) else self.prompt[0]
-        return self.asked(prompt=prompt, max_tokens=self.max_tokens or 16, top_logprobs=self.logprobs)
+        ask = self.asked()
+        ask["prompt"] = self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+        ask["max_tokens"], ask["top_logprobs"] = self.max_tokens or 16, self.logprobs
+        return ask

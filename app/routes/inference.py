@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from app.deps import CustomerDep
 from app.errors import AppError
-from app.inference import chat, completions
+from app.inference import chat, completions, responses
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion
+from app.inference.response_schemas import ResponseCreate
+from app.inference.responses import ResponseOut
 from app.inference.schemas import ChatCreate, CompletionCreate
 from app.inference.service import Reply, Serving
 
@@ -62,11 +64,27 @@ async def create_completion(
     return await _unless_gone(request, answer)
 
 
-class _Events(StreamingResponse):
-    """The chunks of a reply as OpenAI streams them; an error on the way is the last event."""
+@router.post("/responses", response_model=ResponseOut)
+async def create_response(ask: ResponseCreate, request: Request, caller: CustomerDep, serving: ServingDep) -> Response:
+    """Continue a conversation in the form of OpenAI's newer interface; nothing of it is stored."""
 
-    def __init__(self, reply: Reply, chunks: AsyncIterator[dict[str, object]]) -> None:
-        self._reply, self._chunks = reply, chunks
+    async def answer() -> Response:
+        reply = await serving.open(caller, ask.model, ask.ask(), "responses")
+        if ask.stream:
+            return _Events(reply, responses.events(reply, ask), has_types=True)
+        return await _whole(reply, responses.whole(reply, ask))
+
+    return await _unless_gone(request, answer)
+
+
+class _Events(StreamingResponse):
+    """The chunks of a reply as OpenAI streams them; an error on the way is the last event.
+
+    `has_types`: each chunk is an event of the type that it names, with a number.
+    """
+
+    def __init__(self, reply: Reply, chunks: AsyncIterator[dict[str, object]], *, has_types: bool = False) -> None:
+        self._reply, self._chunks, self._has_types = reply, chunks, has_types
         super().__init__(self._lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,15 +95,23 @@ class _Events(StreamingResponse):
             await self._reply.close()
 
     async def _lines(self) -> AsyncIterator[str]:
+        number = 0
         try:
             async for chunk in self._chunks:
-                yield f"data: {json.dumps(chunk)}\n\n"
+                yield self._line(chunk, number)
+                number += 1
         except AppError as error:
             self._reply.fail(error)
             told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-            yield f"data: {json.dumps({'error': told})}\n\n"
+            yield self._line({"type": "error", "error": told} if self._has_types else {"error": told}, number)
         else:
-            yield "data: [DONE]\n\n"
+            if not self._has_types:
+                yield "data: [DONE]\n\n"
+
+    def _line(self, chunk: dict[str, object], number: int) -> str:
+        if not self._has_types:
+            return f"data: {json.dumps(chunk)}\n\n"
+        return f"event: {chunk['type']}\ndata: {json.dumps(chunk | {'sequence_number': number})}\n\n"
 
 
 async def _whole(reply: Reply, answer: Awaitable[BaseModel]) -> Response:

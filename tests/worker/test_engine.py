@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ class Asked:
             "stop": [],
             "top_logprobs": None,
         }
-        ask.update(**more)
+        ask |= cast(Ask, more)
         self.engine.take({"op": "generate", "id": self.asked, "project": project, "ask": ask})
         return self.asked
 

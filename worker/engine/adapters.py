@@ -87,7 +87,9 @@ class Adapters:
 
     def _drop(self, name: str) -> None:
         """Take an adapter out; PEFT keeps the last one until another has come, and no row names it."""
-        if len(self.model.peft_config) > 1:
+        others = [each for each in self.model.peft_config if each != name]
+        if others:
+            self.model.set_adapter(others[0])  # it must not be the active one; rows name theirs
             self.model.delete_adapter(name)
         else:
             self.model.unload()

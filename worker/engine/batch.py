@@ -28,6 +28,7 @@ class Batch:
         kinds = set(getattr(config, "layer_types", None) or ())
         self._config = None if kinds <= _JOINABLE else model.config
         self.device: torch.device = model.device
+        self._cache: Any = None
         self._clear()
 
     @property
@@ -38,7 +39,7 @@ class Batch:
     @torch.inference_mode()
     def join(self, ids: Sequence[int], name: str, count: int) -> None:
         """Read a prompt, and add `count` rows that go on from it."""
-        cache = DynamicCache(config=self._config) if self._config else DynamicCache()
+        cache: Any = DynamicCache(config=self._config) if self._config else DynamicCache()
         input_BT = torch.tensor([list(ids)] * count, device=self.device)
         logits_BV = self._forward(input_BT, cache, [name] * count, None, None)
         mask_BT = torch.ones_like(input_BT, dtype=torch.bool)
@@ -76,7 +77,7 @@ class Batch:
         return None
 
     def _clear(self) -> None:
-        self._cache: Any = DynamicCache()
+        self._cache = DynamicCache()
         self._mask_BT = torch.zeros((0, 0), dtype=torch.bool)
         self.logits_BV = torch.zeros((0, 0))
 

@@ -80,8 +80,8 @@ def _added(model: Any, tensors: Mapping[str, Tensor], scale: float) -> Iterator[
             if key.endswith(_A):
                 name = key.removeprefix(_PREFIX).removesuffix(_A)
                 layer = model.get_base_model().get_submodule(name).base_layer
-                pair = tensors[key], tensors[key.removesuffix(_A) + _B]
-                hooks.append(layer.register_forward_hook(_adding(*(each.to(model.device) for each in pair), scale)))
+                a_RD, b_ER = (tensors[each].to(model.device) for each in (key, key.removesuffix(_A) + _B))
+                hooks.append(layer.register_forward_hook(_adding(a_RD, b_ER, scale)))
         yield
     finally:
         for hook in hooks:

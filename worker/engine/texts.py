@@ -20,6 +20,8 @@ class Text:
 
     def add(self, token: int) -> str:
         """Return what the reply grows by with a token; nothing any more after a stop string."""
+        if self.is_stopped:
+            return ""
         self._ids.append(token)
         start = max(0, self._seen - 4)  # some decoders look at the tokens before
         before: str = self._tokenizer.decode(self._ids[start : self._seen])

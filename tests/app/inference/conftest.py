@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -119,7 +120,8 @@ class Lab:
             job = session.query(Job).filter(Job.id.startswith(f"ftjob-{name.rpartition(':')[2]}")).one()
             key = f"tenants/{project}/jobs/{job.id}/a1/adapter.tar.gz"
             row = JobCheckpoint(job_id=job.id, step=10, kind=EPOCH, metrics={}, storage_key=key)
-            row.safety = {"gate": {"decision": decision, "reasons": []}}  # type: ignore[typeddict-item]
+            safety: Any = {"gate": {"decision": decision, "reasons": []}}
+            row.safety = safety
             row.sha256, row.bytes = file_sha256(self.home / f"{job.id}.tar.gz"), 1
             session.add(row)
         return f"{name}:ckpt-step-10"
@@ -152,22 +154,27 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("served") / "tiny")
 
 
-@pytest.fixture(scope="session")
-def served_lab(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Lab]:
-    home = tmp_path_factory.mktemp("serving")
+@contextmanager
+def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
+    """The service on a database and a storage below `home`, with one base model, behind a real server."""
     url = f"sqlite:///{home / 'spard.db'}"
+    (home / "data").mkdir(parents=True)
     upgrade_schema(url)
-    settings = Settings(
-        data_dir=home / "data", database_url=SecretStr(url), serving_reserve_mb=0, worker_threads=1, **LIMITS
-    )
-    (home / "data").mkdir()
+    one: Any = {"serving_reserve_mb": 0, "worker_threads": 1, **limits}
+    settings = Settings(data_dir=home / "data", database_url=SecretStr(url), **one)
     app = create_app(settings)
     with db.transaction(app.state.engine) as session:
-        session.add(BaseModelEntry(alias="tiny", source=str(tiny_model)))
+        session.add(BaseModelEntry(alias="tiny", source=str(model)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, tiny_model)
+        yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def served_lab(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Lab]:
+    with lab_of(tmp_path_factory.mktemp("serving"), tiny_model, **LIMITS) as lab:
+        yield lab

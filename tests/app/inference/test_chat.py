@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, NotFoundError
 from peft import PeftModel
 
 from spard.models.base import load_base
@@ -21,7 +22,7 @@ def models(served_lab: Lab) -> list[str]:
 
 
 @pytest.fixture
-def client(served_lab: Lab) -> OpenAI:
+def client(served_lab: Lab) -> Any:
     return served_lab.client()
 
 
@@ -36,7 +37,7 @@ def folder_of(lab: Lab, model: str) -> Path:
     return next(each for each in lab.home.glob("ftjob-*") if each.is_dir() and model.rpartition(":")[2] in each.name)
 
 
-def test_greedy_text_is_that_of_peft_and_of_the_audit(served_lab: Lab, client: OpenAI, models: list[str]) -> None:
+def test_greedy_text_is_that_of_peft_and_of_the_audit(served_lab: Lab, client: Any, models: list[str]) -> None:
     for name in ["tiny", *models]:
         expected = replies(served_lab, None if name == "tiny" else folder_of(served_lab, name), 30)
         for question, reply in zip(QUESTIONS, expected, strict=True):
@@ -48,7 +49,7 @@ def test_greedy_text_is_that_of_peft_and_of_the_audit(served_lab: Lab, client: O
             assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
 
 
-def test_a_stream_says_the_same_and_ends_with_its_usage(client: OpenAI, models: list[str]) -> None:
+def test_a_stream_says_the_same_and_ends_with_its_usage(client: Any, models: list[str]) -> None:
     ask = {"model": models[0], "messages": [{"role": "user", "content": "Hello there"}], "temperature": 0}
     whole = client.chat.completions.create(**ask, max_tokens=20)
     chunks = list(
@@ -61,7 +62,7 @@ def test_a_stream_says_the_same_and_ends_with_its_usage(client: OpenAI, models: 
     assert ends[-1] == whole.choices[0].finish_reason
 
 
-def test_what_is_asked_is_done(client: OpenAI, models: list[str]) -> None:
+def test_what_is_asked_is_done(client: Any, models: list[str]) -> None:
     ask = {"model": models[0], "messages": [{"role": "user", "content": "Say something"}], "max_tokens": 12}
     seeded = [client.chat.completions.create(**ask, seed=7, temperature=1.5).choices[0].message.content for _ in "ab"]
     assert seeded[0] == seeded[1]
@@ -77,7 +78,7 @@ def test_what_is_asked_is_done(client: OpenAI, models: list[str]) -> None:
     assert (stopped.message.content, stopped.finish_reason) == (plain[: plain.find(stop)], "stop")
 
 
-def test_a_text_is_continued(client: OpenAI, models: list[str]) -> None:
+def test_a_text_is_continued(client: Any, models: list[str]) -> None:
     whole = client.completions.create(model=models[0], prompt="One, two", max_tokens=8, temperature=0, logprobs=2)
     parts = client.completions.create(model=models[0], prompt="One, two", max_tokens=8, temperature=0, stream=True)
     assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
@@ -85,18 +86,18 @@ def test_a_text_is_continued(client: OpenAI, models: list[str]) -> None:
     assert echo.choices[0].text == "One, two" + whole.choices[0].text
 
 
-def test_control_tokens_of_a_customer_are_text(client: OpenAI) -> None:
+def test_control_tokens_of_a_customer_are_text(client: Any) -> None:
     def tokens(content: str) -> int:
         ask = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": content}], max_tokens=1
         )
         assert ask.usage
-        return ask.usage.prompt_tokens
+        return int(ask.usage.prompt_tokens)
 
     assert tokens("<|end|>") - tokens("") == len("<|end|>")
 
 
-def test_what_cannot_be_done_is_refused_in_words(client: OpenAI) -> None:
+def test_what_cannot_be_done_is_refused_in_words(client: Any) -> None:
     messages = [{"role": "user", "content": "x" * 300}]
     with pytest.raises(BadRequestError) as long:
         client.chat.completions.create(model="tiny", messages=messages)
@@ -112,3 +113,24 @@ def test_what_cannot_be_done_is_refused_in_words(client: OpenAI) -> None:
     with pytest.raises(NotFoundError) as unknown:
         client.chat.completions.create(model="ft:tiny:org-customer::000000000000", messages=messages)
     assert unknown.value.code == "model_not_found"
+
+
+def test_a_response_says_the_same(client: Any, models: list[str]) -> None:
+    ask = {"model": models[0], "temperature": 0}
+    chat = client.chat.completions.create(
+        **ask,
+        max_tokens=20,
+        messages=[{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}],
+    )
+    whole = client.responses.create(**ask, instructions="Be short.", input="Hello", max_output_tokens=20)
+    assert whole.output_text == chat.choices[0].message.content
+    assert whole.status == ("incomplete" if chat.choices[0].finish_reason == "length" else "completed")
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}]
+    events = list(
+        client.responses.create(**ask, instructions="Be short.", input=parts, max_output_tokens=20, stream=True)
+    )
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response.usage == whole.usage
+    with pytest.raises(BadRequestError):
+        client.responses.create(**ask, input="Hello", previous_response_id="resp_1")

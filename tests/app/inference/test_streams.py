@@ -123,12 +123,11 @@ def test_the_look_comes_more_often_than_every_second() -> None:
 
 def test_a_whole_reply_is_not_given_either(served_lab: Lab, endless: Endless) -> None:
     model = served_lab.release(9)
-    later = [lambda: pause(served_lab, model)]
     start = endless.start
 
-    async def paused_meanwhile(*ask: Any) -> Any:
-        found = await start(*ask)
-        await asyncio.to_thread(later[0])
+    async def paused_meanwhile(model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+        found = await start(model, project, ask)
+        await asyncio.to_thread(pause, served_lab, model.name)
         return found
 
     endless.start = paused_meanwhile  # type: ignore[method-assign]
