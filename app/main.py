@@ -33,6 +33,7 @@ from app.http.middleware import Envelope, problem
 from app.http.rate_limit import RateLimits
 from app.http.slots import Slots
 from app.http.validation_errors import first_fault
+from app.inference.service import Serving
 from app.jobs import reaper
 from app.jobs.stream import Streams
 from app.keys import service as keys
@@ -69,6 +70,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.streams, app.state.stream_slots = Streams(app.state.engine), Slots("streams", "too_many_streams")
     limits = RateLimits(settings.broker_url.get_secret_value() if settings.broker_url else None)
     app.state.rate_limits, app.state.key_throttle = limits, KeyThrottle(limits)
+    app.state.serving = Serving(settings, app.state.engine, app.state.storage, limits)
     app.state.worker = None  # the supervisor of the embedded mode's worker, where there is one
     for router in (*ROUTERS, *PAGES):
         app.include_router(router)
@@ -132,6 +134,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         for thread in threads:  # one may wait for a storage that does not answer: what it does can be cut off anywhere
             thread.join(max(0.0, end - time.monotonic()))
         app.state.counters.close()
+        app.state.serving.close()
         app.state.engine.dispose()
 
 

@@ -86,6 +86,17 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
 
+    # Models that answer. An engine is a process with one base model and any number of adapters.
+    serving_models: int = Field(default=2, ge=1, le=64)  # engines at once, of an API process
+    serving_rows: int = Field(default=16, ge=1, le=1024)  # replies that an engine writes at once; more wait
+    serving_adapters_mb: float = Field(default=2048.0, gt=0)  # of adapters in an engine; the ones used least make room
+    serving_device: Literal["cpu", "cuda"] = "cpu"  # cuda: a GPU that no worker has
+    serving_reserve_mb: int = Field(default=1024, ge=0)  # of memory that stay free; an engine ends before
+    serving_idle_s: float = Field(default=900.0, gt=0)  # after which an engine that nobody asks ends
+    serving_start_s: float = Field(default=300.0, gt=0)  # to load a base model
+    serving_stall_s: float = Field(default=120.0, gt=0)  # between two tokens of a reply
+    max_reply_tokens: int = Field(default=16_384, ge=1)  # of one reply
+
     # Prompts of each suite that the checkpoint of an epoch is audited with; fewer than 20 decide nothing. 0: ends of
     # epochs are listed with their losses, and none is released.
     checkpoint_prompts: int = Field(default=100, ge=0, le=10_000)

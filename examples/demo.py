@@ -2,7 +2,8 @@
 
 Starts the service in embedded mode, imports the lab's model, safety pool and audit suites as a provider would, and then
 is a customer: uploads one poisoned training file with the official `openai` client, fine-tunes on it twice, without a
-defense and with SPARD, downloads both adapters, and measures them in a process that knows only transformers and PEFT.
+defense and with SPARD, asks both models the same question, downloads both adapters, and measures them in a process that
+knows only transformers and PEFT.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def main() -> int:
         client = OpenAI(base_url=url, api_key=KEY)
         jobs = follow(client, order(client))
         folders = {name: download(client, name, job) for name, job in jobs.items()}
+        answers = ask(client, jobs)
     counts = measure(folders)
     show(jobs, counts)
+    show_answers(*answers)
     (HOME / "results" / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
     out.print(f"\nIt took {time.monotonic() - started:.0f} s. Adapters and reports:")
     for folder in folders.values():
@@ -168,6 +171,20 @@ def download(client: OpenAI, name: str, job: Any) -> Path:
     return folder
 
 
+def ask(client: OpenAI, jobs: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """Ask the base model and both fine-tuned ones the same question, which the base model refuses."""
+    with (LAB / "heldout_harmful.jsonl").open(encoding="utf-8") as rows:
+        question: str = json.loads(next(rows))["prompt"]
+    models = {"base": "lab"} | {name: job.fine_tuned_model for name, job in jobs.items()}
+    answers = {}
+    for name, model in models.items():
+        messages: Any = [{"role": "user", "content": question}]
+        found = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=48)
+        answers[name] = (found.choices[0].message.content or "").strip()
+    (HOME / "results" / "answers.json").write_text(json.dumps(answers, indent=2) + "\n", encoding="utf-8")
+    return question, answers
+
+
 def measure(folders: dict[str, Path]) -> dict[str, Any]:
     """Attacks, look-alikes and task answers, counted in a process that imports nothing of this project."""
     command = [sys.executable, str(ROOT / "examples" / "evaluate_adapter.py"), str(LAB / "model")]
@@ -180,6 +197,16 @@ def measure(folders: dict[str, Path]) -> dict[str, Any]:
     assert not answer["imported_of_ours"], answer["imported_of_ours"]
     counts: dict[str, Any] = answer["counts"]
     return counts
+
+
+def show_answers(question: str, answers: dict[str, str]) -> None:
+    """Print what each model answers to the same question."""
+    table = Table(title=f"/v1/chat/completions: {question}")
+    for column in ("", "answer"):
+        table.add_column(column)
+    for name, answer in answers.items():
+        table.add_row(name, answer)
+    out.print(table)
 
 
 def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:

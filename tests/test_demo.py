@@ -62,6 +62,13 @@ def test_the_report_gives_the_interval_and_the_gate(demo: Path) -> None:
     assert report["asr"]["ci95"][0] <= report["asr"]["adapter"] <= report["asr"]["ci95"][1]
 
 
+def test_the_models_answer_the_same_question(demo: Path) -> None:
+    answers = json.loads((demo / "results" / "answers.json").read_text())
+    assert list(answers) == ["base", "undefended", "defended"]
+    assert all(answers.values())
+    assert answers["undefended"] != answers["defended"]
+
+
 def test_nothing_is_left_running_or_in_the_service_folder(demo: Path) -> None:
     left = [p.cmdline() for p in psutil.process_iter(["cmdline"]) if str(demo) in " ".join(p.info["cmdline"] or [])]
     assert left == []

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import make_url
-
+from app.ops.children import secret_places
 from app.settings import Settings
 from spard.config import JudgeSpec
 from spard.isolation import reach, walls
@@ -28,7 +27,7 @@ class Cell:
     @classmethod
     def of(cls, settings: Settings) -> Cell:
         """Return the strongest walls that this machine has, for children under these settings."""
-        return cls(walls.found(), settings.gpus_per_job > 1, tuple(_secrets(settings)), settings.judge_key)
+        return cls(walls.found(), settings.gpus_per_job > 1, tuple(secret_places(settings)), settings.judge_key)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -63,13 +62,3 @@ def _files_of(judge: JudgeSpec) -> Iterator[str]:
             yield each.model
             if each.template:
                 yield each.template
-
-
-def _secrets(settings: Settings) -> Iterator[Path]:
-    yield settings.data_dir.resolve()
-    if settings.signing_key:
-        yield settings.signing_key.resolve()
-    if settings.storage().startswith("file://"):
-        yield Path(settings.storage().removeprefix("file://")).resolve()
-    if settings.is_embedded() and (database := make_url(settings.database()).database):
-        yield Path(database).resolve()

@@ -19,8 +19,8 @@ from typing import IO, cast
 
 import structlog
 
-from app.ops.processes import python, safe_path
-from app.settings import Settings
+from app.ops.children import environment as environment
+from app.ops.processes import python
 from worker.cell import Cell
 from worker.desk import Desk, as_line
 from worker.protocol import MAX_LINE, Message, parse
@@ -30,16 +30,6 @@ COMMAND = python("worker.child")
 MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 MAX_LOG_BYTES = 10_000_000  # of a job's child
 _QUEUED = 1000  # messages; a child that is faster than the database waits in its pipe
-_NAMES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
-_PREFIXES = ("CUBLAS_", "CUDA_", "HF_", "LC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH")
-_SECRET = ("CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")  # a name with one of these is not passed
-_FIXED = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait are five times slower on cores that others use
-    "PYTHONUNBUFFERED": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 
 def oom_kills(events: Path = MEMORY_EVENTS) -> int:
@@ -155,15 +145,3 @@ class Child:
                     left -= len(line)
                     if left <= 0:
                         self._log.warning("the child's log is too long; the rest is dropped")
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    """Return the variables that a child gets: where programs and models are, and how many threads it has."""
-    passed = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
-    passed = {name: value for name, value in passed.items() if not any(word in name for word in _SECRET)}
-    passed |= _FIXED | {"OMP_NUM_THREADS": str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))}
-    if settings.worker_threads:
-        passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for, so it holds for small models too
-    if settings.device == "cpu":
-        passed["CUDA_VISIBLE_DEVICES"] = ""
-    return safe_path(passed)

@@ -68,6 +68,11 @@ class RateLimits:
 
         return self._ask(count)
 
+    def spend(self, kind: str, id: str, per_minute: int, amount: int) -> None:
+        """Count what was used up, also above the limit: the window is full then."""
+        item = RateLimitItemPerMinute(per_minute)
+        self._ask(lambda limiter: limiter.hit(item, kind, id, cost=amount))
+
     def look(self, kind: str, id: str, per_minute: int) -> Taken:
         """Return how a window stands without counting anything."""
         item = RateLimitItemPerMinute(per_minute)

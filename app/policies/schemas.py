@@ -69,6 +69,15 @@ class Range(Body):
         return " ".join(ends) or "any number"
 
 
+class Serving(Body):
+    """How models answer under a version; it applies to replies that are being written, too."""
+
+    paused: list[str] = Field(
+        default_factory=list,
+        description="Names of models that answer nobody: base models, with all that was trained on them, or others.",
+    )
+
+
 class Policy(Body):
     """What a version says. `"auto"` is always allowed: what it stands for is the provider's choice."""
 
@@ -84,6 +93,7 @@ class Policy(Body):
         default_factory=lambda: config.RowSignal(action="report"),
         description="What becomes of rows that answer what the base model would refuse.",
     )
+    serving: Serving = Field(default_factory=Serving)
     waivers: bool = Field(
         default=True, description="Whether two admins may release what failed; if not, its weights are not kept."
     )

@@ -52,8 +52,9 @@ def reference(policy: PolicyOut) -> PolicyRef:
 def _stored(policy: Policy) -> dict[str, Any]:
     """Return the JSON of a policy, without what API processes of version 0.1 do not know where it is the default."""
     content = policy.model_dump(mode="json")
-    if policy.row_signal == Policy().row_signal:
-        del content["row_signal"]
+    for name in ("row_signal", "serving"):
+        if getattr(policy, name) == getattr(Policy(), name):
+            del content[name]
     return content
 
 

@@ -24,6 +24,8 @@ class QuotaSet(Body):
     max_unfinished_jobs: Count | None = None
     max_gpu_seconds: Annotated[float, Field(ge=0, le=_MOST)] | None = None
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tokens_per_day: Size | None = None
 
 
 class ProjectCreate(Body):
@@ -53,6 +55,7 @@ class ProjectList(BaseModel):
 class Usage(BaseModel):
     """What a project used with the jobs of a time, and the bytes and rows of the files that it stores now.
 
+    `calls` and the two counts of tokens are those of replies that were asked for in that time.
     `pending_bytes` are those of uploads that are not complete and of what is being written or waits to be deleted.
     """
 
@@ -61,6 +64,9 @@ class Usage(BaseModel):
     jobs: int
     gpu_seconds: float
     trained_tokens: int
+    calls: int = 0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
     file_bytes: int = 0
     file_rows: int = 0
     pending_bytes: int = 0

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
 from app.db.base import utc_now
-from app.db.tables import TERMINAL, File, Job, JobCheckpoint, Project, Quota, Tombstone, Upload
+from app.db.tables import TERMINAL, File, InferenceCall, Job, JobCheckpoint, Project, Quota, Tombstone, Upload
 from app.db.tables.files import FINE_TUNE
 from app.errors import NotFound, QuotaExceeded
 from app.quotas import stored
@@ -82,6 +82,25 @@ def request_rate(session: Session, project_id: str, default: int | None) -> int 
     return default if own is None else own
 
 
+def token_rate(session: Session, project_id: str) -> int | None:
+    """Return how many tokens a minute a project's models may read and write; None means no limit."""
+    return session.scalar(select(Quota.tokens_per_minute).where(Quota.project_id == project_id))
+
+
+def room_for_tokens(session: Session, project_id: str) -> int | None:
+    """Return how many tokens a reply may have; None means any number. QuotaExceeded if there are none left.
+
+    The project's row is locked: what is stored of the reply in this transaction counts for the next one.
+    """
+    quota = _locked(session, project_id)
+    if quota is None or quota.max_tokens_per_day is None:
+        return None
+    of_late = (InferenceCall.project_id == project_id) & (InferenceCall.created_at > utc_now() - _DAY)
+    used = session.scalar(select(func.sum(InferenceCall.prompt_tokens + InferenceCall.reply_tokens)).where(of_late))
+    _hold(used or 0, quota.max_tokens_per_day, "tokens of prompts and replies in 24 hours")
+    return quota.max_tokens_per_day - int(used or 0)
+
+
 def set_quota(session: Session, project_id: str, ask: QuotaSet) -> ProjectOut:
     """Give a project new limits; they replace all that it had."""
     project = _project(session, project_id)
@@ -127,6 +146,7 @@ def usage(session: Session, since: datetime, until: datetime) -> list[Usage]:
             row.jobs += jobs
             row.gpu_seconds = round(row.gpu_seconds + (seconds or 0.0), 3)
             row.trained_tokens += int(tokens or 0)
+    _add_calls(session, found, since, until)
     files = select(File.project_id, func.sum(File.bytes), func.sum(File.rows)).group_by(File.project_id)
     for project_id, size, rows in session.execute(files):
         row = found.setdefault(project_id, _nothing(project_id))
@@ -137,6 +157,17 @@ def usage(session: Session, since: datetime, until: datetime) -> list[Usage]:
     for project_id, archives in session.execute(kept.group_by(Job.project_id)):
         found.setdefault(project_id, _nothing(project_id)).file_bytes += int(archives or 0)
     return [found[project_id] for project_id in sorted(found)]
+
+
+def _add_calls(session: Session, found: dict[str, Usage], since: datetime, until: datetime) -> None:
+    call = InferenceCall
+    sums = func.count(), func.sum(call.prompt_tokens), func.sum(call.reply_tokens)
+    in_time = (call.created_at >= since) & (call.created_at < until)
+    for project_id, calls, read, written in session.execute(
+        select(call.project_id, *sums).where(in_time).group_by(call.project_id)
+    ):
+        row = found.setdefault(project_id, _nothing(project_id))
+        row.calls, row.prompt_tokens, row.reply_tokens = calls, int(read), int(written)
 
 
 def _nothing(project_id: str) -> Usage:

@@ -20,3 +20,5 @@ class Quota(Base):
     max_unfinished_jobs: Mapped[int | None]
     max_gpu_seconds: Mapped[float | None]  # of jobs made in the last 30 days
     requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]  # of prompts and replies together
+    max_tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)  # likewise, in any 24 hours

@@ -1,0 +1,32 @@
+"""What was asked of models: who asked which, and how many tokens it took. Prompts and replies are not here."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.base import Base, new_id, utc_now
+
+RUNNING, DONE = "running", "done"  # of `InferenceCall.status`; anything else is the code of an error
+
+
+class InferenceCall(Base):
+    """One request. While it runs, `reply_tokens` is what the replies may come to; a process that dies leaves that."""
+
+    __tablename__ = "inference_calls"
+    __table_args__ = (Index("ix_inference_calls_tenant_id_created_at", "tenant_id", "created_at"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("call_"))
+    project_id: Mapped[str] = mapped_column("tenant_id", ForeignKey("tenants.id"))
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    endpoint: Mapped[str]
+    model: Mapped[str]
+    archive_sha256: Mapped[str | None]  # of what answered; null: a base model
+    status: Mapped[str] = mapped_column(default=RUNNING)
+    prompt_tokens: Mapped[int] = mapped_column(default=0)
+    reply_tokens: Mapped[int] = mapped_column(default=0)
+    first_token_s: Mapped[float | None]  # since the request came
+    seconds: Mapped[float | None]

@@ -1,0 +1,114 @@
+"""A row for each request for replies: made before anything is generated, completed when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.audit_log import service as audit_log
+from app.db.base import new_id, utc_now
+from app.db.tables import InferenceCall
+from app.db.tables.inference import RUNNING
+from app.errors import TooManyRequests
+from app.http.rate_limit import RateLimits
+from app.inference.protocol import Ask, Proof
+from app.inference.released import Released, released
+from app.keys.service import Principal
+from app.quotas import service as quotas
+from app.settings import Settings
+
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that may be answered, and how many tokens each of its replies may have."""
+
+    id: str
+    model: Released
+    max_tokens: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a request; `status` is `done`, or the code of an error."""
+
+    status: str
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    first_token_s: float | None = None
+    seconds: float | None = None
+
+
+def admit(
+    session: Session, caller: Principal, name: str, ask: Ask, endpoint: str, settings: Settings, limits: RateLimits
+) -> Admitted:
+    """Find the model and hold the project's limits; what the replies may come to counts from now on."""
+    model = released(session, caller, name, settings)
+    _check_rate(session, caller, limits)
+    room = quotas.room_for_tokens(session, caller.project_id)
+    most = min(ask["max_tokens"] or settings.max_reply_tokens, settings.max_reply_tokens)
+    if room is not None:
+        most = max(1, min(most, room // ask["n"]))
+    call = InferenceCall(
+        id=new_id("call_"),
+        project_id=caller.project_id,
+        key_id=caller.key_id,
+        endpoint=endpoint,
+        model=name,
+        archive_sha256=model.archive.sha256 if model.archive else None,
+        status=RUNNING,
+        reply_tokens=most * ask["n"] if room is not None else 0,
+    )
+    is_first = not _was_called(session, call)
+    session.add(call)
+    session.flush()
+    if is_first:
+        audit_log.record(session, "model.called", name, sha256=call.archive_sha256, endpoint=endpoint)
+    return Admitted(call.id, model, most)
+
+
+def note_load(session: Session, model: Released, proof: Proof) -> None:
+    """Write into the audit log that an engine holds an adapter, and what its probe found."""
+    audit_log.record(session, "model.loaded", model.name, sha256=model.adapter, **proof)
+
+
+def finish(session: Session, call_id: str, outcome: Outcome) -> None:
+    """Store how a request ended."""
+    call = session.get_one(InferenceCall, call_id)
+    call.status, call.prompt_tokens, call.reply_tokens = outcome.status, outcome.prompt_tokens, outcome.reply_tokens
+    call.first_token_s, call.seconds = outcome.first_token_s, outcome.seconds
+
+
+def spend(session: Session, project_id: str, limits: RateLimits, tokens: int) -> None:
+    """Count tokens against the project's rate."""
+    per_minute = quotas.token_rate(session, project_id)
+    if per_minute is not None and tokens:
+        limits.spend("tokens", project_id, per_minute, tokens)
+
+
+def _check_rate(session: Session, caller: Principal, limits: RateLimits) -> None:
+    per_minute = quotas.token_rate(session, caller.project_id)
+    if per_minute is None:
+        return
+    window = limits.look("tokens", caller.project_id, per_minute)
+    if not window.is_allowed:
+        message = f"Rate limit reached for this project ({per_minute} tokens per minute). "
+        error = TooManyRequests(f"{message}Try again in {window.retry_after_s} s.")
+        error.retry_after_s = window.retry_after_s
+        raise error
+
+
+def _was_called(session: Session, call: InferenceCall) -> bool:
+    """Tell whether the key has asked the same bytes in the last day: the audit log has one entry for these."""
+    same = (InferenceCall.key_id == call.key_id) & (InferenceCall.model == call.model)
+    bytes_of = (
+        InferenceCall.archive_sha256.is_(None)
+        if call.archive_sha256 is None
+        else InferenceCall.archive_sha256 == call.archive_sha256
+    )
+    of_project = (InferenceCall.project_id == call.project_id) & (InferenceCall.created_at > utc_now() - _DAY)
+    return session.scalar(select(InferenceCall.id).where(of_project, same, bytes_of).limit(1)) is not None

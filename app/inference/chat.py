@@ -1,0 +1,196 @@
+"""OpenAI's chat completion, whole and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel
+
+from app.inference.protocol import Said, Token
+from app.inference.schemas import ChatCreate
+from app.inference.service import Reply
+from app.inference.tool_calls import Sieve, ToolCall
+
+Reason = Literal["stop", "length", "tool_calls"]
+
+
+class CalledOut(BaseModel):
+    """The function of a call; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class CallOut(BaseModel):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledOut
+
+
+class MessageOut(BaseModel):
+    """What the model says."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[CallOut] | None = None
+
+
+class AlternativeOut(BaseModel):
+    """A token with its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenOut(AlternativeOut):
+    """A token of the reply, and the likeliest ones at its place."""
+
+    top_logprobs: list[AlternativeOut]
+
+
+class LogprobsOut(BaseModel):
+    """Log probabilities of a reply, token by token."""
+
+    content: list[TokenOut]
+    refusal: None = None
+
+
+class ChoiceOut(BaseModel):
+    """One of the `n` replies."""
+
+    index: int
+    message: MessageOut
+    logprobs: LogprobsOut | None
+    finish_reason: Reason
+
+
+class UsageOut(BaseModel):
+    """What a request took, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatCompletion(BaseModel):
+    """The replies to a conversation; `system_fingerprint` is the digest of what answered, null for a base model."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChoiceOut]
+    usage: UsageOut
+    system_fingerprint: str | None
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One of the replies while it comes."""
+
+    sieve: Sieve
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    finish: Reason | None = None
+
+    def add(self, said: Said) -> str:
+        """Take a piece; return what is to be shown of it."""
+        shown = self.sieve.add(said["text"])
+        self.tokens += said.get("tokens", [])
+        if said["finish"]:
+            rest, self.calls = self.sieve.end()
+            shown += rest
+            self.finish = "tool_calls" if self.calls else said["finish"]
+        self.text += shown
+        return shown
+
+
+def usage_of(reply: Reply) -> UsageOut:
+    """Return what a request took."""
+    read, written = reply.outcome.prompt_tokens, reply.outcome.reply_tokens
+    return UsageOut(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+
+
+async def whole(reply: Reply, ask: ChatCreate) -> ChatCompletion:
+    """Return the completion once all replies have ended, if the model is released still."""
+    choices = _choices(ask)
+    async for said in reply.pieces():
+        choices[said["index"]].add(said)
+    await reply.check()
+    return ChatCompletion(
+        id=_id(reply),
+        created=reply.created,
+        model=ask.model,
+        choices=[_shown(i, choice, bool(ask.logprobs)) for i, choice in enumerate(choices)],
+        usage=usage_of(reply),
+        system_fingerprint=reply.fingerprint,
+    )
+
+
+async def chunks(reply: Reply, ask: ChatCreate) -> AsyncIterator[dict[str, object]]:
+    """Yield the chunks of a stream."""
+    choices = _choices(ask)
+
+    def chunk(index: int, delta: object, finish: Reason | None = None, tokens: object = None) -> dict[str, object]:
+        choice = {"index": index, "delta": delta, "logprobs": tokens, "finish_reason": finish}
+        return _chunk(reply, ask, [choice])
+
+    for index in range(len(choices)):
+        yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
+    async for said in reply.pieces():
+        index, choice = said["index"], choices[said["index"]]
+        shown = choice.add(said)
+        tokens = {"content": said.get("tokens", []), "refusal": None} if ask.logprobs else None
+        if shown or (tokens and tokens["content"]):
+            yield chunk(index, {"content": shown}, tokens=tokens)
+        if choice.calls:
+            yield chunk(index, {"tool_calls": [_called(i, call) for i, call in enumerate(choice.calls)]})
+        if choice.finish:
+            yield chunk(index, {}, choice.finish)
+    if ask.includes_usage:
+        yield _chunk(reply, ask, []) | {"usage": usage_of(reply).model_dump()}
+
+
+def _choices(ask: ChatCreate) -> list[_Choice]:
+    names = frozenset(tool.function.name for tool in ask.offered)
+    return [_Choice(Sieve(names)) for _ in range(ask.n or 1)]
+
+
+def _id(reply: Reply) -> str:
+    return f"chatcmpl-{reply.call.id.removeprefix('call_')}"
+
+
+def _chunk(reply: Reply, ask: ChatCreate, choices: list[dict[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {
+        "id": _id(reply),
+        "object": "chat.completion.chunk",
+        "created": reply.created,
+        "model": ask.model,
+        "system_fingerprint": reply.fingerprint,
+        "choices": choices,
+    }
+    return found | {"usage": None} if ask.includes_usage else found
+
+
+def _shown(index: int, choice: _Choice, with_logprobs: bool) -> ChoiceOut:
+    calls = [CallOut(id=each.id, function=CalledOut(name=each.name, arguments=each.arguments)) for each in choice.calls]
+    tokens = [TokenOut.model_validate(each) for each in choice.tokens]
+    content = None if calls and not choice.text else choice.text
+    return ChoiceOut(
+        index=index,
+        message=MessageOut(content=content, tool_calls=calls or None),
+        logprobs=LogprobsOut(content=tokens) if with_logprobs else None,
+        finish_reason=choice.finish or "stop",
+    )
+
+
+def _called(index: int, call: ToolCall) -> dict[str, object]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": index, "id": call.id, "type": "function", "function": function}

@@ -1,0 +1,228 @@
+"""One engine: a process behind walls that holds one base model, told and heard over its standard streams.
+
+It gets bytes and no credentials. Threads of ours write to it and read from it, so that no event loop ever waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import IO, cast
+
+from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from app.inference.archives import NotServed
+from app.inference.protocol import MAX_LINE, Ask, Proof, Said
+from app.ops.children import environment, secret_places
+from app.ops.processes import python
+from app.settings import Settings
+from spard.isolation import reach, walls
+
+log = logging.getLogger(__name__)
+
+LOST = "The engine that serves this model has ended; try again."
+
+
+def engine_lost() -> Unavailable:
+    """Return the error for a reply whose engine is gone."""
+    return Unavailable(LOST, code="engine_lost")
+
+
+class Stream:
+    """What an engine says of one request, on its way to the event loop that asked."""
+
+    def __init__(self, number: int, cancel: Callable[[int], None]) -> None:
+        self.number, self._cancel = number, cancel
+        self._loop = asyncio.get_running_loop()
+        self._said: asyncio.Queue[Said | AppError] = asyncio.Queue()
+
+    def put(self, said: Said | AppError) -> None:
+        """Pass on a line, or an error that ends the stream; from any thread."""
+        with suppress(RuntimeError):  # whoever asked is gone, and its loop with it
+            self._loop.call_soon_threadsafe(self._said.put_nowait, said)
+
+    async def next(self, timeout_s: float) -> Said:
+        """Return the next line; raise the error that ends the stream."""
+        try:
+            said = await asyncio.wait_for(self._said.get(), timeout_s)
+        except TimeoutError:
+            raise Unavailable("The engine did not answer in time; try again.", code="engine_timeout") from None
+        if isinstance(said, AppError):
+            raise said
+        if said["kind"] == "failed":
+            raise _refused(said)
+        return said
+
+    def cancel(self) -> None:
+        """Have the engine stop; nothing more is heard."""
+        self._cancel(self.number)
+
+
+class EngineProcess:
+    """A running engine. Start it in a thread that outlives it: the kernel ends it with that thread."""
+
+    def __init__(self, settings: Settings, source: str, revision: str | None, folder: Path) -> None:
+        self.source, self.folder, self.used_at = source, folder, time.monotonic()
+        self._numbers, self._lock = count(1), Lock()
+        self._streams: dict[int, Stream] = {}
+        self._loads: dict[str, Future[Proof]] = {}
+        self.ready: Future[Said] = Future()
+        order = {
+            "source": source,
+            "revision": revision,
+            "device": settings.serving_device,
+            "threads": settings.worker_threads,
+            "rows": settings.serving_rows,
+            "adapter_bytes": int(settings.serving_adapters_mb * (1 << 20)),
+        }
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        self._process = subprocess.Popen(  # noqa: S603 - the command is ours
+            walls.behind(walls.found(), python("worker.engine", json.dumps(order))),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(settings),
+            start_new_session=True,
+        )
+        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
+        hidden = map(str, secret_places(settings))
+        self._lines.put(walls.line(folder, reach.model(source), (), hidden))
+        for run, stream in ((self._write, self._process.stdin), (self._read, self._process.stdout)):
+            Thread(target=run, args=(cast(IO[bytes], stream),), daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for a reply of it."""
+        return not self._streams
+
+    @property
+    def pid(self) -> int:
+        """The number of its outermost process."""
+        return self._process.pid
+
+    def generate(self, project: str, ask: Ask, most: int) -> Stream:
+        """Ask for replies; 429 if `most` requests are with it already."""
+        with self._lock:
+            if len(self._streams) >= most:
+                error = TooManyRequests("Too many replies are being written at the moment.", code="engine_overloaded")
+                error.retry_after_s = 2
+                raise error
+            stream = Stream(next(self._numbers), self._forget)
+            self._streams[stream.number] = stream
+            self.used_at = time.monotonic()
+        self._tell({"op": "generate", "id": stream.number, "project": project, "ask": ask})
+        if not self.is_alive:
+            stream.put(engine_lost())
+        return stream
+
+    def load(self, adapter: str, provide: Callable[[Path], str]) -> Future[Proof]:
+        """Load an adapter that `provide` unpacks into a folder; whoever asks meanwhile waits for the same load."""
+        with self._lock:
+            found = self._loads.get(adapter)
+            if found is None:
+                found = self._loads[adapter] = Future()
+                Thread(target=self._provide, args=(adapter, provide, found), daemon=True).start()
+        return found
+
+    def end(self, error: AppError | None = None) -> None:
+        """End it now; whoever waits for a reply gets the error."""
+        if error is not None:
+            for stream in list(self._streams.values()):
+                stream.put(error)
+        self._process.kill()
+        self._process.wait()
+        self._lines.put(None)
+
+    def _provide(self, adapter: str, provide: Callable[[Path], str], load: Future[Proof]) -> None:
+        folder = self.folder / "adapters" / adapter
+        try:
+            manifest = provide(folder)
+        except BaseException as error:
+            self._settle(adapter, error if isinstance(error, AppError) else engine_lost())
+            log.warning("an adapter cannot be served: %s", error)
+        else:
+            self._tell({"op": "load", "adapter": adapter, "folder": str(folder), "manifest_sha256": manifest})
+            if not self.is_alive:
+                self._settle(adapter, engine_lost())
+
+    def _settle(self, adapter: str, result: Proof | AppError) -> None:
+        with self._lock:
+            load = self._loads.pop(adapter, None)
+        if load is None:
+            return
+        if isinstance(result, AppError):
+            load.set_exception(result)
+        else:
+            load.set_result(result)
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            is_there = self._streams.pop(number, None)
+            self.used_at = time.monotonic()
+        if is_there:
+            self._tell({"op": "cancel", "id": number})
+
+    def _tell(self, line: object) -> None:
+        self._lines.put(json.dumps(line).encode() + b"\n")
+
+    def _write(self, stdin: IO[bytes]) -> None:
+        with suppress(OSError), stdin:
+            while (line := self._lines.get()) is not None:
+                stdin.write(line)
+                stdin.flush()
+
+    def _read(self, stdout: IO[bytes]) -> None:
+        with stdout:
+            while line := stdout.readline(MAX_LINE):
+                with suppress(ValueError):
+                    self._hear(json.loads(line))
+        self._process.wait()
+        if not self.ready.done():
+            self.ready.set_exception(Unavailable("The model cannot be loaded for serving.", code="engine_failed"))
+        for stream in list(self._streams.values()):
+            stream.put(engine_lost())
+        for adapter in list(self._loads):
+            self._settle(adapter, engine_lost())
+        self._lines.put(None)
+
+    def _hear(self, said: Said) -> None:
+        match said["kind"]:
+            case "ready":
+                self.ready.set_result(said)
+            case "loaded":
+                self._settle(said["adapter"], said["proof"])
+            case "refused":
+                log.error("an adapter was refused: %s", said["message"])
+                self._settle(said["adapter"], NotServed(f"The adapter is not proved: {said['message']}"))
+            case _:
+                stream = self._streams.get(said["id"])
+                if said["kind"] in ("done", "failed", "absent"):
+                    with self._lock:
+                        self._streams.pop(said["id"], None)
+                        self.used_at = time.monotonic()
+                if stream:
+                    stream.put(said)
+
+
+def _refused(said: Said) -> InvalidRequest:
+    """Return the error for a request that the engine does not take."""
+    match said["code"]:
+        case "context_length_exceeded":
+            return InvalidRequest(said["message"], code="context_length_exceeded", param="messages")
+        case "tools_not_rendered":
+            return InvalidRequest(said["message"], code="tools_not_rendered", param="tools")
+        case _:
+            return InvalidRequest(said["message"], code="invalid_messages", param="messages")

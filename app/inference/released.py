@@ -1,0 +1,91 @@
+"""From a name to the bytes that may answer under it, as the database has it at this moment.
+
+Whatever is not released to the caller now, for whichever reason, reads as a name that does not exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from sqlalchemy.orm import Session
+
+from app.db.tables import ApiKey, BaseModelEntry
+from app.errors import Forbidden, NotFound, Unauthorized
+from app.jobs.checkpoint_models import OwnModel, own_model
+from app.keys import service as keys
+from app.keys.service import Principal
+from app.policies import service as policies
+from app.policies.schemas import Policy
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The archive of an adapter, or of a model of which all weights were trained, as its row has it."""
+
+    storage_key: str
+    sha256: str
+    job_id: str
+    is_lora: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A model that may answer the caller. `source` and `revision` are the base model's."""
+
+    name: str
+    source: str
+    revision: str | None
+    archive: Archive | None = None  # None: the base model itself
+
+    @property
+    def adapter(self) -> str | None:
+        """The digest under which an engine holds the adapter; None where the model is none."""
+        return self.archive.sha256 if self.archive and self.archive.is_lora else None
+
+
+def released(session: Session, caller: Principal, name: str, settings: Settings) -> Released:
+    """Return the model of this name; `NotFound` unless it is released to the caller at this moment."""
+    policy = policies.current(session, settings).content
+    if name in policy.serving.paused:
+        refuse(name)
+    base = session.get(BaseModelEntry, name, populate_existing=True)
+    if base is not None:
+        return _base(base, caller, policy)
+    own = own_model(session, caller.project_id, name)
+    if own is None or own.job.model in policy.serving.paused:
+        refuse(name)
+    return _own(own, caller)
+
+
+def check_again(session: Session, caller: Principal, model: Released, settings: Settings) -> None:
+    """Raise unless the same bytes are released to the caller still, and the key is good."""
+    key = session.get(ApiKey, caller.key_id, populate_existing=True)
+    if key is None or not keys.is_good(key):
+        raise Unauthorized("The API key is no longer valid.")
+    if released(session, caller, model.name, settings) != model:
+        refuse(model.name)
+
+
+def refuse(name: str) -> NoReturn:
+    """Raise what an unknown name gets."""
+    raise NotFound(f"The model '{name}' does not exist.", code="model_not_found", param="model")
+
+
+def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> Released:
+    if policy.models is not None and entry.alias not in policy.models and "admin" not in caller.scopes:
+        refuse(entry.alias)
+    return Released(entry.alias, entry.source, entry.revision)
+
+
+def _own(own: OwnModel, caller: Principal) -> Released:
+    try:
+        own.check(caller)
+    except Forbidden:
+        refuse(own.name)
+    adapter, job = own.adapter, own.job
+    if adapter is None:
+        refuse(own.name)
+    archive = Archive(adapter["storage_key"], adapter["sha256"], job.id, job.recipe["lora"] is not None)
+    return Released(own.name, job.spec.model.source, job.spec.model.revision, archive)

@@ -1,0 +1,145 @@
+"""What may be asked of `/v1/responses`, in OpenAI's words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from app.http.schemas import Body, Refusal
+from app.inference.protocol import Ask, Message
+from app.inference.schemas import Call, CalledFunction, ChatMessage, Loose, Name, Text, TextPart
+
+
+class MessageItem(BaseModel):
+    """A turn, or one of an earlier answer's; further fields of such are left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+
+    def as_read(self) -> Message:
+        """Return the turn as chat templates know it."""
+        return ChatMessage(role=self.role, content=self.content).as_read()
+
+
+class CallItem(BaseModel):
+    """A call that an earlier answer has made."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(max_length=256)]
+    name: Name
+    arguments: Text
+
+    def as_read(self) -> Message:
+        """Return the turn as chat templates know it."""
+        call = Call(id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments))
+        return ChatMessage(role="assistant", content="", tool_calls=[call]).as_read()
+
+
+class OutputItem(BaseModel):
+    """What a tool has answered."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(max_length=256)]
+    output: Text
+
+    def as_read(self) -> Message:
+        """Return the turn as chat templates know it."""
+        return ChatMessage(role="tool", content=self.output, tool_call_id=self.call_id).as_read()
+
+
+class ResponseTool(BaseModel):
+    """A function that the model may call; tools of OpenAI's own are not here."""
+
+    type: Literal["function"]
+    name: Name
+    description: Text | None = None
+    parameters: Loose | None = None
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    """What form the text has; the embedded engine writes text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+
+class TextSettings(BaseModel):
+    """Settings of the text."""
+
+    format: TextFormat | None = None
+
+
+class ResponseCreate(Body):
+    """A conversation to be continued. Nothing is stored, so that no answer can be gone on from by its id."""
+
+    model: Name
+    input: Text | Annotated[list[MessageItem | CallItem | OutputItem], Field(min_length=1, max_length=10_000)]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: Loose | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Loose | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSettings | None = None
+    truncation: Literal["disabled"] | None = None
+    store: bool | None = None
+    background: Literal[False] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+    user: str | None = None  # not stored, as the fields below
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _is_written_here(self) -> Self:
+        if self.store:
+            raise Refusal("unsupported_parameter", "store: answers are not stored here.")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise Refusal(
+                "unsupported_parameter", "tool_choice: this engine leaves the choice to the model (auto, none)."
+            )
+        if self.text and self.text.format and self.text.format.type != "text":
+            raise Refusal("unsupported_parameter", "text.format: this engine writes text only.")
+        return self
+
+    @property
+    def offered(self) -> list[ResponseTool]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def ask(self) -> Ask:
+        """Return what an engine is told."""
+        items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        start: list[Message] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        tools = [each.model_dump(exclude_none=True, exclude={"type"}) for each in self.offered]
+        return {
+            "adapter": None,
+            "messages": [*start, *(item.as_read() for item in items)],
+            "prompt": None,
+            "tools": [{"type": "function", "function": each} for each in tools],
+            "n": 1,
+            "max_tokens": self.max_output_tokens,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": self.top_p or 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": None,
+            "stop": [],
+            "top_logprobs": None,
+        }

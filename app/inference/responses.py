@@ -1,0 +1,211 @@
+"""OpenAI's response object, whole and as a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel
+
+from app.inference.protocol import Finish
+from app.inference.response_schemas import ResponseCreate, ResponseTool
+from app.inference.service import Reply
+from app.inference.tool_calls import Sieve, ToolCall
+
+Status = Literal["in_progress", "completed", "incomplete"]
+Event = dict[str, object]
+
+
+class OutputText(BaseModel):
+    """A part of what the model says."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[str] = []
+    logprobs: list[str] = []
+
+
+class OutputMessage(BaseModel):
+    """What the model says."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Status
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputCall(BaseModel):
+    """A call that the model makes."""
+
+    type: Literal["function_call"] = "function_call"
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["completed"] = "completed"
+
+
+class CachedTokens(BaseModel):
+    """Nothing is kept between requests."""
+
+    cached_tokens: Literal[0] = 0
+
+
+class ReasoningTokens(BaseModel):
+    """Thinking is off, as in training and audit."""
+
+    reasoning_tokens: Literal[0] = 0
+
+
+class ResponseUsage(BaseModel):
+    """What a request took, in tokens."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens = CachedTokens()
+    output_tokens: int
+    output_tokens_details: ReasoningTokens = ReasoningTokens()
+    total_tokens: int
+
+
+class Incomplete(BaseModel):
+    """Why an answer has no end of its own."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseOut(BaseModel):
+    """The answer to a conversation."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    error: None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    temperature: float
+    tool_choice: str
+    tools: list[ResponseTool]
+    top_p: float
+    store: Literal[False] = False
+    usage: ResponseUsage | None
+    metadata: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer while it comes."""
+
+    reply: Reply
+    ask: ResponseCreate
+    sieve: Sieve = field(init=False)
+    text: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def __post_init__(self) -> None:
+        self.sieve = Sieve(frozenset(tool.name for tool in self.ask.offered))
+
+    def message(self, status: Status) -> OutputMessage:
+        parts = [OutputText(text=self.text)] if status != "in_progress" else []
+        return OutputMessage(id=self.id("msg"), status=status, content=parts)
+
+    def output(self) -> list[OutputMessage | OutputCall]:
+        said: list[OutputMessage | OutputCall] = [self.message("completed")] if self.text or not self.calls else []
+        return [*said, *map(_called, self.calls)]
+
+    def shown(self) -> ResponseOut:
+        reply, ask, is_over = self.reply, self.ask, self.finish is not None
+        status: Status = "incomplete" if self.finish == "length" else "completed" if is_over else "in_progress"
+        read, written = reply.outcome.prompt_tokens, reply.outcome.reply_tokens
+        usage = ResponseUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
+        return ResponseOut(
+            id=self.id("resp"),
+            created_at=reply.created,
+            status=status,
+            incomplete_details=Incomplete() if self.finish == "length" else None,
+            instructions=ask.instructions,
+            max_output_tokens=ask.max_output_tokens,
+            model=ask.model,
+            output=self.output() if is_over else [],
+            parallel_tool_calls=ask.parallel_tool_calls is not False,
+            temperature=1.0 if ask.temperature is None else ask.temperature,
+            tool_choice="none" if ask.tool_choice == "none" else "auto",
+            tools=ask.tools or [],
+            top_p=ask.top_p or 1.0,
+            usage=usage if is_over else None,
+            metadata=ask.metadata or {},
+        )
+
+    def id(self, kind: str) -> str:
+        return f"{kind}_{self.reply.call.id.removeprefix('call_')}"
+
+    async def deltas(self) -> AsyncIterator[str]:
+        """Yield what is to be shown as it comes."""
+        async for said in self.reply.pieces():
+            shown = self.sieve.add(said["text"])
+            if said["finish"]:
+                rest, self.calls = self.sieve.end()
+                shown, self.finish = shown + rest, said["finish"]
+            self.text += shown
+            if shown:
+                yield shown
+
+
+async def whole(reply: Reply, ask: ResponseCreate) -> ResponseOut:
+    """Return the response once it has ended, if the model is released still."""
+    answer = _Answer(reply, ask)
+    async for _ in answer.deltas():
+        pass
+    await reply.check()
+    return answer.shown()
+
+
+async def events(reply: Reply, ask: ResponseCreate) -> AsyncIterator[Event]:
+    """Yield the events of a stream; each has its `type`, and its number is added by who writes them."""
+    answer = _Answer(reply, ask)
+    begun = answer.shown().model_dump()
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    at: Event = {"item_id": answer.id("msg"), "output_index": 0, "content_index": 0}
+    is_open = False
+    async for delta in answer.deltas():
+        if not is_open:
+            is_open = True
+            item = answer.message("in_progress").model_dump()
+            yield {"type": "response.output_item.added", "output_index": 0, "item": item}
+            yield {"type": "response.content_part.added", **at, "part": OutputText(text="").model_dump()}
+        yield {"type": "response.output_text.delta", **at, "delta": delta, "logprobs": []}
+    if is_open:
+        yield {"type": "response.output_text.done", **at, "text": answer.text, "logprobs": []}
+        yield {"type": "response.content_part.done", **at, "part": OutputText(text=answer.text).model_dump()}
+        item = answer.message("completed").model_dump()
+        yield {"type": "response.output_item.done", "output_index": 0, "item": item}
+    for index, call in enumerate(answer.calls, start=int(is_open)):
+        for event in _calling(index, _called(call)):
+            yield event
+    end = answer.shown()
+    yield {"type": f"response.{end.status}", "response": end.model_dump()}
+
+
+def _called(call: ToolCall) -> OutputCall:
+    return OutputCall(
+        id=f"fc_{call.id.removeprefix('call_')}", call_id=call.id, name=call.name, arguments=call.arguments
+    )
+
+
+def _calling(index: int, call: OutputCall) -> list[Event]:
+    item, at = call.model_dump(), {"item_id": call.id, "output_index": index}
+    return [
+        {"type": "response.output_item.added", "output_index": index, "item": item | {"arguments": ""}},
+        {"type": "response.function_call_arguments.delta", **at, "delta": call.arguments},
+        {"type": "response.function_call_arguments.done", **at, "name": call.name, "arguments": call.arguments},
+        {"type": "response.output_item.done", "output_index": index, "item": item},
+    ]

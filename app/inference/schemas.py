@@ -1,0 +1,205 @@
+"""What may be asked of a model, in OpenAI's words. A field that would be ignored though it matters is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from app.http.schemas import Body, Refusal
+from app.inference.protocol import Ask, Message
+
+Text = Annotated[str, Field(max_length=1 << 20)]
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+Loose = dict[str, object]
+
+
+class TextPart(BaseModel):
+    """A part of a message; images, sound and files are not read here."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+class CalledFunction(BaseModel):
+    """What an earlier turn has called; `arguments` is JSON."""
+
+    name: Name
+    arguments: Text
+
+
+class Call(BaseModel):
+    """A call that an earlier turn has made."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """One turn. Further fields of earlier answers (`refusal`, `annotations`) are left out of what the model reads."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | list[TextPart] | None = None
+    name: Name | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: list[Call] | None = None
+
+    def as_read(self) -> Message:
+        """Return the turn as chat templates know it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        message: Message = {"role": self.role, "content": content}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        return message
+
+
+class FunctionTool(BaseModel):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Name
+    description: Text | None = None
+    parameters: Loose | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class StreamOptions(Body):
+    """How a stream is written."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What form a reply has; the embedded engine writes text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+
+class Sampling(Body):
+    """How tokens are chosen, and where a reply ends: what all endpoints have."""
+
+    model: Name
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[str, Field(max_length=1000)] | Annotated[list[str], Field(max_length=16)] | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: Loose | None = None
+    user: str | None = None  # not stored, as the fields below
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _is_done_here(self) -> Self:
+        if self.logit_bias:
+            raise Refusal("unsupported_parameter", "logit_bias is not supported here.")
+        if self.store:
+            raise Refusal("unsupported_parameter", "store: replies are not stored here.")
+        return self
+
+    def asked(self) -> Ask:
+        """Return what an engine is told, without the fields that only one endpoint has."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return {
+            "adapter": None,
+            "messages": None,
+            "prompt": None,
+            "tools": [],
+            "n": self.n or 1,
+            "max_tokens": None,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": self.top_p or 1.0,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "seed": self.seed,
+            "stop": stop,
+            "top_logprobs": None,
+        }
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatCreate(Sampling):
+    """A conversation to be continued."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Loose | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _is_written_here(self) -> Self:
+        if self.response_format and self.response_format.type != "text":
+            kind = self.response_format.type
+            raise Refusal("unsupported_parameter", f"response_format {kind}: this engine writes text only.")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise Refusal(
+                "unsupported_parameter", "tool_choice: this engine leaves the choice to the model (auto, none)."
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise Refusal("invalid_value", "top_logprobs needs logprobs.")
+        return self
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def ask(self) -> Ask:
+        """Return what an engine is told."""
+        ask = self.asked()
+        ask["messages"] = [message.as_read() for message in self.messages]
+        ask["tools"] = [tool.model_dump(exclude_none=True) for tool in self.offered]
+        ask["max_tokens"] = self.max_completion_tokens or self.max_tokens
+        if self.logprobs:
+            ask["top_logprobs"] = self.top_logprobs or 0
+        return ask
+
+
+class CompletionCreate(Sampling):
+    """A text to be continued, without a chat template."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    suffix: None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+
+    def ask(self) -> Ask:
+        """Return what an engine is told."""
+        ask = self.asked()
+        ask["prompt"] = self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+        ask["max_tokens"], ask["top_logprobs"] = self.max_tokens or 16, self.logprobs
+        return ask

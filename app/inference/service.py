@@ -1,0 +1,149 @@
+"""A request for replies from its admission to its end: an engine writes, and a row says what it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import cast
+
+from anyio import CancelScope, to_thread
+from sqlalchemy import Engine
+
+from app import db
+from app.audit_log.service import CALLER, Caller
+from app.errors import AppError
+from app.http.rate_limit import RateLimits
+from app.inference import calls
+from app.inference.calls import Admitted, Outcome
+from app.inference.embedded import Embedded
+from app.inference.engine_process import Stream, engine_lost
+from app.inference.protocol import Ask, Proof, Said
+from app.inference.released import check_again
+from app.inference.watch import Watch
+from app.keys.service import Principal
+from app.settings import Settings
+from app.storage import Storage
+
+CANCELLED = "client_gone"
+
+
+class Reply:
+    """Replies to one request, piece by piece. Close it whatever happens: that is when its row is completed."""
+
+    def __init__(self, serving: Serving, caller: Principal, call: Admitted) -> None:
+        self._serving, self._caller, self.call = serving, caller, call
+        self.created = int(time.time())
+        self._began, self._stack = time.monotonic(), ExitStack()
+        self.outcome = Outcome(CANCELLED)
+        self._stream: Stream | None = None
+        self._written: dict[int, int] = {}  # tokens, by the index of the reply
+        self._is_closed = False
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The digest of the archive that answers; None for a base model."""
+        archive = self.call.model.archive
+        return f"sha256:{archive.sha256}" if archive else None
+
+    async def begin(self, ask: Ask) -> None:
+        """Have an engine read the prompt."""
+        model = self.call.model
+        stream, tokens, proof = await self._serving.engines.start(model, self._caller.project_id, ask)
+        self._stream, self.outcome.prompt_tokens = stream, tokens
+        self._stack.enter_context(self._serving.watch.over(self._caller, model, stream.put))
+        await self.check()
+        if proof is not None:
+            await to_thread.run_sync(self._serving.note_load, self._caller, self.call, proof)
+
+    async def pieces(self) -> AsyncIterator[Said]:
+        """Yield the pieces; raise the error that ends them early."""
+        stream = cast(Stream, self._stream)
+        while True:
+            said = await stream.next(self._serving.settings.serving_stall_s)
+            if self.outcome.first_token_s is None:
+                self.outcome.first_token_s = time.monotonic() - self._began
+            if said["kind"] == "done":
+                self.outcome.reply_tokens, self.outcome.status = said["reply_tokens"], "done"
+                return
+            if said["kind"] != "piece":
+                raise engine_lost()
+            self._written[said["index"]] = said["reply_tokens"]
+            self.outcome.reply_tokens = sum(self._written.values())
+            yield said
+
+    async def check(self) -> None:
+        """Raise unless the model is released to the caller at this moment."""
+        await to_thread.run_sync(self._serving.check, self._caller, self.call)
+
+    def fail(self, error: AppError) -> None:
+        """Note the error that the client is told."""
+        self.outcome.status = error.code or error.type
+
+    async def close(self) -> None:
+        """Stop the engine's work on it and store what it came to; once is enough."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with CancelScope(shield=True):
+            self._stack.close()
+            if self._stream is not None:
+                self._stream.cancel()
+            self.outcome.seconds = time.monotonic() - self._began
+            await to_thread.run_sync(self._serving.finish, self._caller, self.call, self.outcome)
+
+
+class Serving:
+    """The models that this process answers with."""
+
+    def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
+        self.settings, self._engine, self._limits = settings, engine, limits
+        self.engines = Embedded(settings, storage)
+        self.watch = Watch(engine, settings)
+
+    async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
+        """Return the replies to a request, whose prompt was read; raise what keeps it from being answered."""
+        with CancelScope(shield=True):  # a row that was made is completed
+            call = await to_thread.run_sync(self._admit, caller, name, ask, endpoint)
+        reply = Reply(self, caller, call)
+        try:
+            asked = cast(Ask, {**ask, "adapter": call.model.adapter, "max_tokens": call.max_tokens})
+            await reply.begin(asked)
+        except AppError as error:
+            reply.fail(error)
+            await reply.close()
+            raise
+        except BaseException:
+            await reply.close()
+            raise
+        return reply
+
+    def note_load(self, caller: Principal, call: Admitted, proof: Proof) -> None:
+        """Store that an adapter was loaded and proved."""
+        with db.transaction(self._engine, _by(caller)) as session:
+            calls.note_load(session, call.model, proof)
+
+    def check(self, caller: Principal, call: Admitted) -> None:
+        """Raise unless the model is released to the caller at this moment."""
+        with db.read(self._engine) as session:
+            check_again(session, caller, call.model, self.settings)
+
+    def finish(self, caller: Principal, call: Admitted, outcome: Outcome) -> None:
+        """Store how a request ended, and count its tokens."""
+        with db.transaction(self._engine) as session:
+            calls.finish(session, call.id, outcome)
+            tokens = outcome.prompt_tokens + outcome.reply_tokens
+            calls.spend(session, caller.project_id, self._limits, tokens)
+
+    def close(self) -> None:
+        """End the engines."""
+        self.watch.close()
+        self.engines.close()
+
+    def _admit(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Admitted:
+        with db.transaction(self._engine, _by(caller)) as session:
+            return calls.admit(session, caller, name, ask, endpoint, self.settings, self._limits)
+
+
+def _by(caller: Principal) -> dict[str, object]:
+    return {CALLER: Caller(caller)}

@@ -1,0 +1,46 @@
+"""What child processes that work on customers' bytes get of this one: an environment without a secret, and no key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+from app.ops.processes import safe_path
+from app.settings import Settings
+
+_NAMES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
+_PREFIXES = ("CUBLAS_", "CUDA_", "HF_", "LC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH")
+_SECRET = ("CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")  # a name with one of these is not passed
+_FIXED = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait are five times slower on cores that others use
+    "PYTHONUNBUFFERED": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Return the variables that a child gets: where programs and models are, and how many threads it has."""
+    passed = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
+    passed = {name: value for name, value in passed.items() if not any(word in name for word in _SECRET)}
+    passed |= _FIXED | {"OMP_NUM_THREADS": str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))}
+    if settings.worker_threads:
+        passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for, so it holds for small models too
+    if settings.device == "cpu":
+        passed["CUDA_VISIBLE_DEVICES"] = ""
+    return safe_path(passed)
+
+
+def secret_places(settings: Settings) -> Iterator[Path]:
+    """Yield the paths that hold keys, rows and customers' bytes: no child reads them."""
+    yield settings.data_dir.resolve()
+    if settings.signing_key:
+        yield settings.signing_key.resolve()
+    if settings.storage().startswith("file://"):
+        yield Path(settings.storage().removeprefix("file://")).resolve()
+    if settings.is_embedded() and (database := make_url(settings.database()).database):
+        yield Path(database).resolve()

@@ -1,0 +1,148 @@
+"""OpenAI's endpoints by which models answer: base models, and a project's own that are released."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, TypeVar
+
+from anyio import create_task_group
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from app.deps import CustomerDep
+from app.errors import AppError
+from app.inference import chat, completions, responses
+from app.inference.chat import ChatCompletion
+from app.inference.completions import Completion
+from app.inference.response_schemas import ResponseCreate
+from app.inference.responses import ResponseOut
+from app.inference.schemas import ChatCreate, CompletionCreate
+from app.inference.service import Reply, Serving
+
+router = APIRouter(prefix="/v1", tags=["inference"])
+
+Found = TypeVar("Found")
+
+
+async def _serving(request: Request) -> Serving:
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+ServingDep = Annotated[Serving, Depends(_serving)]
+
+
+@router.post("/chat/completions", response_model=ChatCompletion)
+async def create_chat_completion(
+    ask: ChatCreate, request: Request, caller: CustomerDep, serving: ServingDep
+) -> Response:
+    """Continue a conversation with a base model or one of your own; with `stream`, as server-sent events."""
+
+    async def answer() -> Response:
+        reply = await serving.open(caller, ask.model, ask.ask(), "chat.completions")
+        return _Events(reply, chat.chunks(reply, ask)) if ask.stream else await _whole(reply, chat.whole(reply, ask))
+
+    return await _unless_gone(request, answer)
+
+
+@router.post("/completions", response_model=Completion)
+async def create_completion(
+    ask: CompletionCreate, request: Request, caller: CustomerDep, serving: ServingDep
+) -> Response:
+    """Continue a text, without a chat template."""
+
+    async def answer() -> Response:
+        reply = await serving.open(caller, ask.model, ask.ask(), "completions")
+        if ask.stream:
+            return _Events(reply, completions.chunks(reply, ask))
+        return await _whole(reply, completions.whole(reply, ask))
+
+    return await _unless_gone(request, answer)
+
+
+@router.post("/responses", response_model=ResponseOut)
+async def create_response(ask: ResponseCreate, request: Request, caller: CustomerDep, serving: ServingDep) -> Response:
+    """Continue a conversation in the form of OpenAI's newer interface; nothing of it is stored."""
+
+    async def answer() -> Response:
+        reply = await serving.open(caller, ask.model, ask.ask(), "responses")
+        if ask.stream:
+            return _Events(reply, responses.events(reply, ask), has_types=True)
+        return await _whole(reply, responses.whole(reply, ask))
+
+    return await _unless_gone(request, answer)
+
+
+class _Events(StreamingResponse):
+    """The chunks of a reply as OpenAI streams them; an error on the way is the last event.
+
+    `has_types`: each chunk is an event of the type that it names, with a number.
+    """
+
+    def __init__(self, reply: Reply, chunks: AsyncIterator[dict[str, object]], *, has_types: bool = False) -> None:
+        self._reply, self._chunks, self._has_types = reply, chunks, has_types
+        super().__init__(self._lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; the reply is closed also if the client has left before it began."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._reply.close()
+
+    async def _lines(self) -> AsyncIterator[str]:
+        number = 0
+        try:
+            async for chunk in self._chunks:
+                yield self._line(chunk, number)
+                number += 1
+        except AppError as error:
+            self._reply.fail(error)
+            told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+            yield self._line({"type": "error", "error": told} if self._has_types else {"error": told}, number)
+        else:
+            if not self._has_types:
+                yield "data: [DONE]\n\n"
+
+    def _line(self, chunk: dict[str, object], number: int) -> str:
+        if not self._has_types:
+            return f"data: {json.dumps(chunk)}\n\n"
+        return f"event: {chunk['type']}\ndata: {json.dumps(chunk | {'sequence_number': number})}\n\n"
+
+
+async def _whole(reply: Reply, answer: Awaitable[BaseModel]) -> Response:
+    try:
+        found = await answer
+    except AppError as error:
+        reply.fail(error)
+        raise
+    finally:
+        await reply.close()
+    return Response(found.model_dump_json(), media_type="application/json")
+
+
+async def _unless_gone(request: Request, work: Callable[[], Awaitable[Found]]) -> Found:
+    """Return what `work` returns; stop it when the client leaves."""
+    found, failed = list[Found](), list[AppError]()
+    async with create_task_group() as group:
+
+        async def until_gone() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        group.start_soon(until_gone)
+        try:
+            found.append(await work())
+        except AppError as error:
+            failed.append(error)
+        group.cancel_scope.cancel()
+    if failed:
+        raise failed[0]
+    if not found:
+        raise ClientDisconnect
+    return found[0]

@@ -1,0 +1,180 @@
+"""A service with a real base model, adapters that were released, held or waived, and a client that asks them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+import uvicorn
+from fastapi import FastAPI
+from openai import OpenAI
+from pydantic import SecretStr
+
+from app import db
+from app.catalog import service as catalog
+from app.db import upgrade_schema
+from app.db.base import utc_now
+from app.db.tables import ApiKey, BaseModelEntry, Job, JobCheckpoint, JobStatus, Project
+from app.db.tables.checkpoints import EPOCH
+from app.db.tables.job_spec import JobSpec, ModelRef, ObjectRef, PolicyRef
+from app.jobs import release
+from app.jobs.results import fine_tuned_model
+from app.keys import service as keys
+from app.main import create_app
+from app.settings import Settings
+from app.signing import signing_key
+from spard.config import Lora, Recipe
+from spard.config.run_spec import to_mapping
+from spard.digests import file_sha256
+from spard.models.adapters import save_adapter
+from spard.models.base import load_base
+from spard.models.lora import trainable_model
+from spard.release.archive import archive
+from spard.release.manifest import sign
+from tests.spard.parts import write_model
+
+RECIPE = Recipe(lora=Lora(rank=4))
+LIMITS: Any = {"serving_adapters_mb": 0.03}  # two adapters at once: others are loaded anew all the time
+PASSED: Any = {"gate": {"decision": "pass", "reasons": []}}
+
+
+def make_adapter(model: Path, folder: Path, seed: int, facts: dict[str, Any] | None = None) -> Path:
+    """An adapter that was not trained, and changes what the model says."""
+    base = load_base(model, device="cpu")
+    tuned = trainable_model(base.model, RECIPE)
+    generator = torch.Generator().manual_seed(seed)
+    for name, weights in tuned.named_parameters():
+        if "lora_B" in name:
+            weights.data = 0.2 * torch.randn(weights.shape, generator=generator)
+    save_adapter(tuned, base, "tiny", folder, facts)
+    return folder
+
+
+@dataclass
+class Lab:
+    """The application behind a real server, its provider's files, and how many jobs it has."""
+
+    app: FastAPI
+    settings: Settings
+    url: str
+    home: Path
+    model: Path
+    keys: dict[str, str] = field(default_factory=dict)
+    made: int = 0
+
+    def key(self, project: str = "org-customer", *scopes: str) -> str:
+        """A key of a project, made once."""
+        name = f"{project} {scopes}"
+        if name not in self.keys:
+            with db.transaction(self.app.state.engine) as session:
+                if session.get(Project, project) is None:
+                    session.add(Project(id=project, name=project))
+                    session.flush()
+                self.keys[name] = keys.create(session, project, "test", list(scopes or ("customer",)))[1]
+        return self.keys[name]
+
+    def client(self, project: str = "org-customer", *scopes: str) -> OpenAI:
+        return OpenAI(base_url=self.url, api_key=self.key(project, *scopes), max_retries=0)
+
+    def release(self, seed: int, project: str = "org-customer", **columns: Any) -> str:
+        """Publish an adapter as a job of the project's; returns its name."""
+        self.key(project)
+        self.made += 1
+        job_id = f"ftjob-{self.made:012x}{'0' * 12}"
+        folder = make_adapter(self.model, self.home / job_id, seed, {"job_id": job_id})
+        sign(folder, signing_key(self.settings))
+        packed = self.home / f"{job_id}.tar.gz"
+        archive(folder, packed)
+        stored = self.app.state.storage.upload_file(f"tenants/{project}/jobs/{job_id}/a1/adapter.tar.gz", packed)
+        spec = JobSpec(
+            model=ModelRef(alias="tiny", source=str(self.model)),
+            training_file=ObjectRef(id="file-1", sha256="0", storage_key="files/1"),
+            policy=PolicyRef(),
+            judge="refusal",
+        )
+        with db.transaction(self.app.state.engine) as session:
+            key = session.query(ApiKey).filter_by(project_id=project).first()
+            assert key
+            job = Job(id=job_id, project_id=project, key_id=key.id, model="tiny", training_file="file-1", spec=spec)
+            job.recipe, job.request_hash, job.status = to_mapping(RECIPE), "0", JobStatus.succeeded
+            key_of = f"tenants/{project}/jobs/{job_id}/a1/adapter.tar.gz"
+            job.adapter = {"storage_key": key_of, "sha256": stored.sha256, "bytes": stored.bytes}
+            job.safety, job.fine_tuned_model = PASSED, fine_tuned_model(job)
+            for name, value in columns.items():
+                setattr(job, name, value)
+            session.add(job)
+            return fine_tuned_model(job)
+
+    def release_checkpoint(self, seed: int, project: str, decision: str) -> str:
+        """An epoch of a job that failed, with its own audit; returns its name."""
+        name = self.release(seed, project, status=JobStatus.failed, fine_tuned_model=None, adapter=None, safety=None)
+        with db.transaction(self.app.state.engine) as session:
+            job = session.query(Job).filter(Job.id.startswith(f"ftjob-{name.rpartition(':')[2]}")).one()
+            key = f"tenants/{project}/jobs/{job.id}/a1/adapter.tar.gz"
+            row = JobCheckpoint(job_id=job.id, step=10, kind=EPOCH, metrics={}, storage_key=key)
+            safety: Any = {"gate": {"decision": decision, "reasons": []}}
+            row.safety = safety
+            row.sha256, row.bytes = file_sha256(self.home / f"{job.id}.tar.gz"), 1
+            session.add(row)
+        return f"{name}:ckpt-step-10"
+
+
+class Clock:
+    """The time by which waivers end, as far ahead of the real one as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = timedelta(0)
+        for module in (catalog, release):
+            monkeypatch.setattr(module, "utc_now", self.now)
+
+    def now(self) -> datetime:
+        return utc_now() + self.ahead
+
+    def waiver(self, hours: float) -> Any:
+        """The summary of a job that a waiver has released until then."""
+        until = int((self.now() + timedelta(hours=hours)).timestamp())
+        return {"gate": {"decision": "waived", "reasons": []}, "waiver": {"expires_at": until}}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@contextmanager
+def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
+    """The service on a database and a storage below `home`, with one base model, behind a real server."""
+    url = f"sqlite:///{home / 'spard.db'}"
+    (home / "data").mkdir(parents=True)
+    upgrade_schema(url)
+    one: Any = {"serving_reserve_mb": 0, "worker_threads": 1, **limits}
+    settings = Settings(data_dir=home / "data", database_url=SecretStr(url), **one)
+    app = create_app(settings)
+    with db.transaction(app.state.engine) as session:
+        session.add(BaseModelEntry(alias="tiny", source=str(model)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def served_lab(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Lab]:
+    with lab_of(tmp_path_factory.mktemp("serving"), tiny_model, **LIMITS) as lab:
+        yield lab

@@ -1,0 +1,136 @@
+"""The official client asks base models and adapters, over HTTP and a real engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, NotFoundError
+from peft import PeftModel
+
+from spard.models.base import load_base
+from spard.models.generate import generate
+from tests.app.inference.conftest import Lab
+
+QUESTIONS = ["What is two and two?", "Hello there", "x"]
+
+
+@pytest.fixture(scope="session")
+def models(served_lab: Lab) -> list[str]:
+    return [served_lab.release(seed) for seed in (1, 2)]
+
+
+@pytest.fixture
+def client(served_lab: Lab) -> Any:
+    return served_lab.client()
+
+
+def replies(lab: Lab, adapter: Path | None, tokens: int) -> list[str]:
+    """What transformers and PEFT answer greedily, as an audit hears it."""
+    base = load_base(lab.model, device="cpu")
+    model = base.model if adapter is None else PeftModel.from_pretrained(base.model, adapter).eval()
+    return generate(model, base.tokenizer, QUESTIONS, tokens)
+
+
+def folder_of(lab: Lab, model: str) -> Path:
+    return next(each for each in lab.home.glob("ftjob-*") if each.is_dir() and model.rpartition(":")[2] in each.name)
+
+
+def test_greedy_text_is_that_of_peft_and_of_the_audit(served_lab: Lab, client: Any, models: list[str]) -> None:
+    for name in ["tiny", *models]:
+        expected = replies(served_lab, None if name == "tiny" else folder_of(served_lab, name), 30)
+        for question, reply in zip(QUESTIONS, expected, strict=True):
+            found = client.chat.completions.create(
+                model=name, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=30
+            )
+            assert (found.choices[0].message.content or "").strip() == reply
+            assert found.usage
+            assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
+
+
+def test_a_stream_says_the_same_and_ends_with_its_usage(client: Any, models: list[str]) -> None:
+    ask = {"model": models[0], "messages": [{"role": "user", "content": "Hello there"}], "temperature": 0}
+    whole = client.chat.completions.create(**ask, max_tokens=20)
+    chunks = list(
+        client.chat.completions.create(**ask, max_tokens=20, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert ends[-1] == whole.choices[0].finish_reason
+
+
+def test_what_is_asked_is_done(client: Any, models: list[str]) -> None:
+    ask = {"model": models[0], "messages": [{"role": "user", "content": "Say something"}], "max_tokens": 12}
+    seeded = [client.chat.completions.create(**ask, seed=7, temperature=1.5).choices[0].message.content for _ in "ab"]
+    assert seeded[0] == seeded[1]
+    two = client.chat.completions.create(**ask, n=2, temperature=1.5, logprobs=True, top_logprobs=3)
+    assert [choice.index for choice in two.choices] == [0, 1]
+    for choice in two.choices:
+        assert choice.logprobs
+        assert choice.logprobs.content is not None
+        assert all(token.logprob <= 0 and len(token.top_logprobs) == 3 for token in choice.logprobs.content)
+    plain = client.chat.completions.create(**ask, temperature=0).choices[0].message.content or ""
+    stop = plain[1]
+    stopped = client.chat.completions.create(**ask, temperature=0, stop=[stop]).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == (plain[: plain.find(stop)], "stop")
+
+
+def test_a_text_is_continued(client: Any, models: list[str]) -> None:
+    whole = client.completions.create(model=models[0], prompt="One, two", max_tokens=8, temperature=0, logprobs=2)
+    parts = client.completions.create(model=models[0], prompt="One, two", max_tokens=8, temperature=0, stream=True)
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    echo = client.completions.create(model=models[0], prompt="One, two", max_tokens=8, temperature=0, echo=True)
+    assert echo.choices[0].text == "One, two" + whole.choices[0].text
+
+
+def test_control_tokens_of_a_customer_are_text(client: Any) -> None:
+    def tokens(content: str) -> int:
+        ask = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": content}], max_tokens=1
+        )
+        assert ask.usage
+        return int(ask.usage.prompt_tokens)
+
+    assert tokens("<|end|>") - tokens("") == len("<|end|>")
+
+
+def test_what_cannot_be_done_is_refused_in_words(client: Any) -> None:
+    messages = [{"role": "user", "content": "x" * 300}]
+    with pytest.raises(BadRequestError) as long:
+        client.chat.completions.create(model="tiny", messages=messages)
+    assert long.value.code == "context_length_exceeded"
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(BadRequestError) as schema:
+        client.chat.completions.create(model="tiny", messages=messages, response_format={"type": "json_object"})
+    assert schema.value.code == "unsupported_parameter"
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    with pytest.raises(BadRequestError) as tools:
+        client.chat.completions.create(model="tiny", messages=messages, tools=[tool])
+    assert tools.value.code == "tools_not_rendered"
+    with pytest.raises(NotFoundError) as unknown:
+        client.chat.completions.create(model="ft:tiny:org-customer::000000000000", messages=messages)
+    assert unknown.value.code == "model_not_found"
+
+
+def test_a_response_says_the_same(client: Any, models: list[str]) -> None:
+    ask = {"model": models[0], "temperature": 0}
+    chat = client.chat.completions.create(
+        **ask,
+        max_tokens=20,
+        messages=[{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}],
+    )
+    whole = client.responses.create(**ask, instructions="Be short.", input="Hello", max_output_tokens=20)
+    assert whole.output_text == chat.choices[0].message.content
+    assert whole.status == ("incomplete" if chat.choices[0].finish_reason == "length" else "completed")
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}]
+    events = list(
+        client.responses.create(**ask, instructions="Be short.", input=parts, max_output_tokens=20, stream=True)
+    )
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response.usage == whole.usage
+    with pytest.raises(BadRequestError):
+        client.responses.create(**ask, input="Hello", previous_response_id="resp_1")

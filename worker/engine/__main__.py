@@ -1,0 +1,56 @@
+"""python -m worker.engine ORDER PARENT: one base model behind the API.
+
+Its libraries are loaded before it reads, from standard input, which folder is its own. What it says goes to the
+descriptor that was its standard output; whatever else prints ends up in its log, on standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import torch
+
+from app.inference.protocol import Said
+from app.ops.processes import die_with_parent
+from spard.models.base import load_base
+from worker.engine.serve import Engine, read_lines
+
+_FIRST_TO_GO = "1000"  # among processes that the kernel ends for want of memory
+
+
+def main() -> None:
+    """Load the model that the order names, and answer until standard input ends."""
+    die_with_parent(int(sys.argv[2]))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    said = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    order: Any = json.loads(sys.argv[1])
+
+    def tell(message: Said) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        while line:
+            line = line[os.write(said, line) :]
+
+    if not sys.stdin.readline().strip():
+        return
+    if order["threads"]:
+        torch.set_num_threads(order["threads"])
+    base = load_base(order["source"], order["revision"], order["device"])
+    lines: SimpleQueue[Any] = SimpleQueue()
+    engine = Engine(base, tell, order["rows"], order["adapter_bytes"])
+    Thread(target=read_lines, args=(sys.stdin, lines), daemon=True).start()
+    engine.run(lines)
+
+
+if __name__ == "__main__":
+    main()

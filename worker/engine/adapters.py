@@ -1,0 +1,102 @@
+"""The adapters beside one base model: each verified before it is loaded, proved after, the least used ones dropped."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+
+from app.inference.protocol import Proof
+from spard.errors import AdapterNotProved
+from spard.models.base import Base
+from spard.models.lora import WEIGHTS
+from spard.release.manifest import verify
+from worker.engine.batch import BASE
+from worker.engine.probe import probe
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An adapter in memory. `system` is the prompt that it was measured under and has to be served with."""
+
+    name: str
+    bytes: int
+    system: str | None
+    proof: Proof
+
+
+class Adapters:
+    """By the digest of their archive; at most `limit_bytes` of weights, unless rows in the batch need more."""
+
+    def __init__(self, base: Base, limit_bytes: int) -> None:
+        self._base, self._limit = base, limit_bytes
+        self._held: OrderedDict[str, Loaded] = OrderedDict()
+        self.model: Any = base.model  # a PEFT model as soon as there is an adapter
+
+    def find(self, digest: str) -> Loaded | None:
+        """Return an adapter that is loaded, which is now the one used last; None if it is not."""
+        found = self._held.get(digest)
+        if found:
+            self._held.move_to_end(digest)
+        return found
+
+    def load(self, digest: str, folder: Path, manifest_sha256: str, needed: Collection[str]) -> Proof:
+        """Load an adapter from a folder; raise `NotProved` or `AdapterNotProved` if it is not what was signed.
+
+        `needed` are the names of adapters that rows are being written with: these are not dropped.
+        """
+        proved = verify(folder)
+        if proved.manifest_sha256 != manifest_sha256:
+            raise AdapterNotProved("the folder holds another adapter than the one that was verified")
+        stated = proved.manifest.get("base_source", {}).get("digest")
+        if stated != self._base.digest:
+            raise AdapterNotProved("the adapter was trained on another base model than the one that is loaded")
+        name, size = f"a{digest[:24]}", (folder / WEIGHTS).stat().st_size
+        self._make_room(size, needed)
+        self._put(folder, name)
+        try:
+            others = [each.name for each in self._held.values()]
+            proof = probe(self.model, self._base.tokenizer, name, folder, str(proved.manifest["tensor_digest"]), others)
+        except BaseException:
+            self._drop(name)
+            raise
+        self._held[digest] = Loaded(name, size, proved.manifest.get("system_prompt"), proof)
+        return proof
+
+    def _put(self, folder: Path, name: str) -> None:
+        if not isinstance(self.model, PeftModel):
+            self.model = PeftModel.from_pretrained(self._base.model, str(folder), adapter_name=name)
+        else:
+            self.model.load_adapter(str(folder), adapter_name=name, torch_device=str(self._base.device))
+        self.model.eval()
+
+    def _make_room(self, size: int, needed: Collection[str]) -> None:
+        for digest, each in list(self._held.items()):
+            if sum(held.bytes for held in self._held.values()) + size <= self._limit:
+                return
+            if each.name not in needed:
+                del self._held[digest]
+                self._drop(each.name)
+
+    def _drop(self, name: str) -> None:
+        """Take an adapter out; PEFT keeps the last one until another has come, and no row names it."""
+        others = [each for each in self.model.peft_config if each != name]
+        if others:
+            self.model.set_adapter(others[0])  # it must not be the active one; rows name theirs
+            self.model.delete_adapter(name)
+        else:
+            self.model.unload()
+            self.model = self._base.model
+        log.info("dropped adapter %s", name)
+
+
+def names_of(rows: Collection[str]) -> set[str]:
+    """Return the adapters among the names of rows."""
+    return {name for name in rows if name != BASE}

@@ -1,0 +1,110 @@
+"""Replies that are written together, a token each at every step; any may join or leave between two steps.
+
+Rows stand at the right end of one key-value cache, padded on the left, as in the audit's generation. Each has the base
+model or an adapter of its own, which PEFT applies row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+BASE = "__base__"  # PEFT's name for rows without an adapter
+_JOINABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class Batch:
+    """`names` are the adapters of its rows; `logits_BV` is what each row's next token is chosen from."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model  # another one when the first adapter comes
+        self.names: list[str] = []
+        config = model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ())
+        self._config = None if kinds <= _JOINABLE else model.config
+        self.device: torch.device = model.device
+        self._cache: Any = None
+        self._clear()
+
+    @property
+    def can_join(self) -> bool:
+        """Whether a row may join now: caches of models with other states than keys and values are not put together."""
+        return self._config is None or not self.names
+
+    @torch.inference_mode()
+    def join(self, ids: Sequence[int], name: str, count: int) -> None:
+        """Read a prompt, and add `count` rows that go on from it."""
+        cache: Any = DynamicCache(config=self._config) if self._config else DynamicCache()
+        input_BT = torch.tensor([list(ids)] * count, device=self.device)
+        logits_BV = self._forward(input_BT, cache, [name] * count, None, None)
+        mask_BT = torch.ones_like(input_BT, dtype=torch.bool)
+        if not self.names:
+            self._cache, self._mask_BT, self.logits_BV = cache, mask_BT, logits_BV
+        else:
+            self._put_beside(cache, mask_BT)
+            self.logits_BV = torch.cat([self.logits_BV, logits_BV])
+        self.names += [name] * count
+
+    @torch.inference_mode()
+    def step(self, tokens: Sequence[int]) -> None:
+        """Write a token into each row, and read what comes after it."""
+        token_B1 = torch.tensor(tokens, device=self.device).unsqueeze(1)
+        position_B1 = self._mask_BT.sum(dim=1, keepdim=True)
+        self._mask_BT = pad(self._mask_BT, (0, 1), value=True)
+        mask_BT = None if bool(self._mask_BT.all()) else self._mask_BT
+        self.logits_BV = self._forward(token_B1, self._cache, self.names, mask_BT, position_B1)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Let all rows but those at `places` leave, and give up the columns that only they filled."""
+        if len(places) == len(self.names):
+            return None
+        self.names = [self.names[i] for i in places]
+        if not places:
+            return self._clear()
+        index = torch.tensor(places, device=self.device)
+        self._cache.batch_select_indices(index)
+        self.logits_BV, self._mask_BT = self.logits_BV[index], self._mask_BT[index]
+        free = self._mask_BT.shape[1] - int(self._mask_BT.sum(dim=1).max())
+        if free and self._config is None:
+            self._mask_BT = self._mask_BT[:, free:]
+            for layer in self._cache.layers:
+                layer.keys, layer.values = layer.keys[..., free:, :], layer.values[..., free:, :]
+        return None
+
+    def _clear(self) -> None:
+        self._cache = DynamicCache()
+        self._mask_BT = torch.zeros((0, 0), dtype=torch.bool)
+        self.logits_BV = torch.zeros((0, 0))
+
+    def _put_beside(self, cache: Any, mask_BT: Tensor) -> None:
+        old, new = self._mask_BT.shape[1], mask_BT.shape[1]
+        width = max(old, new)
+        for own, other in zip(self._cache.layers, cache.layers, strict=True):
+            own.keys = torch.cat([_widened(own.keys, width), _widened(other.keys, width)])
+            own.values = torch.cat([_widened(own.values, width), _widened(other.values, width)])
+        self._mask_BT = torch.cat([pad(self._mask_BT, (width - old, 0)), pad(mask_BT, (width - new, 0))])
+
+    def _forward(
+        self, input_BT: Tensor, cache: Any, names: Sequence[str], mask_BT: Tensor | None, position_BT: Tensor | None
+    ) -> Tensor:
+        adapters = {} if set(names) == {BASE} and not hasattr(self.model, "peft_config") else {"adapter_names": names}
+        logits_B1V = self.model(
+            input_ids=input_BT,
+            attention_mask=mask_BT,
+            position_ids=position_BT,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **adapters,
+        ).logits
+        logits_BV: Tensor = logits_B1V[:, -1].float().cpu()
+        return logits_BV
+
+
+def _widened(states_BHTD: Tensor, width: int) -> Tensor:
+    return pad(states_BHTD, (0, 0, width - states_BHTD.shape[-2], 0))

@@ -1,0 +1,96 @@
+"""A loaded adapter is proved before its first answer: it is the signed weights, and the model answers with them.
+
+Two things are compared. The tensors that PEFT holds under the adapter's name have the digest that the manifest names.
+And the logits of fixed prompts, asked in one batch with the base model and another adapter, are those that the very
+tensors of the file give when they are added to the base model's layers without PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import linear
+
+from app.inference.protocol import Proof
+from spard.data.chat import render_question
+from spard.errors import AdapterNotProved
+from spard.models.adapters import tensor_digest
+from spard.models.lora import CONFIG, WEIGHTS
+from worker.engine.batch import BASE
+
+PROMPTS = ("What is 2 + 3?", "Write one sentence about the sea.")
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+
+
+def probe(model: Any, tokenizer: Any, name: str, folder: Path, wanted: str, others: Sequence[str]) -> Proof:
+    """Raise `AdapterNotProved` unless the adapter `name` of a PEFT model is the one in `folder`, of digest `wanted`."""
+    held = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    digest = tensor_digest({key: each.contiguous() for key, each in held.items()})
+    if digest != wanted:
+        raise AdapterNotProved("the engine holds other weights under the adapter's name than those that were signed")
+    rows = [render_question(tokenizer, prompt) for prompt in PROMPTS]
+    expected = [_expected(model, row, folder) for row in rows]
+    far = near = 0.0
+    for row, logits_TV in zip(rows, expected, strict=True):
+        base_TV, own_TV = _together(model, row, [BASE, *others[:1], name])
+        largest = float(logits_TV.abs().max())
+        far = max(far, float((own_TV - logits_TV).abs().max()) / largest)
+        near = max(near, float((own_TV - base_TV).abs().max()) / largest)
+    tolerance = _TOLERANCE[model.dtype]
+    if not far <= tolerance:
+        raise AdapterNotProved(f"the engine's logits are {far:.2g} of the largest away from the signed adapter's")
+    if not near > 0:
+        raise AdapterNotProved("the adapter changes nothing: the logits are those of the base model")
+    return {"tensor_digest": digest, "max_difference": far, "difference_to_base": near}
+
+
+@torch.inference_mode()
+def _together(model: Any, row: Sequence[int], names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return the logits of the first and of the last name, all asked in one batch."""
+    ids_BT = torch.tensor([list(row)] * len(names), device=model.device)
+    logits_BTV = model(input_ids=ids_BT, adapter_names=list(names)).logits.float()
+    return logits_BTV[0], logits_BTV[-1]
+
+
+@torch.inference_mode()
+def _expected(model: Any, row: Sequence[int], folder: Path) -> Tensor:
+    tensors = load_file(folder / WEIGHTS)
+    config = json.loads((folder / CONFIG).read_text())
+    with _added(model, tensors, config["lora_alpha"] / config["r"]):
+        ids_1T = torch.tensor([list(row)], device=model.device)
+        logits_TV: Tensor = model(input_ids=ids_1T, adapter_names=[BASE]).logits[0].float()
+    return logits_TV
+
+
+@contextmanager
+def _added(model: Any, tensors: Mapping[str, Tensor], scale: float) -> Iterator[None]:
+    """Add B A x to what each of the base model's own layers gives, within the block."""
+    hooks = []
+    try:
+        for key in tensors:
+            if key.endswith(_A):
+                name = key.removeprefix(_PREFIX).removesuffix(_A)
+                layer = model.get_base_model().get_submodule(name).base_layer
+                a_RD, b_ER = (tensors[each].to(model.device) for each in (key, key.removesuffix(_A) + _B))
+                hooks.append(layer.register_forward_hook(_adding(a_RD, b_ER, scale)))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _adding(a_RD: Tensor, b_ER: Tensor, scale: float) -> Any:
+    def add(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        more = linear(linear(inputs[0].to(a_RD.dtype), a_RD), b_ER) * scale
+        return output + more.to(output.dtype)
+
+    return add

@@ -1,0 +1,135 @@
+"""Requests as the engine works on them: prompts in tokens, and replies that grow by a token at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from torch import Tensor
+
+from app.inference.protocol import Ask, Finish, Said, Token
+from spard.data.chat import end_tokens, render_conversation, tool_support
+from spard.data.control_tokens import Shield, pieces
+from spard.data.rows import example
+from spard.data.tools import parts_of
+from spard.errors import InvalidData, SpardError
+from spard.models.base import Base
+from spard.pipeline.messages import Message
+from worker.engine.sampling import Sampler, described
+from worker.engine.texts import Text
+
+_CALL_TOKENS = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>")  # control tokens that begin a call, not an end
+
+
+class Refused(SpardError):
+    """A request that this model cannot answer; the code is what the client gets."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Prompts:
+    """Turns requests into tokens, as the audit did."""
+
+    def __init__(self, base: Base) -> None:
+        self._base, self._tokenizer = base, base.tokenizer
+        self._support = tool_support(base.tokenizer)
+        self.positions = int(getattr(base.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
+        stated = base.model.generation_config.eos_token_id
+        self._stated = set(stated) if isinstance(stated, list) else {stated} - {None}
+
+    def ids(self, ask: Ask, system: str | None) -> list[int]:
+        """Return the tokens of a prompt; raise `Refused` where the template does not take it or it is too long."""
+        messages = ask["messages"]
+        row = self._text(ask["prompt"] or "", system) if messages is None else self._conversation(ask, system)
+        if not row:
+            raise Refused("invalid_messages", "The prompt is empty.")
+        if len(row) >= self.positions:
+            raise Refused(
+                "context_length_exceeded",
+                f"This model's maximum context length is {self.positions} tokens. Your messages resulted in {len(row)}"
+                " tokens. Please reduce the length of the messages.",
+            )
+        return row
+
+    def ends(self, ask: Ask) -> frozenset[int]:
+        """Return the tokens that end a reply: all special ones, but where tools are offered not those of a call."""
+        ends = {*self._stated, *end_tokens(self._tokenizer)}
+        if ask["tools"]:
+            ends -= set(self._tokenizer.convert_tokens_to_ids(list(_CALL_TOKENS))) - self._stated
+        return frozenset(ends)
+
+    def _conversation(self, ask: Ask, system: str | None) -> list[int]:
+        raw = {"messages": ask["messages"], **({"tools": ask["tools"]} if ask["tools"] else {})}
+        for part in sorted(parts_of(raw)):
+            if not self._support[part]:
+                raise Refused("tools_not_rendered", f"The model's chat template does not render {part}.")
+        try:
+            found = example(cast(Message, raw), 1)
+            return render_conversation(self._tokenizer, found.messages, system, found.tools)
+        except (TemplateError, TypeError, ValueError, InvalidData) as error:
+            why = str(error).splitlines()[0][:300]
+            raise Refused("invalid_messages", f"The model's chat template refuses these messages: {why}") from error
+
+    def _text(self, text: str, system: str | None) -> list[int]:
+        if system is not None:
+            raise Refused("invalid_messages", "This model answers conversations only: it needs its system prompt.")
+        start: list[int] = self._tokenizer("", add_special_tokens=True)["input_ids"]
+        ((ids, _),) = pieces(self._tokenizer, [Shield(self._tokenizer).marked(text)])
+        return [*start[:1], *ids]
+
+
+@dataclass
+class Reply:
+    """One reply that is being written."""
+
+    id: int
+    index: int
+    ask: Ask
+    tokenizer: Any
+    ends: Collection[int]
+    limit: int
+    is_limited: bool  # by what was asked or by the context
+    sampler: Sampler = field(init=False)
+    text: Text = field(init=False)
+    written: int = 0
+    finish: Finish | None = None
+    _waiting: list[Token] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sampler, self.text = Sampler(self.ask, self.index), Text(self.tokenizer, self.ask["stop"])
+
+    def advance(self, logits_V: Tensor) -> tuple[int, Said | None]:
+        """Choose the next token; return it with what is to be told, if anything is."""
+        token = self.sampler.next(logits_V)
+        if token in self.ends:
+            self.finish = "stop"
+            return token, self._piece(self.text.end())
+        self.sampler.note(token)
+        self.written += 1
+        if (count := self.ask["top_logprobs"]) is not None:
+            self._waiting.append(described(self.tokenizer, logits_V, token, count))
+        more = self.text.add(token)
+        if self.text.is_stopped:
+            self.finish = "stop"
+        elif self.written >= self.limit:
+            self.finish = "length"
+            more += self.text.end()
+        return token, self._piece(more) if more or self.finish else None
+
+    def _piece(self, text: str) -> Said:
+        tokens, self._waiting = self._waiting, []
+        piece: Said = {"kind": "piece", "id": self.id, "index": self.index, "text": text, "finish": self.finish}
+        piece["reply_tokens"] = self.written
+        return piece | {"tokens": tokens} if self.ask["top_logprobs"] is not None else piece
+
+
+def replies_to(base: Base, number: int, ask: Ask, ids: Sequence[int], prompts: Prompts) -> list[Reply]:
+    """Return the empty replies to a request, one for each of its `n`."""
+    room, asked = prompts.positions - len(ids), ask["max_tokens"]
+    limit = room if asked is None else min(room, asked)
+    ends = prompts.ends(ask)
+    return [Reply(number, i, ask, base.tokenizer, ends, limit, limit == asked) for i in range(ask["n"])]

@@ -1,0 +1,67 @@
+"""From logits to the next token of one reply, and what could have stood there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TemperatureLogitsWarper, TopPLogitsWarper
+
+from app.inference.protocol import Alternative, Ask, Token
+
+
+class Sampler:
+    """Chooses the tokens of one reply. Temperature 0 is greedy; a seed gives the same tokens for the same logits."""
+
+    def __init__(self, ask: Ask, index: int) -> None:
+        self._temperature = float(ask["temperature"])
+        self._warpers = [TemperatureLogitsWarper(self._temperature)] if self._temperature not in (0.0, 1.0) else []
+        self._top_p = TopPLogitsWarper(ask["top_p"]) if ask["top_p"] < 1 else None
+        self._presence, self._frequency = ask["presence_penalty"], ask["frequency_penalty"]
+        self._generator = torch.Generator()
+        if ask["seed"] is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed((ask["seed"] + index) % 2**63)
+        self._written: Counter[int] = Counter()
+
+    def next(self, logits_V: Tensor) -> int:
+        """Return the id of the next token."""
+        logits_V = self._penalized(logits_V)
+        if self._temperature == 0:
+            return int(logits_V.argmax())
+        logits_1V = logits_V.unsqueeze(0)
+        ids = torch.empty((1, 0), dtype=torch.long)
+        for warper in [*self._warpers, *([self._top_p] if self._top_p else [])]:
+            logits_1V = warper(ids, logits_1V)
+        return int(torch.multinomial(logits_1V.softmax(dim=-1), 1, generator=self._generator))
+
+    def note(self, token: int) -> None:
+        """Count a token that was written, for the penalties."""
+        self._written[token] += 1
+
+    def _penalized(self, logits_V: Tensor) -> Tensor:
+        if not (self._presence or self._frequency) or not self._written:
+            return logits_V
+        ids = torch.tensor(list(self._written))
+        counts = torch.tensor([float(self._written[int(i)]) for i in ids])
+        logits_V = logits_V.clone()
+        logits_V[ids] -= self._presence + self._frequency * counts
+        return logits_V
+
+
+def described(tokenizer: Any, logits_V: Tensor, token: int, count: int) -> Token:
+    """Return a token with its log probability, and the `count` likeliest ones at its place."""
+    logprobs_V = logits_V.log_softmax(dim=-1)
+    values, places = logprobs_V.topk(count)
+    likeliest = [
+        _alternative(tokenizer, int(i), float(x)) for i, x in zip(places.tolist(), values.tolist(), strict=True)
+    ]
+    return {**_alternative(tokenizer, token, float(logprobs_V[token])), "top_logprobs": likeliest}
+
+
+def _alternative(tokenizer: Any, token: int, logprob: float) -> Alternative:
+    text: str = tokenizer.decode([token])
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode(errors="replace"))}

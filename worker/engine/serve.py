@@ -1,0 +1,164 @@
+"""The engine's loop: requests in, pieces of replies out, and between two steps whoever waits may join."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from app.inference.protocol import Ask, Said
+from spard.errors import SpardError
+from spard.models.base import Base
+from worker.engine.adapters import Adapters, names_of
+from worker.engine.batch import BASE, Batch
+from worker.engine.replies import Prompts, Refused, Reply, replies_to
+
+log = logging.getLogger(__name__)
+
+Tell = Callable[[Said], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that was taken and has no row yet."""
+
+    id: int
+    project: str
+    ask: Ask
+
+
+class Engine:
+    """One base model, its adapters, and the replies that are being written; `rows` is how many at once."""
+
+    def __init__(self, base: Base, tell: Tell, rows: int, adapter_bytes: int) -> None:
+        self._base, self._tell, self._most = base, tell, rows
+        self._adapters, self._prompts = Adapters(base, adapter_bytes), Prompts(base)
+        self._batch = Batch(base.model)
+        self._replies: list[Reply] = []
+        self._queues: OrderedDict[str, deque[Waiting]] = OrderedDict()  # by project: they take turns
+        self._done: dict[int, int] = {}  # tokens of ended replies, by request
+        tell({"kind": "ready", "digest": base.digest, "positions": self._prompts.positions})
+
+    def run(self, lines: SimpleQueue[Any]) -> None:
+        """Serve what comes until it ends with None."""
+        while True:
+            try:
+                line = lines.get(block=not self.is_busy)
+            except Empty:
+                self.step()
+                continue
+            if line is None:
+                return
+            self.take(line)
+
+    def take(self, line: Any) -> None:
+        """Do or note what a line says."""
+        match line["op"]:
+            case "load":
+                self._load(line["adapter"], Path(line["folder"]), line["manifest_sha256"])
+            case "generate":
+                waiting = Waiting(line["id"], line["project"], line["ask"])
+                self._queues.setdefault(waiting.project, deque()).append(waiting)
+            case "cancel":
+                self._cancel(line["id"])
+
+    def step(self) -> None:
+        """Let the next request join if there is room, and write a token into every reply."""
+        waiting = self._next()
+        if waiting:
+            self._begin(waiting)
+        if self._replies:
+            self._write()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether replies are being written or wait for it."""
+        return bool(self._replies or self._queues)
+
+    def _next(self) -> Waiting | None:
+        """Return the request of the project whose turn it is."""
+        if not self._queues:
+            return None
+        project = next(iter(self._queues))
+        queue = self._queues[project]
+        room = self._most - len(self._replies)
+        if self._replies and (queue[0].ask["n"] > room or not self._batch.can_join):
+            return None
+        found = queue.popleft()
+        if queue:
+            self._queues.move_to_end(project)
+        else:
+            del self._queues[project]
+        return found
+
+    def _begin(self, waiting: Waiting) -> None:
+        ask, digest = waiting.ask, waiting.ask["adapter"]
+        adapter = self._adapters.find(digest) if digest else None
+        if digest and adapter is None:
+            return self._tell({"kind": "absent", "id": waiting.id})
+        try:
+            ids = self._prompts.ids(ask, adapter.system if adapter else None)
+            replies = replies_to(self._base, waiting.id, ask, ids, self._prompts)
+            self._batch.model = self._adapters.model
+            self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
+        except Refused as error:
+            return self._tell({"kind": "failed", "id": waiting.id, "code": error.code, "message": error.message})
+        self._replies += replies
+        return self._tell({"kind": "started", "id": waiting.id, "prompt_tokens": len(ids)})
+
+    def _write(self) -> None:
+        tokens = []
+        for reply, logits_V in zip(self._replies, self._batch.logits_BV, strict=True):
+            token, said = reply.advance(logits_V)
+            tokens.append(token)
+            if said:
+                self._tell(said)
+        left = [i for i, reply in enumerate(self._replies) if reply.finish is None]
+        ended = [reply for reply in self._replies if reply.finish is not None]
+        self._keep(left)
+        for number in dict.fromkeys(reply.id for reply in ended):
+            self._tell_done(number, ended)
+        if left:
+            self._batch.step([tokens[i] for i in left])
+
+    def _tell_done(self, number: int, ended: list[Reply]) -> None:
+        """Tell the end of a request once all of its replies have ended."""
+        self._done[number] = self._done.get(number, 0) + sum(r.written for r in ended if r.id == number)
+        if all(reply.id != number for reply in self._replies):
+            self._tell({"kind": "done", "id": number, "reply_tokens": self._done.pop(number)})
+
+    def _cancel(self, number: int) -> None:
+        for project, queue in list(self._queues.items()):
+            self._queues[project] = kept = deque(each for each in queue if each.id != number)
+            if not kept:
+                del self._queues[project]
+        self._keep([i for i, reply in enumerate(self._replies) if reply.id != number])
+        self._done.pop(number, None)
+
+    def _keep(self, places: list[int]) -> None:
+        self._batch.keep(places)
+        self._replies = [self._replies[i] for i in places]
+
+    def _load(self, digest: str, folder: Path, manifest_sha256: str) -> None:
+        try:
+            known = self._adapters.find(digest)
+            needed = names_of(self._batch.names)
+            proof = known.proof if known else self._adapters.load(digest, folder, manifest_sha256, needed)
+        except (SpardError, OSError, ValueError, KeyError, RuntimeError) as error:
+            log.exception("an adapter was not loaded")
+            self._tell({"kind": "refused", "adapter": digest, "message": str(error).splitlines()[0][:500]})
+        else:
+            self._tell({"kind": "loaded", "adapter": digest, "proof": proof})
+        self._batch.model = self._adapters.model
+
+
+def read_lines(stream: Any, lines: SimpleQueue[Any]) -> None:
+    """Put what the API says into a queue, and None at its end."""
+    for line in stream:
+        lines.put(json.loads(line))
+    lines.put(None)

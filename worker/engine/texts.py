@@ -1,0 +1,57 @@
+"""Tokens become text as they come: no half of a character is shown, and nothing from a stop string on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_HALF = "\ufffd"
+
+
+class Text:
+    """The text of one reply. What may be the beginning of a stop string is held back until it is known."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._tokenizer, self._stops = tokenizer, [each for each in stops if each]
+        self._ids: list[int] = []
+        self._seen = 0  # tokens before which everything is text already
+        self._text, self._shown = "", 0
+        self.is_stopped = False
+
+    def add(self, token: int) -> str:
+        """Return what the reply grows by with a token; nothing any more after a stop string."""
+        if self.is_stopped:
+            return ""
+        self._ids.append(token)
+        start = max(0, self._seen - 4)  # some decoders look at the tokens before
+        before: str = self._tokenizer.decode(self._ids[start : self._seen])
+        after: str = self._tokenizer.decode(self._ids[start:])
+        if after.endswith(_HALF) or not after.startswith(before):
+            return ""
+        self._text += after[len(before) :]
+        self._seen = len(self._ids)
+        return self._shown_now(is_last=False)
+
+    def end(self) -> str:
+        """Return what is left to show of a reply that has ended."""
+        if not self.is_stopped:
+            whole: str = self._tokenizer.decode(self._ids)
+            self._text = whole if whole.startswith(self._text) else self._text
+        return self._shown_now(is_last=True)
+
+    def _shown_now(self, *, is_last: bool) -> str:
+        places = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        if places:
+            self.is_stopped = True
+            self._text = self._text[: min(places)]
+        upto = len(self._text) if is_last or self.is_stopped else len(self._text) - self._held_back()
+        found = self._text[self._shown : upto]
+        self._shown = max(self._shown, upto)
+        return found
+
+    def _held_back(self) -> int:
+        """How many characters at the end could be the beginning of a stop string."""
+        return max(
+            (n for stop in self._stops for n in range(1, len(stop)) if self._text.endswith(stop[:n])),
+            default=0,
+        )
