@@ -16,6 +16,7 @@ from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
 from spard.config.extensions import JUDGES, SELECTIONS, NameIn
+from spard.config.preference import Dpo
 from spard.errors import InvalidRecipe
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
@@ -106,12 +107,19 @@ class Recipe:
     ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
     anchor: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # weight of `spard.losses.anchor`; its authors take 50
     anchors: Anchors = field(default_factory=Anchors)  # what it holds, whoever sets its weight
+    dpo: Dpo | None = None  # learn from preference pairs; None: from answers
 
     def __post_init__(self) -> None:
         """Leave each decision one home: a defense with an anchor of its own sets the weight itself."""
         if self.anchor and self.defense.has_anchor:
             name = f"the defense {self.defense.type} has an anchor of its own"
             raise InvalidRecipe(f"recipe.anchor: {name}; set recipe.defense.anchor_weight", "recipe.anchor")
+        if self.dpo and self.constrained_sft:
+            message = "recipe.constrained_sft: it weighs the tokens of answers, and dpo learns from pairs of them"
+            raise InvalidRecipe(message, "recipe.constrained_sft")
+        if self.dpo and self.defense.trains_on_answers:
+            message = f"recipe.dpo: the defense {self.defense.type} trains on safe answers among the rows, not on pairs"
+            raise InvalidRecipe(message, "recipe.dpo")
 
     @property
     def effective_anchor(self) -> float:
