@@ -69,10 +69,21 @@ def row_signal(caller: Principal, safety: Safety, policy: Policy, *, has_pool: b
 def _check_method(ask: JobCreate) -> None:
     if ask.method is None:
         return
-    if ask.method.type != "supervised" or ask.method.dpo or ask.method.reinforcement:
-        kind = ask.method.type if ask.method.type != "supervised" else "dpo or reinforcement"
-        message = f"The method {kind} is not trained here; allowed: supervised."
+    if ask.method.type == "reinforcement" or ask.method.reinforcement:
+        message = "The method reinforcement is not trained here; allowed: supervised and dpo."
         raise InvalidRequest(message, code="method_not_supported", param="method.type")
+    meant, other = (ask.method.dpo, "supervised") if ask.method.type == "dpo" else (ask.method.supervised, "dpo")
+    if getattr(ask.method, other) is not None:
+        message = (
+            f"method.type is {ask.method.type}, and method.{other} is given{' too' if meant else ''}; leave it out."
+        )
+        raise InvalidRequest(message, code="method_not_supported", param=f"method.{other}")
+    defense = (ask.safety or Safety()).defense
+    if ask.method.type == "dpo" and defense.trains_on_answers:
+        message = (
+            f"The defense {defense.type!r} trains on safe answers among the rows, which dpo's pairs leave no place to."
+        )
+        raise InvalidRequest(message, code="method_not_supported", param="safety.defense.type")
 
 
 def _check_model(model: BaseModelEntry, policy: Policy) -> None:

@@ -14,6 +14,7 @@ from app.db.tables.job_records import (
     AttackSuccessJson,
     BaseAndAdapterJson,
     DefenseJson,
+    DpoHyperparametersJson,
     GateJson,
     HyperparametersJson,
     JobError,
@@ -25,6 +26,7 @@ from app.db.tables.job_records import (
 )
 from app.db.tables.job_spec import PolicyRef
 from app.http.schemas import Absent, UnixTime
+from spard.config import Dpo
 
 _START: Progress = {"percent": 0, "step": None, "total_steps": None, "eta_seconds": None}
 
@@ -71,11 +73,18 @@ class SupervisedOut(BaseModel):
     hyperparameters: HyperparametersJson
 
 
-class MethodOut(BaseModel):
-    """OpenAI's `method`."""
+class DpoOut(BaseModel):
+    """OpenAI's `dpo`, with the numbers used."""
 
-    type: Literal["supervised"] = "supervised"
-    supervised: SupervisedOut
+    hyperparameters: DpoHyperparametersJson
+
+
+class MethodOut(BaseModel):
+    """OpenAI's `method`; of the others only the one that `type` names is there."""
+
+    type: Literal["supervised", "dpo"]
+    supervised: Annotated[SupervisedOut | SkipJsonSchema[None], Absent] = None
+    dpo: Annotated[DpoOut | SkipJsonSchema[None], Absent] = None
 
 
 class WandbOut(BaseModel):
@@ -201,7 +210,7 @@ def shown(job: Job, queue_position: int | None) -> JobOut:
         seed=job.recipe["seed"],
         error=job.error,
         hyperparameters=hyperparameters,
-        method=MethodOut(supervised=SupervisedOut(hyperparameters=hyperparameters)),
+        method=_method(job, hyperparameters),
         metadata=job.job_metadata,
         safety=_safety(job, queue_position),
         lora=job.recipe["lora"],
@@ -216,6 +225,14 @@ def _hyperparameters(job: Job) -> HyperparametersJson:
         "batch_size": numbers["batch_size"],
         "learning_rate_multiplier": numbers["learning_rate_multiplier"],
     }
+
+
+def _method(job: Job, hyperparameters: HyperparametersJson) -> MethodOut:
+    dpo = job.recipe.get("dpo")
+    if dpo is None:
+        return MethodOut(type="supervised", supervised=SupervisedOut(hyperparameters=hyperparameters))
+    beta = Dpo().strength if job.resolved and dpo["beta"] == "auto" else dpo["beta"]
+    return MethodOut(type="dpo", dpo=DpoOut(hyperparameters={**hyperparameters, "beta": beta}))
 
 
 def _safety(job: Job, queue_position: int | None) -> JobSafety:

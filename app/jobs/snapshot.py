@@ -10,7 +10,7 @@ from structlog.contextvars import get_contextvars
 
 from app.catalog import service as catalog
 from app.db.tables import BaseModelEntry, Corpus, File
-from app.db.tables.files import FINE_TUNE
+from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.db.tables.job_spec import VERSION, CorpusRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
@@ -49,7 +49,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     validation = None
     if ask.validation_file:
         validation = files.get_for_job(session, caller.project_id, ask.validation_file, "validation_file")
-    fault = _fault(model, training, validation, settings.min_rows)
+    fault = _fault(ask, model, training, validation, settings.min_rows)
     if fault and settings.bad_files == "reject":
         raise fault
     pool = _pool(session, safety)
@@ -87,6 +87,7 @@ def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -
         seed=randbelow(2**31) if ask.seed is None else ask.seed,
         max_seq_length=ask.max_seq_length,
         learning_rate=model.learning_rate,
+        dpo=ask.asked_dpo(),
     )
 
 
@@ -99,18 +100,20 @@ def _model(session: Session, alias: str) -> BaseModelEntry:
     return model
 
 
-def _fault(model: BaseModelEntry, training: File, validation: File | None, min_rows: int) -> InvalidRequest | None:
+def _fault(
+    ask: JobCreate, model: BaseModelEntry, training: File, validation: File | None, min_rows: int
+) -> InvalidRequest | None:
     """Return what keeps a job from training on its files, or None."""
     try:
-        _check_file(model, training, "training_file", min_rows)
+        _check_file(ask, model, training, "training_file", min_rows)
         if validation is not None:
-            _check_file(model, validation, "validation_file", 1)
+            _check_file(ask, model, validation, "validation_file", 1)
     except InvalidRequest as fault:
         return fault
     return None
 
 
-def _check_file(model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
+def _check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
     """Refuse a file that cannot be trained on."""
     if file.purpose != FINE_TUNE:
         message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
@@ -123,6 +126,10 @@ def _check_file(model: BaseModelEntry, file: File, param: str, min_rows: int) ->
             details=files.errors_of(file)[:_SHOWN],
             details_url=f"/v1/files/{file.id}/validation",
         )
+    if (file.row_format == PREFERENCE) != (ask.asked_dpo() is not None):
+        has, takes = ("preference pairs", "dpo") if file.row_format == PREFERENCE else ("conversations", "supervised")
+        message = f'{file.id} has {has}, which the method {takes} trains on: send "method": {{"type": "{takes}"}}.'
+        raise InvalidRequest(message, code="method_mismatch", param=param)
     if (file.rows or 0) < min_rows:
         kind = param.replace("_", " ").capitalize()
         message = f"{kind} has {file.rows} example(s), but must have at least {min_rows} examples"

@@ -15,7 +15,7 @@ from spard.config.defenses.safegrad import SafeGrad
 from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
-from spard.config.preference import Dpo
+from spard.config.preference import Beta, Dpo
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
     MAX_SEQ_LENGTH,
@@ -38,6 +38,7 @@ __all__ = [
     "Anchors",
     "Audit",
     "Auto",
+    "Beta",
     "Bound",
     "Defense",
     "Dpo",

@@ -8,6 +8,7 @@ from typing import Annotated
 from spard.config.bounds import Auto, Bound
 
 AUTO_BETA = 0.1  # of the paper's experiments
+Beta = Annotated[float, Bound(gt=0, le=2)] | Auto
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Dpo:
     beta  how dear it is to leave the reference, in OpenAI's bounds; "auto" is 0.1.
     """
 
-    beta: Annotated[float, Bound(gt=0, le=2)] | Auto = "auto"
+    beta: Beta = "auto"
 
     @property
     def strength(self) -> float:
