@@ -72,16 +72,14 @@ def _check_method(ask: JobCreate) -> None:
     if ask.method.type == "reinforcement" or ask.method.reinforcement:
         message = "The method reinforcement is not trained here; allowed: supervised and dpo."
         raise InvalidRequest(message, code="method_not_supported", param="method.type")
-    meant, other = (ask.method.dpo, "supervised") if ask.method.type == "dpo" else (ask.method.supervised, "dpo")
+    other = "supervised" if ask.method.type == "dpo" else "dpo"
     if getattr(ask.method, other) is not None:
-        message = (
-            f"method.type is {ask.method.type}, and method.{other} is given{' too' if meant else ''}; leave it out."
-        )
+        message = f"method.type is {ask.method.type!r}; leave method.{other} out."
         raise InvalidRequest(message, code="method_not_supported", param=f"method.{other}")
     defense = (ask.safety or Safety()).defense
     if ask.method.type == "dpo" and defense.trains_on_answers:
         message = (
-            f"The defense {defense.type!r} trains on safe answers among the rows, which dpo's pairs leave no place to."
+            f"The defense {defense.type!r} trains on safe answers among the rows; it does not go with dpo's pairs."
         )
         raise InvalidRequest(message, code="method_not_supported", param="safety.defense.type")
 

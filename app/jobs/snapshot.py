@@ -128,7 +128,7 @@ def _check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, m
         )
     if (file.row_format == PREFERENCE) != (ask.asked_dpo() is not None):
         has, takes = ("preference pairs", "dpo") if file.row_format == PREFERENCE else ("conversations", "supervised")
-        message = f'{file.id} has {has}, which the method {takes} trains on: send "method": {{"type": "{takes}"}}.'
+        message = f'{file.id} has {has}: the method that trains on them is {{"type": "{takes}"}}.'
         raise InvalidRequest(message, code="method_mismatch", param=param)
     if (file.rows or 0) < min_rows:
         kind = param.replace("_", " ").capitalize()
