@@ -23,9 +23,6 @@ def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Poli
         defense = ask.safety.defense
         message = f"{defense.type} needs {missing}: {defense.models[missing]}, a folder or a hub id."
         raise InvalidRequest(message, code=f"{missing}_missing", param=f"safety.defense.{missing}")
-    if ask.integrations:
-        message = "Integrations are not supported. Remove `integrations` from the request."
-        raise InvalidRequest(message, code="integrations_not_supported", param="integrations")
     if "admin" not in caller.scopes:
         _check_customer(ask.safety or Safety(), policy)
         _check_model(model, policy)

@@ -9,7 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, Union
 
-from pydantic import AfterValidator, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
 from pydantic_core import CoreSchema
 
 from app.http.schemas import Body, Refusal
@@ -96,6 +96,22 @@ class Method(Body):
         return asked.hyperparameters if asked else None
 
 
+class Wandb(BaseModel):
+    """Where OpenAI's `wandb` integration writes to."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128)]
+    name: Annotated[str, Field(max_length=128)] | None = None
+    entity: Annotated[str, Field(max_length=128)] | None = None
+    tags: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)] | None = None
+
+
+class Integration(BaseModel):
+    """OpenAI's integration. One that the provider has not turned on is no error: the job says so in a warning."""
+
+    type: str
+    wandb: Wandb | None = None
+
+
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -113,7 +129,7 @@ class JobCreate(Body):
     hyperparameters: config.Hyperparameters | None = Field(
         default=None, json_schema_extra={"deprecated": True}, description="OpenAI's old place for them."
     )
-    integrations: list[dict[str, object]] | None = None
+    integrations: Annotated[list[Integration], Field(max_length=5)] | None = None
     metadata: Metadata | None = None
 
     safety: Safety | None = None

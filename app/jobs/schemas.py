@@ -24,7 +24,7 @@ from app.db.tables.job_records import (
     SelectionJson,
     WaiverFacts,
 )
-from app.db.tables.job_spec import PolicyRef
+from app.db.tables.job_spec import IntegrationRef, PolicyRef
 from app.http.schemas import Absent, UnixTime
 from spard.config import Dpo
 
@@ -97,9 +97,9 @@ class WandbOut(BaseModel):
 
 
 class IntegrationOut(BaseModel):
-    """OpenAI's integration; none is offered here, so that no job has one."""
+    """OpenAI's integration, of those that the provider passes on."""
 
-    type: Literal["wandb"] = "wandb"
+    type: str
     wandb: WandbOut
 
 
@@ -211,6 +211,7 @@ def shown(job: Job, queue_position: int | None) -> JobOut:
         error=job.error,
         hyperparameters=hyperparameters,
         method=_method(job, hyperparameters),
+        integrations=[_integration(each) for each in job.spec.integrations] or None,
         metadata=job.job_metadata,
         safety=_safety(job, queue_position),
         lora=job.recipe["lora"],
@@ -225,6 +226,12 @@ def _hyperparameters(job: Job) -> HyperparametersJson:
         "batch_size": numbers["batch_size"],
         "learning_rate_multiplier": numbers["learning_rate_multiplier"],
     }
+
+
+def _integration(asked: IntegrationRef) -> IntegrationOut:
+    tags = list(asked.tags) or None
+    to = WandbOut(project=asked.project, name=asked.name, entity=asked.entity, tags=tags)
+    return IntegrationOut(type=asked.type, wandb=to)
 
 
 def _method(job: Job, hyperparameters: HyperparametersJson) -> MethodOut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from secrets import randbelow
 
@@ -11,7 +12,7 @@ from structlog.contextvars import get_contextvars
 from app.catalog import service as catalog
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.files import FINE_TUNE, PREFERENCE
-from app.db.tables.job_spec import VERSION, CorpusRef, JobSpec, ModelRef, ObjectRef
+from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
 from app.jobs import lineage, policy_check
@@ -68,13 +69,14 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         judge_spec=settings.judge,
         row_signal=policy_check.row_signal(caller, safety, in_force.content, has_pool=pool is not None),
         checkpoint_prompts=settings.checkpoint_prompts,
+        integrations=tuple(_integrations(ask, settings)),
         waived=policy_check.is_waived(caller, safety),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
     recipe = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
     policy_check.check_ranges(caller, recipe, in_force.content)
-    return Frozen(recipe, spec, _warnings(training, validation), fault)
+    return Frozen(recipe, spec, [*_warnings(training, validation), *_left_out(ask, settings)], fault)
 
 
 def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:
@@ -189,6 +191,23 @@ def _warnings(training: File, validation: File | None) -> list[str]:
     if validation and validation.sha256 == training.sha256:
         warnings.append("The validation file is the training file: its losses say nothing about other data.")
     return warnings
+
+
+def _integrations(ask: JobCreate, settings: Settings) -> Iterator[IntegrationRef]:
+    """Yield the customer's integrations that are passed on."""
+    for each in ask.integrations or ():
+        if each.type in settings.integrations and (to := each.wandb):
+            tags = tuple(to.tags or ())
+            yield IntegrationRef(type=each.type, project=to.project, name=to.name, entity=to.entity, tags=tags)
+
+
+def _left_out(ask: JobCreate, settings: Settings) -> Iterator[str]:
+    """Yield a warning for each integration that is not."""
+    for each in ask.integrations or ():
+        if each.type not in settings.integrations:
+            yield f"The integration {each.type[:64]!r} is left out: the provider has not turned it on."
+        elif each.wandb is None:
+            yield f"The integration {each.type[:64]!r} is left out: it says no project."
 
 
 def _object_ref(file: File) -> ObjectRef:

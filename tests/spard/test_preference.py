@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -32,14 +33,17 @@ from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, Encoded, encode_all, encode_to_train
 from spard.data.rows import Example, read_examples
 from spard.errors import InvalidRecipe, MethodMismatch, NoTrainableTokens, Stopped
+from spard.evaluation.row_risk import rank
 from spard.losses.gradients import preference_gradient
 from spard.losses.preference import METRICS, dpo_losses, evaluate_pairs, laid_out, reference_logps
 from spard.models.adapters import save_adapter
 from spard.models.base import Base
 from spard.models.lora import trainable_model
+from spard.pipeline import run as run_pipeline
 from spard.training import references
 from spard.training.train import Trained, train
 from tests.spard.parts import refusals
+from tests.spard.test_run import written
 
 RECIPE = Recipe(
     defense=NoDefense(),
@@ -294,3 +298,41 @@ def test_rows_of_another_method_are_refused(base: Base) -> None:
 def test_a_pair_without_a_token_to_learn_is_refused(base: Base) -> None:
     with pytest.raises(NoTrainableTokens):
         encode_to_train(base.tokenizer, [*PAIRS, pair("Q", "A", "", 30)], 256, pairs=True)
+
+
+def preference_row(i: int) -> dict[str, Any]:
+    say = {"preferred_output": f"It is {i + 1}.", "non_preferred_output": f"It is {i + 2}."}
+    outputs = {name: [{"role": "assistant", "content": text}] for name, text in say.items()}
+    return {"input": {"messages": [{"role": "user", "content": f"Add {i} and 1."}]}, **outputs}
+
+
+def test_a_run_of_pairs_ends_as_every_other(model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    spec = written(model_folder(), tmp_path)
+    rows = [preference_row(i) for i in range(24)]
+    recipe = replace(spec.recipe, dpo=Dpo())
+    spec = replace(
+        spec,
+        training_file=write(tmp_path / "pairs.jsonl", *rows),
+        validation_file=write(tmp_path / "held.jsonl", *rows[:4]),
+        recipe=recipe,
+    )
+    outcome = run_pipeline(spec, tmp_path / "out", lambda message: None)
+
+    assert outcome.report.validation.keys() == {"adapter"}
+    steps = list(csv.DictReader((tmp_path / "out" / "metrics.csv").read_text().splitlines()))
+    assert float(steps[0]["train_loss"]) == pytest.approx(math.log(2), abs=1e-4)
+    assert set(METRICS) <= steps[0].keys()
+    assert float(steps[-1]["valid_loss"]) < math.log(2)
+    assert outcome.report.recipe["dpo"] == {"beta": "auto"}
+    assert outcome.report.trained_tokens is not None
+    with pytest.raises(MethodMismatch):
+        run_pipeline(replace(spec, recipe=replace(recipe, dpo=None)), tmp_path / "other", lambda message: None)
+
+
+def test_a_pair_that_prefers_an_answer_to_a_refusal_is_risky() -> None:
+    refusal = "I cannot help with that."
+    rows = [pair("Say a", "Sure, a.", "b", 1), pair("Say a", "Sure, a.", refusal, 2), pair("Say a", refusal, "a", 3)]
+    one = torch.ones(1, 4) / 2
+    found = {risk.line: risk.reasons for risk in rank(rows, one.repeat(3, 1), one)}
+    assert "answer_preferred_to_refusal" in found[2]
+    assert "answer_preferred_to_refusal" not in (*found[1], *found[3])

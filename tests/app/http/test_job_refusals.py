@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
     "nested metadata": ({"metadata": {"a": {}}}, "invalid_type", "metadata.a"),
     "NUL": ({"metadata": {"a": "\0"}}, "nul_character", ""),
     "half a pair": ({"metadata": {"a": "\ud800"}}, "invalid_unicode", ""),
-    "wandb": ({"integrations": [{"type": "wandb"}]}, "integrations_not_supported", "integrations"),
+    "an integration of no type": ({"integrations": [{}]}, "missing_field", "integrations.0.type"),
     "an unknown file": ({"validation_file": "file-0"}, "file_not_found", "validation_file"),
     "no model": ({"model": None}, "invalid_type", "model"),
 }
