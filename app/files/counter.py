@@ -130,8 +130,11 @@ def _counted(line: int, row: Encoded | InvalidData) -> Counted:
 def _shown(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> ShownRow:
     if isinstance(row, InvalidData):
         return {"line": line, "error": row.message}
-    shown: ShownRow = {"line": line, **_answer(tokenizer, row)}
-    return shown if row.rejected is None else {**shown, "non_preferred": _answer(tokenizer, row.rejected)}
+    shown: ShownRow = {"line": line}
+    shown.update(_answer(tokenizer, row))
+    if row.rejected is not None:
+        shown["non_preferred"] = _answer(tokenizer, row.rejected)
+    return shown
 
 
 def _answer(tokenizer: LightTokenizer, row: Encoded) -> ShownAnswer:

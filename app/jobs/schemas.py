@@ -14,7 +14,6 @@ from app.db.tables.job_records import (
     AttackSuccessJson,
     BaseAndAdapterJson,
     DefenseJson,
-    DpoHyperparametersJson,
     GateJson,
     HyperparametersJson,
     JobError,
@@ -24,9 +23,9 @@ from app.db.tables.job_records import (
     SelectionJson,
     WaiverFacts,
 )
-from app.db.tables.job_spec import IntegrationRef, PolicyRef
+from app.db.tables.job_spec import PolicyRef
 from app.http.schemas import Absent, UnixTime
-from spard.config import Dpo
+from app.jobs.method_schemas import IntegrationOut, MethodOut, integration_of, method_of
 
 _START: Progress = {"percent": 0, "step": None, "total_steps": None, "eta_seconds": None}
 
@@ -65,42 +64,6 @@ class JobSafety(TypedDict):
     gate: GateJson | None
     seconds: NotRequired[dict[str, float]]
     waiver: NotRequired[WaiverFacts]
-
-
-class SupervisedOut(BaseModel):
-    """OpenAI's `supervised`, with the numbers used."""
-
-    hyperparameters: HyperparametersJson
-
-
-class DpoOut(BaseModel):
-    """OpenAI's `dpo`, with the numbers used."""
-
-    hyperparameters: DpoHyperparametersJson
-
-
-class MethodOut(BaseModel):
-    """OpenAI's `method`; of the others only the one that `type` names is there."""
-
-    type: Literal["supervised", "dpo"]
-    supervised: Annotated[SupervisedOut | SkipJsonSchema[None], Absent] = None
-    dpo: Annotated[DpoOut | SkipJsonSchema[None], Absent] = None
-
-
-class WandbOut(BaseModel):
-    """Where OpenAI's `wandb` integration writes to."""
-
-    project: str
-    name: str | None = None
-    entity: str | None = None
-    tags: Annotated[list[str] | SkipJsonSchema[None], Absent] = None
-
-
-class IntegrationOut(BaseModel):
-    """OpenAI's integration, of those that the provider passes on."""
-
-    type: str
-    wandb: WandbOut
 
 
 class JobOut(BaseModel):
@@ -210,8 +173,8 @@ def shown(job: Job, queue_position: int | None) -> JobOut:
         seed=job.recipe["seed"],
         error=job.error,
         hyperparameters=hyperparameters,
-        method=_method(job, hyperparameters),
-        integrations=[_integration(each) for each in job.spec.integrations] or None,
+        method=method_of(job, hyperparameters),
+        integrations=[integration_of(each) for each in job.spec.integrations] or None,
         metadata=job.job_metadata,
         safety=_safety(job, queue_position),
         lora=job.recipe["lora"],
@@ -226,20 +189,6 @@ def _hyperparameters(job: Job) -> HyperparametersJson:
         "batch_size": numbers["batch_size"],
         "learning_rate_multiplier": numbers["learning_rate_multiplier"],
     }
-
-
-def _integration(asked: IntegrationRef) -> IntegrationOut:
-    tags = list(asked.tags) or None
-    to = WandbOut(project=asked.project, name=asked.name, entity=asked.entity, tags=tags)
-    return IntegrationOut(type=asked.type, wandb=to)
-
-
-def _method(job: Job, hyperparameters: HyperparametersJson) -> MethodOut:
-    dpo = job.recipe.get("dpo")
-    if dpo is None:
-        return MethodOut(type="supervised", supervised=SupervisedOut(hyperparameters=hyperparameters))
-    beta = Dpo().strength if job.resolved and dpo["beta"] == "auto" else dpo["beta"]
-    return MethodOut(type="dpo", dpo=DpoOut(hyperparameters={**hyperparameters, "beta": beta}))
 
 
 def _safety(job: Job, queue_position: int | None) -> JobSafety:

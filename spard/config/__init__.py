@@ -29,6 +29,7 @@ from spard.config.settings import (
     Seed,
     Selection,
     SeqLength,
+    auto_multiplier,
     default_learning_rate,
     resolve,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "SeqLength",
     "Spard",
     "Variant",
+    "auto_multiplier",
     "customer_defenses",
     "default_learning_rate",
     "defenses",

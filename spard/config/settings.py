@@ -207,11 +207,20 @@ def default_learning_rate(hidden_size: int, lora: Lora | None) -> float:
     return lora_rate if lora else lora_rate / 10
 
 
+def auto_multiplier(recipe: Recipe) -> float:
+    """Return what stands for a learning rate multiplier of "auto".
+
+    DPO takes a tenth: its gradient does not fade as a row is learned, and at the rate of answers both answers of a pair
+    become unlikely and the task is lost (`docs/results.md`).
+    """
+    return 0.1 if recipe.dpo else 1.0
+
+
 def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
     """Replace every "auto": about 200 optimizer steps of 16 rows, in 1 to 10 epochs."""
     asked = recipe.hyperparameters
     batch = min(16, rows) if asked.batch_size == "auto" else asked.batch_size
     epochs = min(10, max(1, math.ceil(200 * batch / rows))) if asked.n_epochs == "auto" else asked.n_epochs
-    multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
+    multiplier = auto_multiplier(recipe) if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     rate = recipe.learning_rate or default_learning_rate(hidden_size, recipe.lora)
     return Resolved(epochs, batch, multiplier, rate * multiplier)

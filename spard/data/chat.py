@@ -39,8 +39,7 @@ class Encoded:
     """Token ids and, position by position, the label to predict there or `NO_LOSS`.
 
     `is_variant` marks a safe row that was made of another one (`spard.pipeline.augment`), and `twin` is the place of
-    that other one among the safe rows. Of a preference pair it is the conversation with the preferred answer, and
-    `rejected` the one with the other.
+    that other one among the safe rows. Of a preference pair it has the preferred answer, and `rejected` the other one.
     """
 
     ids: tuple[int, ...]
@@ -111,17 +110,15 @@ def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int)
     return found
 
 
-def encode_to_train(
-    tokenizer: Any, examples: Sequence[Example], max_seq_length: int, *, pairs: bool = False
-) -> list[Encoded]:
+def encode_to_train(tokenizer: Any, examples: Sequence[Example], limit: int, *, pairs: bool = False) -> list[Encoded]:
     """Examples to learn from: each of them fits, and has a token that loss falls on.
 
     `pairs` says whether they are to be preference pairs; `MethodMismatch` for one that is of the other kind.
     """
-    if (other := next((each for each in examples if (each.rejected is None) is pairs), None)) is not None:
-        found, method = ("no preference pair", "dpo") if pairs else ("a preference pair", "supervised")
-        raise MethodMismatch(f"line {other.line} is {found}, and the method {method} does not train on that")
-    encoded = encode_all(tokenizer, examples, max_seq_length)
+    found, method = ("no preference pair", "dpo") if pairs else ("a preference pair", "supervised")
+    if other := [each.line for each in examples if (each.rejected is None) is pairs]:
+        raise MethodMismatch(f"line {other[0]} is {found}, and the method {method} does not train on that")
+    encoded = encode_all(tokenizer, examples, limit)
     empty = [each.line for each, row in zip(examples, encoded, strict=True) if not row.is_learned]
     if empty:
         more = f", as in {len(empty) - 1} more" if empty[1:] else ""

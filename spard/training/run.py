@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from spard.training.objective import Objective
 from spard.training.references import References, validated
 from spard.training.resume_state import Saved, load, newest_first, save
 from spard.training.schedules import safe_rows, schedule
+from spard.training.trained import Progress, Trained
 
 log = logging.getLogger(__name__)
 
@@ -46,31 +47,6 @@ VALIDATIONS = 20  # of a run, each on one batch of the validation rows
 _METHOD = "method/"  # tensors of a resume state that are the method's own
 _EMA = "ema/"
 _REFERENCE = "reference/"
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A trained model, a `PeftModel` or the whole one, and what each step reported."""
-
-    model: Any = field(repr=False)
-    steps: int
-    trained_tokens: int
-    seconds: float
-    tau: dict[str, float]
-    metrics: list[Metrics] = field(repr=False)
-    references: References | None = field(default=None, repr=False)
-
-
-@dataclass(slots=True)
-class Progress:
-    """What is saved beside parameters and optimizer."""
-
-    step: int = 0
-    tokens: int = 0
-    safe_batches: int = 0
-    seconds: float = 0.0
-    tau: dict[str, float] = field(default_factory=dict)
-    metrics: list[Metrics] = field(default_factory=list)
 
 
 class Run:

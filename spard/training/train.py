@@ -26,7 +26,7 @@ from spard.models.base import Base
 from spard.training.references import References
 from spard.training.resume_state import Saved
 from spard.training.run import Run
-from spard.training.run import Trained as Trained
+from spard.training.trained import Trained as Trained
 
 
 @dataclass(frozen=True, slots=True)
