@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import Unfit
@@ -20,6 +20,14 @@ from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
 
 _PREFIX = "SPARD_"
+
+
+def _listed(text: Any) -> Any:
+    """Return the names in a text, between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if isinstance(text, str) else text
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,12 @@ class Settings(BaseSettings):
     objects_reported_days: int = Field(default=7, ge=1)  # until `spard objects repair` moves aside what has no row
     objects_aside_days: int = Field(default=30, ge=1)  # until it deletes what lies aside
 
+    # Trackers that get every job's step metrics and audit, by name: mlflow, tensorboard, trackio, wandb, or those of
+    # other packages. `integrations` are those to which a customer's own `integrations` are passed on.
+    sinks: Names = ()
+    integrations: Names = ()
+    sink_timeout_s: float = Field(default=60.0, gt=0)  # that a tracker may go on for after its job
+
     webhooks_to_loopback: bool = False  # for development: http:// to this machine too
 
     # SPARD_JUDGE is its name, SPARD_JUDGE_MODEL its model and so on; SPARD_JUDGE_MEMBERS is a JSON list of judges.
@@ -157,6 +171,10 @@ class Settings(BaseSettings):
     def cache_dir(self) -> Path:
         """Embeddings and audits of base models: machine-local, safe to delete."""
         return self.data_dir.resolve() / "cache"
+
+    def sinks_dir(self) -> Path:
+        """Where trackers that write files do so, unless their own variables name another place."""
+        return self.data_dir.resolve() / "sinks"
 
     def work_dir(self) -> Path:
         """Folders of running jobs: machine-local, removed when a job ends."""

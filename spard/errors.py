@@ -107,6 +107,12 @@ class ProviderDataOverlap(SpardError):
     code = "provider_data_overlap"
 
 
+class MethodMismatch(InvalidData):
+    """The rows are preference pairs and the method learns from answers, or the other way round."""
+
+    code = "method_mismatch"
+
+
 class ExampleTooLong(InvalidData):
     """A row has more tokens than the limit; rows are never cut in silence."""
 

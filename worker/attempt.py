@@ -37,6 +37,7 @@ from worker.process import Child, oom_kills
 from worker.progress import Journal
 from worker.results import attempt_prefix, upload
 from worker.resume_state import Keeper, delete_kept
+from worker.sinks.feed import Sinks, sinks_of
 from worker.workdir import Folder, new_folder
 
 _RETRY_S = 1.0
@@ -137,12 +138,14 @@ class Attempt:
         prefix = attempt_prefix(job, claim.token)
         keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
         checkpoints = CheckpointArchives(storage, prefix, folder, self._backend.key)
-        kills = oom_kills()
+        kills, sinks = oom_kills(), sinks_of(job, self._settings)
         self._child = child = self._take_child()
         try:
             child.work(folder, job_id=claim.job_id, request_id=job.spec.request_id)
-            last_word = self._listener(child, folder, keeper, checkpoints).listen(self._stop)
+            last_word = self._listener(child, folder, keeper, checkpoints, sinks).listen(self._stop)
+            sinks.hear_end(folder.safety, last_word)
         finally:
+            sinks.close()
             self._end_child()
         match last_word:
             case {"kind": "done"}:
@@ -160,8 +163,11 @@ class Attempt:
                 reason = f"the training process ended by itself ({_exit(child.exit_code)})"
                 return self._again(reason, blames_job=True)
 
-    def _listener(self, child: Child, folder: Folder, keeper: Keeper, checkpoints: CheckpointArchives) -> Listener:
-        return Listener(child, folder, self._journal, keeper, checkpoints, self._heart, self._stages, self._settings)
+    def _listener(
+        self, child: Child, folder: Folder, keeper: Keeper, checkpoints: CheckpointArchives, sinks: Sinks
+    ) -> Listener:
+        ours = self._journal, keeper, checkpoints, self._heart, self._stages, sinks
+        return Listener(child, folder, *ours, self._settings)
 
     def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
         """Say what a failure costs; the attempt's folder is gone, so that a disk is not full of the job itself."""

@@ -18,6 +18,7 @@ from worker.process import Child
 from worker.progress import Journal
 from worker.protocol import Message
 from worker.resume_state import Keeper
+from worker.sinks.feed import Sinks
 from worker.workdir import Folder
 
 _WRITE_EVERY_S = 1.0
@@ -37,10 +38,12 @@ class Listener:
         checkpoints: CheckpointArchives,
         heart: Heart,
         stages: StageClock,
+        sinks: Sinks,
         settings: Settings,
     ) -> None:
         self._child, self._folder, self._journal, self._keeper = child, folder, journal, keeper
         self._checkpoints, self._heart, self._stages, self._settings = checkpoints, heart, stages, settings
+        self._sinks = sinks
         self._last_word: Message | None = None
         self._log = structlog.get_logger(__name__).bind(child=child.pid)
 
@@ -93,6 +96,9 @@ class Listener:
                 self._stages.begin(phase)
                 self._journal.hear(message)
                 self._keep_stages()
+            case {"kind": "metrics", "step": int(step), "data": dict(data)}:
+                self._sinks.step(step, data)
+                self._journal.hear(message)
             case _:
                 self._journal.hear(message)
 

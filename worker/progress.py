@@ -15,6 +15,7 @@ from app.jobs.lease import Claim, Columns
 from worker.failures import around
 from worker.protocol import Message
 
+_REWARDS = "rewards/"  # of preference pairs, in TRL's names
 _EVENTS_PER_JOB = 100  # of steps; every step has its row of metrics anyway
 # Where each phase begins on the way from 0 to 100 percent, as measured on jobs of the usual size.
 _BEGINS = {"embed": 0, "select": 5, "train": 6, "audit": 70, "package": 97}
@@ -104,6 +105,7 @@ class Journal:
             numbers["train_mean_token_accuracy"] = data.get("accuracy/task")
             if "loss/valid" in data:
                 numbers |= {"valid_loss": data["loss/valid"], "valid_mean_token_accuracy": data["accuracy/valid"]}
+            numbers |= {name: value for name, value in data.items() if name.startswith(_REWARDS)}
             self.note("info", f"Step {step}/{total}: training loss={loss:.2f}", numbers, "metrics")
 
     def _note_progress(self, share: float) -> None:

@@ -60,20 +60,30 @@ class ShownToken(TypedDict):
 
 
 class ShownRow(TypedDict, total=False):
-    """A row as a preview shows it: its tokens, or why it is not rendered."""
+    """A row as a preview shows it: its tokens, or why it is not rendered; of a pair the preferred answer is its own."""
 
     line: int
     error: str
     n_tokens: int
     n_trained: int
     tokens: list[ShownToken]
+    non_preferred: ShownAnswer
 
 
-Counted = tuple[int, int, int] | dict[str, Any]  # line, tokens, those that are trained on; or a row's problem
+class ShownAnswer(TypedDict):
+    """The other conversation of a preference pair."""
+
+    n_tokens: int
+    n_trained: int
+    tokens: list[ShownToken]
+
+
+# Line, tokens, those that are trained on, and tokens of the longer conversation of a pair; or a row's problem.
+Counted = tuple[int, int, int, int] | dict[str, Any]
 
 
 def count(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Counted]:
-    """For each line its number, its tokens and those that loss falls on, or the problem of a row that is refused."""
+    """For each line what `Counted` says."""
     return [_counted(line, row) for (line, _), row in zip(lines, _encoded(tokenizer, lines), strict=True)]
 
 
@@ -110,7 +120,8 @@ def _example(line: int, text: str) -> Example | InvalidData:
 
 def _counted(line: int, row: Encoded | InvalidData) -> Counted:
     if isinstance(row, Encoded):
-        return line, len(row.ids), sum(label != NO_LOSS for label in row.labels)
+        learned = sum(label != NO_LOSS for one in row.both for label in one.labels)
+        return line, row.tokens, learned if row.is_learned else 0, row.longest
     pointer = row.pointer if isinstance(row, ToolsNotRendered) else ""
     code = row.code if isinstance(row, ToolsNotRendered) else "template_render_failed"
     return asdict(Problem(line, pointer, code, "error", row.message, _HINT))
@@ -119,10 +130,18 @@ def _counted(line: int, row: Encoded | InvalidData) -> Counted:
 def _shown(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> ShownRow:
     if isinstance(row, InvalidData):
         return {"line": line, "error": row.message}
+    shown: ShownRow = {"line": line}
+    shown.update(_answer(tokenizer, row))
+    if row.rejected is not None:
+        shown["non_preferred"] = _answer(tokenizer, row.rejected)
+    return shown
+
+
+def _answer(tokenizer: LightTokenizer, row: Encoded) -> ShownAnswer:
+    """Return the tokens of one conversation."""
     pairs = list(zip(row.ids, row.labels, strict=True))
     tokens = [(token_id, tokenizer.piece(token_id), label != NO_LOSS) for token_id, label in pairs[:_SHOWN]]
     return {
-        "line": line,
         "n_tokens": len(pairs),
         "n_trained": sum(label != NO_LOSS for label in row.labels),
         "tokens": [{"id": token_id, "text": text, "trained": is_trained} for token_id, text, is_trained in tokens],

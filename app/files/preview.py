@@ -57,9 +57,9 @@ def token_counts(
     counted = counters.ask("count", entry, islice(_lines(storage, file), COUNTED), allowance, max_seq_length)
     found = [row for row in counted.rows if not isinstance(row, dict)]
     refused = [row for row in counted.rows if isinstance(row, dict)]
-    lengths = [length for _, length, _ in found]
-    long = [line for line, length, _ in found if length > counted.limit]
-    untrained = [line for line, _, learned in found if not learned]
+    lengths = [longest for *_, longest in found]
+    long = [line for line, *_, longest in found if longest > counted.limit]
+    untrained = [line for line, _, learned, _ in found if not learned]
     bands = Counter(next((band for band in _BANDS if length <= band), None) for length in lengths)
     return TokenCounts(
         model=entry.alias,
@@ -67,8 +67,8 @@ def token_counts(
         rows=len(found),
         rows_not_rendered=len(refused),
         rows_in_file=file.rows or 0,
-        total=sum(lengths),
-        trained=sum(learned for _, _, learned in found),
+        total=sum(tokens for _, tokens, _, _ in found),
+        trained=sum(learned for _, _, learned, _ in found),
         min=min(lengths, default=0),
         max=max(lengths, default=0),
         limit=counted.limit,

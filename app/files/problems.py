@@ -21,6 +21,7 @@ class Report:
     warnings: int = 0
     problems: list[Problem] = field(default_factory=list)
     hidden: Counter[str] = field(default_factory=Counter)  # by code, what is not listed
+    row_format: str | None = None  # that all rows have to be in; None before the first one that is in one
     tool_lines: dict[str, int] = field(default_factory=dict)  # the first row with tools, with calls, with answers
     next_after: int = 0  # where a list of these would begin
     _listed: Counter[str] = field(default_factory=Counter)

@@ -53,7 +53,7 @@ class TokenCounts(BaseModel):
     `approximate` says that not all `rows_in_file` were. `rows` were counted, `rows_not_rendered` could not be.
 
     A job fails on a row of more than `limit` tokens and on one without a token to learn; of either kind at most 100
-    lines are named.
+    lines are named. `total` has both conversations of a preference pair, lengths are those of the longer one.
     """
 
     model: str
@@ -117,16 +117,26 @@ class PreviewToken(BaseModel):
     trained: bool
 
 
+class PreviewAnswer(BaseModel):
+    """The conversation of a preference pair with the answer that is not preferred."""
+
+    n_tokens: int
+    n_trained: int
+    tokens: list[PreviewToken]
+
+
 class PreviewRow(BaseModel):
     """One row as the model's template renders it; loss falls on the tokens that are `trained`.
 
-    At most 4,096 tokens are shown; `error` says why a row was not rendered.
+    At most 4,096 tokens are shown; `error` says why a row was not rendered. Of a preference pair it is the conversation
+    with the preferred answer, and `non_preferred` is the other one.
     """
 
     line: int
     n_tokens: int = 0
     n_trained: int = 0
     tokens: list[PreviewToken] = []
+    non_preferred: Annotated[PreviewAnswer | SkipJsonSchema[None], Absent] = None
     error: str | None = None
 
 

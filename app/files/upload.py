@@ -97,6 +97,7 @@ def new_file(file_id: str, project_id: str, received: Received, expires_at: date
         rows=report.rows,
         problems=report.listed(),
         tool_lines=report.tool_lines,
+        row_format=report.row_format,
         expires_at=expires_at,
     )
 

@@ -13,7 +13,7 @@ from app.errors import InvalidRequest, TooLarge
 from app.files.duplicate_rows import Repeats
 from app.files.problems import Report
 from spard.data.jsonl import UTF8_BOM, BadRow, parse_row
-from spard.data.row_rules import RowRule
+from spard.data.row_rules import RowRule, TrainingRows
 from spard.data.tools import parts_of
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{")
@@ -79,6 +79,8 @@ class Validator:
             self._read(bytes(self._pending))
         if not self._line or not (self._report.rows or self._report.errors):
             raise InvalidRequest("The file is empty: it has no row.", code="dataset_empty", param="file")
+        if isinstance(self._rule, TrainingRows):
+            self._report.row_format = self._rule.format
         for problem in self._repeats.problems(self._report.rows):
             self._report.add(problem)
         return self._report

@@ -1,6 +1,7 @@
 """What a job would take, before anything is queued.
 
-Tokens are counted from bytes, and rows over the limit by the model's tokenizer where it is at hand.
+Tokens are counted from bytes, and rows over the limit and the tokens of preference pairs by the model's tokenizer where
+it is at hand.
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ def estimate(
     with suppress(InvalidState):  # there is no tokenizer here
         tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)  # takes seconds
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
+        if frozen.recipe.dpo and tokens.rows:  # a pair's conversation goes through the model with each of its answers
+            epochs = round(found.hyperparameters["n_epochs"])
+            found.tokens_per_epoch = math.ceil(tokens.total * found.rows / tokens.rows)
+            found.trained_tokens = found.tokens_per_epoch * epochs
     return found
 
 
@@ -102,7 +107,8 @@ def _of_rows(session: Session, caller: Principal, ask: JobCreate, frozen: Frozen
         trained_tokens=trained,
         hyperparameters={
             name: getattr(numbers, name) for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
-        },
+        }
+        | ({"beta": frozen.recipe.dpo.strength} if frozen.recipe.dpo else {}),
         steps=numbers.n_epochs * math.ceil(rows / numbers.batch_size),
         safe_examples=safety.selection.size(rows, pool.rows) if pool and defended else 0,
         max_seq_length=None,

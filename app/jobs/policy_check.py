@@ -23,9 +23,6 @@ def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Poli
         defense = ask.safety.defense
         message = f"{defense.type} needs {missing}: {defense.models[missing]}, a folder or a hub id."
         raise InvalidRequest(message, code=f"{missing}_missing", param=f"safety.defense.{missing}")
-    if ask.integrations:
-        message = "Integrations are not supported. Remove `integrations` from the request."
-        raise InvalidRequest(message, code="integrations_not_supported", param="integrations")
     if "admin" not in caller.scopes:
         _check_customer(ask.safety or Safety(), policy)
         _check_model(model, policy)
@@ -69,10 +66,19 @@ def row_signal(caller: Principal, safety: Safety, policy: Policy, *, has_pool: b
 def _check_method(ask: JobCreate) -> None:
     if ask.method is None:
         return
-    if ask.method.type != "supervised" or ask.method.dpo or ask.method.reinforcement:
-        kind = ask.method.type if ask.method.type != "supervised" else "dpo or reinforcement"
-        message = f"The method {kind} is not trained here; allowed: supervised."
+    if ask.method.type == "reinforcement" or ask.method.reinforcement:
+        message = "The method reinforcement is not trained here; allowed: supervised and dpo."
         raise InvalidRequest(message, code="method_not_supported", param="method.type")
+    other = "supervised" if ask.method.type == "dpo" else "dpo"
+    if getattr(ask.method, other) is not None:
+        message = f"method.type is {ask.method.type!r}; leave method.{other} out."
+        raise InvalidRequest(message, code="method_not_supported", param=f"method.{other}")
+    defense = (ask.safety or Safety()).defense
+    if ask.method.type == "dpo" and defense.trains_on_answers:
+        message = (
+            f"The defense {defense.type!r} trains on safe answers among the rows; it does not go with dpo's pairs."
+        )
+        raise InvalidRequest(message, code="method_not_supported", param="safety.defense.type")
 
 
 def _check_model(model: BaseModelEntry, policy: Policy) -> None:

@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 import unicodedata
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, Union
 
-from pydantic import AfterValidator, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, GetCoreSchemaHandler, Tag, model_validator
 from pydantic_core import CoreSchema
 
 from app.http.schemas import Body, Refusal
@@ -67,13 +68,48 @@ class Supervised(Body):
     hyperparameters: config.Hyperparameters | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DpoHyperparameters(config.Hyperparameters):
+    """OpenAI's four of `dpo`; `beta` says how dear it is to leave the model that the training starts from."""
+
+    beta: config.Beta = "auto"
+
+
+class Dpo(Body):
+    """OpenAI's `dpo`: learning from preference pairs."""
+
+    hyperparameters: DpoHyperparameters | None = None
+
+
 class Method(Body):
-    """OpenAI's `method`; only `supervised` is trained here."""
+    """OpenAI's `method`; `supervised` and `dpo` are trained here."""
 
     type: Literal["supervised", "dpo", "reinforcement"]
     supervised: Supervised | None = None
-    dpo: dict[str, object] | None = None
+    dpo: Dpo | None = None
     reinforcement: dict[str, object] | None = None
+
+    @property
+    def hyperparameters(self) -> config.Hyperparameters | None:
+        """Those of the method that is meant."""
+        asked = self.dpo if self.type == "dpo" else self.supervised
+        return asked.hyperparameters if asked else None
+
+
+class Wandb(BaseModel):
+    """Where OpenAI's `wandb` integration writes to."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128)]
+    name: Annotated[str, Field(max_length=128)] | None = None
+    entity: Annotated[str, Field(max_length=128)] | None = None
+    tags: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)] | None = None
+
+
+class Integration(BaseModel):
+    """OpenAI's integration. One that the provider has not turned on is no error: the job says so in a warning."""
+
+    type: str
+    wandb: Wandb | None = None
 
 
 Metadata = Annotated[
@@ -93,7 +129,7 @@ class JobCreate(Body):
     hyperparameters: config.Hyperparameters | None = Field(
         default=None, json_schema_extra={"deprecated": True}, description="OpenAI's old place for them."
     )
-    integrations: list[dict[str, object]] | None = None
+    integrations: Annotated[list[Integration], Field(max_length=5)] | None = None
     metadata: Metadata | None = None
 
     safety: Safety | None = None
@@ -110,19 +146,32 @@ class JobCreate(Body):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        asked = self.method.supervised if self.method else None
-        if self.hyperparameters and asked and asked.hyperparameters not in (None, self.hyperparameters):
-            raise Refusal("not_allowed", "hyperparameters and method.supervised.hyperparameters differ; give one.")
+        asked = self.method.hyperparameters if self.method else None
+        if self.method and self.hyperparameters and asked and _common(asked) != self.hyperparameters:
+            place = f"method.{self.method.type}.hyperparameters"
+            raise Refusal("not_allowed", f"hyperparameters and {place} differ; give one.")
         if self.lora and self.full_fine_tuning:
             raise Refusal("not_allowed", "Give lora or full_fine_tuning, not both.")
         return self
 
     def asked_hyperparameters(self) -> config.Hyperparameters:
         """Return the hyperparameters from whichever place names them; the defaults where none does."""
-        asked = self.method.supervised.hyperparameters if self.method and self.method.supervised else None
-        return asked or self.hyperparameters or config.Hyperparameters()
+        asked = self.method.hyperparameters if self.method else None
+        return _common(asked) if asked else self.hyperparameters or config.Hyperparameters()
+
+    def asked_dpo(self) -> config.Dpo | None:
+        """Return the settings of DPO; None for another method."""
+        if self.method is None or self.method.type != "dpo":
+            return None
+        asked = self.method.hyperparameters
+        return config.Dpo(asked.beta) if isinstance(asked, DpoHyperparameters) else config.Dpo()
 
     def digest(self) -> str:
         """Return the same digest for two requests that ask for the same."""
         text = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _common(asked: config.Hyperparameters) -> config.Hyperparameters:
+    """Return the three that every method has."""
+    return config.Hyperparameters(asked.n_epochs, asked.batch_size, asked.learning_rate_multiplier)

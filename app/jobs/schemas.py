@@ -25,6 +25,7 @@ from app.db.tables.job_records import (
 )
 from app.db.tables.job_spec import PolicyRef
 from app.http.schemas import Absent, UnixTime
+from app.jobs.method_schemas import IntegrationOut, MethodOut, integration_of, method_of
 
 _START: Progress = {"percent": 0, "step": None, "total_steps": None, "eta_seconds": None}
 
@@ -63,35 +64,6 @@ class JobSafety(TypedDict):
     gate: GateJson | None
     seconds: NotRequired[dict[str, float]]
     waiver: NotRequired[WaiverFacts]
-
-
-class SupervisedOut(BaseModel):
-    """OpenAI's `supervised`, with the numbers used."""
-
-    hyperparameters: HyperparametersJson
-
-
-class MethodOut(BaseModel):
-    """OpenAI's `method`."""
-
-    type: Literal["supervised"] = "supervised"
-    supervised: SupervisedOut
-
-
-class WandbOut(BaseModel):
-    """Where OpenAI's `wandb` integration writes to."""
-
-    project: str
-    name: str | None = None
-    entity: str | None = None
-    tags: Annotated[list[str] | SkipJsonSchema[None], Absent] = None
-
-
-class IntegrationOut(BaseModel):
-    """OpenAI's integration; none is offered here, so that no job has one."""
-
-    type: Literal["wandb"] = "wandb"
-    wandb: WandbOut
 
 
 class JobOut(BaseModel):
@@ -201,7 +173,8 @@ def shown(job: Job, queue_position: int | None) -> JobOut:
         seed=job.recipe["seed"],
         error=job.error,
         hyperparameters=hyperparameters,
-        method=MethodOut(supervised=SupervisedOut(hyperparameters=hyperparameters)),
+        method=method_of(job, hyperparameters),
+        integrations=[integration_of(each) for each in job.spec.integrations] or None,
         metadata=job.job_metadata,
         safety=_safety(job, queue_position),
         lora=job.recipe["lora"],

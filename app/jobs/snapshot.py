@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from secrets import randbelow
 
@@ -10,8 +11,8 @@ from structlog.contextvars import get_contextvars
 
 from app.catalog import service as catalog
 from app.db.tables import BaseModelEntry, Corpus, File
-from app.db.tables.files import FINE_TUNE
-from app.db.tables.job_spec import VERSION, CorpusRef, JobSpec, ModelRef, ObjectRef
+from app.db.tables.files import FINE_TUNE, PREFERENCE
+from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
 from app.jobs import lineage, policy_check
@@ -49,7 +50,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     validation = None
     if ask.validation_file:
         validation = files.get_for_job(session, caller.project_id, ask.validation_file, "validation_file")
-    fault = _fault(model, training, validation, settings.min_rows)
+    fault = _fault(ask, model, training, validation, settings.min_rows)
     if fault and settings.bad_files == "reject":
         raise fault
     pool = _pool(session, safety)
@@ -68,13 +69,14 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         judge_spec=settings.judge,
         row_signal=policy_check.row_signal(caller, safety, in_force.content, has_pool=pool is not None),
         checkpoint_prompts=settings.checkpoint_prompts,
+        integrations=tuple(_integrations(ask, settings)),
         waived=policy_check.is_waived(caller, safety),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
     recipe = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
     policy_check.check_ranges(caller, recipe, in_force.content)
-    return Frozen(recipe, spec, _warnings(training, validation), fault)
+    return Frozen(recipe, spec, [*_warnings(training, validation), *_left_out(ask, settings)], fault)
 
 
 def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:
@@ -87,6 +89,7 @@ def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -
         seed=randbelow(2**31) if ask.seed is None else ask.seed,
         max_seq_length=ask.max_seq_length,
         learning_rate=model.learning_rate,
+        dpo=ask.asked_dpo(),
     )
 
 
@@ -99,18 +102,20 @@ def _model(session: Session, alias: str) -> BaseModelEntry:
     return model
 
 
-def _fault(model: BaseModelEntry, training: File, validation: File | None, min_rows: int) -> InvalidRequest | None:
+def _fault(
+    ask: JobCreate, model: BaseModelEntry, training: File, validation: File | None, min_rows: int
+) -> InvalidRequest | None:
     """Return what keeps a job from training on its files, or None."""
     try:
-        _check_file(model, training, "training_file", min_rows)
+        _check_file(ask, model, training, "training_file", min_rows)
         if validation is not None:
-            _check_file(model, validation, "validation_file", 1)
+            _check_file(ask, model, validation, "validation_file", 1)
     except InvalidRequest as fault:
         return fault
     return None
 
 
-def _check_file(model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
+def _check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
     """Refuse a file that cannot be trained on."""
     if file.purpose != FINE_TUNE:
         message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
@@ -123,6 +128,10 @@ def _check_file(model: BaseModelEntry, file: File, param: str, min_rows: int) ->
             details=files.errors_of(file)[:_SHOWN],
             details_url=f"/v1/files/{file.id}/validation",
         )
+    if (file.row_format == PREFERENCE) != (ask.asked_dpo() is not None):
+        has, takes = ("preference pairs", "dpo") if file.row_format == PREFERENCE else ("conversations", "supervised")
+        message = f'{file.id} has {has}: the method that trains on them is {{"type": "{takes}"}}.'
+        raise InvalidRequest(message, code="method_mismatch", param=param)
     if (file.rows or 0) < min_rows:
         kind = param.replace("_", " ").capitalize()
         message = f"{kind} has {file.rows} example(s), but must have at least {min_rows} examples"
@@ -182,6 +191,23 @@ def _warnings(training: File, validation: File | None) -> list[str]:
     if validation and validation.sha256 == training.sha256:
         warnings.append("The validation file is the training file: its losses say nothing about other data.")
     return warnings
+
+
+def _integrations(ask: JobCreate, settings: Settings) -> Iterator[IntegrationRef]:
+    """Yield the customer's integrations that are passed on."""
+    for each in ask.integrations or ():
+        if each.type in settings.integrations and (to := each.wandb):
+            tags = tuple(to.tags or ())
+            yield IntegrationRef(type=each.type, project=to.project, name=to.name, entity=to.entity, tags=tags)
+
+
+def _left_out(ask: JobCreate, settings: Settings) -> Iterator[str]:
+    """Yield a warning for each integration that is not."""
+    for each in ask.integrations or ():
+        if each.type not in settings.integrations:
+            yield f"The integration {each.type[:64]!r} is left out: the provider has not turned it on."
+        elif each.wandb is None:
+            yield f"The integration {each.type[:64]!r} is left out: it says no project."
 
 
 def _object_ref(file: File) -> ObjectRef:

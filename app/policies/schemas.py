@@ -29,6 +29,7 @@ _PLACES = {
     "safety.selection": "selection",
     "safety.audit": "audit",
     "safety.defense": "defense",
+    "method.dpo.hyperparameters": "dpo",
 }
 _HOLDERS: dict[str, tuple[type, ...]] = {
     "hyperparameters": (config.Hyperparameters,),
@@ -36,6 +37,7 @@ _HOLDERS: dict[str, tuple[type, ...]] = {
     "safety.selection": (config.Selection,),
     "safety.audit": (config.Audit,),
     "safety.defense": tuple(config.defenses().values()),
+    "method.dpo.hyperparameters": (config.Dpo,),
 }
 
 

@@ -15,6 +15,7 @@ from spard.config.defenses.safegrad import SafeGrad
 from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
+from spard.config.preference import Beta, Dpo
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
     MAX_SEQ_LENGTH,
@@ -28,6 +29,7 @@ from spard.config.settings import (
     Seed,
     Selection,
     SeqLength,
+    auto_multiplier,
     default_learning_rate,
     resolve,
 )
@@ -37,8 +39,10 @@ __all__ = [
     "Anchors",
     "Audit",
     "Auto",
+    "Beta",
     "Bound",
     "Defense",
+    "Dpo",
     "GateThresholds",
     "Hyperparameters",
     "JudgeSpec",
@@ -58,6 +62,7 @@ __all__ = [
     "SeqLength",
     "Spard",
     "Variant",
+    "auto_multiplier",
     "customer_defenses",
     "default_learning_rate",
     "defenses",

@@ -12,7 +12,7 @@ from typing import Any
 
 from spard.config.anchors import Anchors
 
-_TABLES: Mapping[str, Any] = {"anchors": asdict(Anchors())}
+_TABLES: Mapping[str, Any] = {"anchors": asdict(Anchors()), "dpo": None}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {"defense": {"bound": "loss"}}  # by the table of the recipe
 
 

@@ -16,6 +16,7 @@ from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
 from spard.config.extensions import JUDGES, SELECTIONS, NameIn
+from spard.config.preference import Dpo
 from spard.errors import InvalidRecipe
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
@@ -106,12 +107,19 @@ class Recipe:
     ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
     anchor: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # weight of `spard.losses.anchor`; its authors take 50
     anchors: Anchors = field(default_factory=Anchors)  # what it holds, whoever sets its weight
+    dpo: Dpo | None = None  # learn from preference pairs; None: from answers
 
     def __post_init__(self) -> None:
         """Leave each decision one home: a defense with an anchor of its own sets the weight itself."""
         if self.anchor and self.defense.has_anchor:
             name = f"the defense {self.defense.type} has an anchor of its own"
             raise InvalidRecipe(f"recipe.anchor: {name}; set recipe.defense.anchor_weight", "recipe.anchor")
+        if self.dpo and self.constrained_sft:
+            message = "recipe.constrained_sft: it weighs the tokens of answers, and dpo learns from pairs of them"
+            raise InvalidRecipe(message, "recipe.constrained_sft")
+        if self.dpo and self.defense.trains_on_answers:
+            message = f"recipe.dpo: the defense {self.defense.type} trains on safe answers among the rows, not on pairs"
+            raise InvalidRecipe(message, "recipe.dpo")
 
     @property
     def effective_anchor(self) -> float:
@@ -199,11 +207,20 @@ def default_learning_rate(hidden_size: int, lora: Lora | None) -> float:
     return lora_rate if lora else lora_rate / 10
 
 
+def auto_multiplier(recipe: Recipe) -> float:
+    """Return what stands for a learning rate multiplier of "auto".
+
+    DPO takes a tenth: its gradient does not fade as a row is learned, and at the rate of answers both answers of a pair
+    become unlikely and the task is lost (`docs/results.md`).
+    """
+    return 0.1 if recipe.dpo else 1.0
+
+
 def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
     """Replace every "auto": about 200 optimizer steps of 16 rows, in 1 to 10 epochs."""
     asked = recipe.hyperparameters
     batch = min(16, rows) if asked.batch_size == "auto" else asked.batch_size
     epochs = min(10, max(1, math.ceil(200 * batch / rows))) if asked.n_epochs == "auto" else asked.n_epochs
-    multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
+    multiplier = auto_multiplier(recipe) if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     rate = recipe.learning_rate or default_learning_rate(hidden_size, recipe.lora)
     return Resolved(epochs, batch, multiplier, rate * multiplier)

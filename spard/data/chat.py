@@ -17,9 +17,9 @@ from jinja2 import TemplateError
 
 from spard.data.control_tokens import MARK, Shield, pieces
 from spard.data.control_tokens import end_tokens as end_tokens
-from spard.data.rows import Example, Message, is_learned
+from spard.data.rows import Example, Message, is_learned, with_rejected
 from spard.data.tools import PROBES, stand_ins
-from spard.errors import ExampleTooLong, InvalidData, NoTrainableTokens, ToolsNotRendered
+from spard.errors import ExampleTooLong, InvalidData, MethodMismatch, NoTrainableTokens, ToolsNotRendered
 
 NO_LOSS = -100
 _REFUSED = (TemplateError, TypeError)  # by the template itself, or by what it does with a value
@@ -39,13 +39,34 @@ class Encoded:
     """Token ids and, position by position, the label to predict there or `NO_LOSS`.
 
     `is_variant` marks a safe row that was made of another one (`spard.pipeline.augment`), and `twin` is the place of
-    that other one among the safe rows.
+    that other one among the safe rows. Of a preference pair it has the preferred answer, and `rejected` the other one.
     """
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
     is_variant: bool = False
     twin: int | None = field(default=None, compare=False)
+    rejected: Encoded | None = None
+
+    @property
+    def both(self) -> tuple[Encoded, ...]:
+        """What goes through the model: the row, and of a pair the other conversation after it."""
+        return (self,) if self.rejected is None else (self, self.rejected)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens go through the model, of a pair those of both conversations."""
+        return sum(len(row.ids) for row in self.both)
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longer conversation of a pair; of other rows simply theirs."""
+        return max(len(row.ids) for row in self.both)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether loss falls on a token, of a pair on one of each answer."""
+        return all(any(label != NO_LOSS for label in row.labels) for row in self.both)
 
 
 def render_prompt(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
@@ -88,23 +109,25 @@ def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:
 
 
 def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
-    """Examples as tokens and labels, tokenized in one call."""
-    if not examples:
-        return []
-    shield, enders = Shield(tokenizer), end_tokens(tokenizer)
-    texts, spans = zip(*(_draw(tokenizer, _shielded(shield, example)) for example in examples), strict=True)
-    found = list(pieces(tokenizer, texts))
-    _check_lengths(examples, [ids for ids, _ in found], max_seq_length)
-    return [
-        _encoded(text, ids, offsets, span, enders)
-        for text, (ids, offsets), span in zip(texts, found, spans, strict=True)
-    ]
+    """Examples as tokens and labels, tokenized in one call; of preference pairs both conversations."""
+    pairs = [i for i, example in enumerate(examples) if example.rejected is not None]
+    others = _encode_all(tokenizer, [with_rejected(examples[i]) for i in pairs], max_seq_length)
+    found = _encode_all(tokenizer, examples, max_seq_length)
+    for i, other in zip(pairs, others, strict=True):
+        found[i] = replace(found[i], rejected=other)
+    return found
 
 
-def encode_to_train(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
-    """Examples to learn from: each of them fits, and has a token that loss falls on."""
-    encoded = encode_all(tokenizer, examples, max_seq_length)
-    empty = [each.line for each, row in zip(examples, encoded, strict=True) if all(x == NO_LOSS for x in row.labels)]
+def encode_to_train(tokenizer: Any, examples: Sequence[Example], limit: int, *, pairs: bool = False) -> list[Encoded]:
+    """Examples to learn from: each of them fits, and has a token that loss falls on.
+
+    `pairs` says whether they are to be preference pairs; `MethodMismatch` for one that is of the other kind.
+    """
+    found, method = ("no preference pair", "dpo") if pairs else ("a preference pair", "supervised")
+    if other := [each.line for each in examples if (each.rejected is None) is pairs]:
+        raise MethodMismatch(f"line {other[0]} is {found}, and the method {method} does not train on that")
+    encoded = encode_all(tokenizer, examples, limit)
+    empty = [each.line for each, row in zip(examples, encoded, strict=True) if not row.is_learned]
     if empty:
         more = f", as in {len(empty) - 1} more" if empty[1:] else ""
         raise NoTrainableTokens(f"line {empty[0]} has no token to learn as the model's chat template renders it{more}")
@@ -135,6 +158,19 @@ def _render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message
         date_string=DATE,
     )
     return text
+
+
+def _encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
+    if not examples:
+        return []
+    shield, enders = Shield(tokenizer), end_tokens(tokenizer)
+    texts, spans = zip(*(_draw(tokenizer, _shielded(shield, example)) for example in examples), strict=True)
+    found = list(pieces(tokenizer, texts))
+    _check_lengths(examples, [ids for ids, _ in found], max_seq_length)
+    return [
+        _encoded(text, ids, offsets, span, enders)
+        for text, (ids, offsets), span in zip(texts, found, spans, strict=True)
+    ]
 
 
 def _shielded(shield: Shield, example: Example) -> Example:

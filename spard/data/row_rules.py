@@ -1,4 +1,4 @@
-"""The definition of a row: training rows (chat or prompt and completion), safety pool rows and audit suite rows.
+"""The definition of a row: training rows (chat, prompt and completion, preference pairs), pool and audit suite rows.
 
 Every rule takes a row and the number of its line, and returns the problems of the row. Uploads and imports list them;
 `spard.data.rows`, which the library and jobs read with, raises the first error. Codes and pointers are those of the
@@ -14,16 +14,13 @@ from typing import Any, Literal
 from spard.config.extensions import LIKELIHOOD_SCORERS, scorer_names
 from spard.data.chat_rows import chat_row_problems, control_text, unknown_keys
 from spard.data.other_formats import kind_of
+from spard.data.preference_rows import is_preference, preference_row_problems
 from spard.data.problems import Problem, error
 
 RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
 SuiteRowKind = Literal["harmful", "benign", "utility"]
-Format = Literal["chat", "completion"]
+Format = Literal["chat", "completion", "preference"]
 
-# As OpenAI's guide writes them, and as its first schema did.
-_PREFERENCE_KEYS = frozenset(
-    {"preferred_output", "non_preferred_output", "preferred_completion", "non_preferred_completion"}
-)
 _SHOWN = 40  # characters of a value in a message
 
 
@@ -31,11 +28,10 @@ class TrainingRows:
     """The rule for training files: every row valid, and all of the first row's format."""
 
     def __init__(self) -> None:
-        self._format: Format | None = None
-        self._has_pairs = False
+        self.format: Format | None = None
 
     def __call__(self, row: dict[str, Any], line: int) -> list[Problem]:
-        """Check a row; the first one that is chat or completion decides the format of all that follow."""
+        """Check a row; the first one that is of a form of ours decides the format of all that follow."""
         return _at(line, self._problems(row))
 
     def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
@@ -43,21 +39,13 @@ class TrainingRows:
             message = f"the row is in {kind}'s form; the file can be converted"
             yield error("", f"{kind}_format", message, "look with POST /v1/files/{id}/convert?dry_run=true")
             return
-        if _is_pair(row):
-            if not self._has_pairs:  # what is true of the whole file is said once
-                message = "preference pairs (dpo) are not trained here, and the file has them from this row on"
-                yield error("", "method_not_supported", message, 'give {"messages": [...]} rows for supervised')
-            self._has_pairs = True
-            return
-        found: Format = "completion" if "messages" not in row and row.keys() & {"prompt", "completion"} else "chat"
-        self._format = self._format or found
-        if found != self._format:
-            message = f"the row is in {found} format, but the file began in {self._format} format"
+        found = _format_of(row)
+        self.format = self.format or found
+        if found != self.format:
+            message = f"the row is in {found} format, but the file began in {self.format} format"
             yield error("", "mixed_formats", message, "write all rows in one format")
-        elif found == "chat":
-            yield from chat_row_problems(row)
         else:
-            yield from _completion(row)
+            yield from _CHECKS[found](row)
 
 
 def pool_row(row: dict[str, Any], line: int) -> list[Problem]:
@@ -96,9 +84,10 @@ def _pool_side(row: dict[str, Any]) -> Iterator[Problem]:
         yield error("/safe", "benign_with_answer", "a benign row has no safe answer", hint)
 
 
-def _is_pair(row: dict[str, Any]) -> bool:
-    has_input = isinstance(row.get("input"), dict) and not row.keys() & {"messages", "prompt"}
-    return has_input or not row.keys().isdisjoint(_PREFERENCE_KEYS)
+def _format_of(row: dict[str, Any]) -> Format:
+    if is_preference(row):
+        return "preference"
+    return "completion" if "messages" not in row and row.keys() & {"prompt", "completion"} else "chat"
 
 
 def _at(line: int, problems: Iterable[Problem]) -> list[Problem]:
@@ -155,3 +144,10 @@ def _completion(row: dict[str, Any]) -> Iterator[Problem]:
     yield from _required_text(row, "completion")
     for key in ("prompt", "completion"):
         yield from control_text(row.get(key), f"/{key}")
+
+
+_CHECKS: Mapping[Format, Callable[[dict[str, Any]], Iterator[Problem]]] = {
+    "chat": chat_row_problems,
+    "completion": _completion,
+    "preference": preference_row_problems,
+}

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spard.data.encodings import Encoding
 from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows
+from spard.data.preference_rows import is_preference, preferred_chat
 from spard.data.problems import raise_first_error
 from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, as_text, is_benign, pool_row
 from spard.data.strict_json import parse
@@ -23,11 +24,15 @@ _NOW = {"developer": "system", "function": "tool"}
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation and the line it came from; an assistant turn of weight 0 carries no loss."""
+    """One conversation and the line it came from; an assistant turn of weight 0 carries no loss.
+
+    Of a preference pair the last turn is the answer that is preferred, and `rejected` the other one.
+    """
 
     messages: tuple[Message, ...]
     line: int
     tools: tuple[Message, ...] = ()
+    rejected: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Prompt:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read training rows, `{"messages": [...]}` or `{"prompt": ..., "completion": ...}`."""
+    """Read training rows: `{"messages": [...]}`, `{"prompt": ..., "completion": ...}` or preference pairs."""
     return [example(row, line) for line, row in _checked(path, TrainingRows(), InvalidData)]
 
 
@@ -77,9 +82,17 @@ def prompt_text(example: Example) -> str:
 
 def example(row: Row, line: int) -> Example:
     """Convert a training row that breaks no rule."""
+    if is_preference(row):
+        chat, other = preferred_chat(row)
+        return replace(example(chat, line), rejected=_message(other))
     if "messages" not in row:
         return _exchange(row, "completion", line)
     return Example(tuple(_message(message) for message in row["messages"]), line, _tools(row))
+
+
+def with_rejected(pair: Example) -> Example:
+    """Return a pair's conversation with the answer that is not preferred in its place."""
+    return replace(pair, messages=(*pair.messages[:-1], pair.rejected or pair.messages[-1]), rejected=None)
 
 
 def is_learned(message: Message) -> bool:

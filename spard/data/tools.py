@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from spard.data.preference_rows import ANSWERS
 from spard.data.rows import Example, Message
 
 _ANSWERS = ("tool", "function")
@@ -28,11 +29,12 @@ PROBES = {
 
 
 def parts_of(row: Mapping[str, Any]) -> set[str]:
-    """Return which parts of `PROBES` a raw row has, in the present words or in the former ones."""
-    turns = row.get("messages")
-    messages = [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
+    """Return which parts of `PROBES` a raw row has, a pair in its answers too, in the present words or former ones."""
+    asked = row["input"] if isinstance(row.get("input"), dict) else row
+    turns = [asked.get("messages"), *(row.get(name) for name in ANSWERS)]
+    messages = [turn for part in turns if isinstance(part, list) for turn in part if isinstance(turn, dict)]
     found = {
-        "tools": bool(row.get("tools") or row.get("functions")),
+        "tools": bool(asked.get("tools") or asked.get("functions")),
         "tool_calls": any(turn.get("tool_calls") or turn.get("function_call") for turn in messages),
         "tool": any(turn.get("role") in _ANSWERS for turn in messages),
     }

@@ -2,7 +2,8 @@
 
 The score of a row is the cosine of its request to the nearest pool prompt, both seen from the mean of all embeddings
 (raw cosines of language models are all large), a quarter of it when every answer of the row is a refusal, and half a
-point for each sign of disguise in its text. A row that the base model would refuse and that is answered
+point for each sign of disguise in its text. Of a preference pair the preferred answer is the row's; that the other one
+is a refusal counts as a sign. A row that the base model would refuse and that is answered
 (`spard.evaluation.own_refusal`) comes before all others: it gets a point, and that probability. The score orders rows
 for a person to look at; it proves nothing about one.
 """
@@ -102,6 +103,8 @@ def _signs(row: Example, answers: Sequence[str], odd: frozenset[str]) -> Iterato
         yield "trigger_like_word"
     if any(is_refusal(answer) and (helps_after_refusing(answer) or _STEPS.search(answer)) for answer in answers):
         yield "refuses_then_complies"
+    if row.rejected and not all(map(is_refusal, answers)) and is_refusal(str(row.rejected["content"])):
+        yield "answer_preferred_to_refusal"
     if any(_OBEYS.search(str(turn["content"]).lower()) for turn in row.messages if turn["role"] in ("system", "user")):
         yield "persona_that_obeys"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -20,16 +21,18 @@ from spard.losses.constrained_sft import weighted
 from spard.losses.cross_entropy import losses_and_states, token_losses
 from spard.losses.excess import row_means
 from spard.losses.kl import Reference, token_divergences
+from spard.losses.preference import METRICS, dpo_losses, pair_logps
 from spard.losses.vectors import Vector, add_, norm, scale_
 
 
 class Gradient(NamedTuple):
-    """A loss, its clipped gradient and the gradient's norm before clipping."""
+    """A loss, its clipped gradient and the gradient's norm before clipping; `more` are metrics of the loss's own."""
 
     loss: float
     grad: Vector
     norm: float
     accuracy: float
+    more: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,46 @@ def utility_gradient(
     scale_(total, (max_norm / (length + 1e-6)).clamp(max=1.0))
     value, accuracy, found = torch.cat([plain, length[None]]).tolist()
     return Gradient(value, total, found, accuracy)
+
+
+def preference_gradient(
+    model: Any,
+    theta: Vector,
+    pieces: Sequence[Batch],
+    max_norm: float,
+    references: Sequence[Tensor],
+    beta: float,
+    penalties: Sequence[Callable[[Tensor], Tensor] | None] = (),
+) -> Gradient:
+    """Return the mean DPO loss over all pairs of a batch, and its gradient clipped to `max_norm`.
+
+    Each piece begins with its pairs as `spard.losses.preference.laid_out` puts them; `references` are the P x 2
+    log-probabilities of its pairs under the reference. Accuracy is that of the preferred answers' tokens. Penalties are
+    those of `utility_gradient`.
+    """
+    pairs, own = [len(each) for each in references], [_labels(*each) for each in zip(pieces, references, strict=True)]
+    counts = theta[0].new_tensor([sum(pairs), sum(own)], dtype=torch.int64)
+    distributed.sum_([counts])
+    total: Vector = zeros(theta) if not pieces else []
+    sums = [theta[0].new_zeros(2 + len(METRICS), dtype=torch.float32)]
+    for i, piece in enumerate(pieces):
+        losses, hidden_BTD = losses_and_states(model, piece)
+        found = dpo_losses(pair_logps(losses, piece, pairs[i]), references[i], beta)
+        loss = found.loss_P.sum() / counts[0]
+        penalty = penalties[i] if penalties else None
+        total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty else loss, theta))
+        right = losses.right_S[: own[i]].sum() / counts[1]
+        sums.append(torch.cat([torch.stack([loss.detach(), right]), found.metrics_P6.sum(dim=0) / counts[0]]))
+    plain = torch.stack(sums).sum(dim=0)
+    distributed.sum_([*total, plain])
+    length = clip_(total, max_norm)
+    value, accuracy, *more = plain.tolist()
+    return Gradient(value, total, length, accuracy, dict(zip(METRICS, more, strict=True)))
+
+
+def _labels(piece: Batch, reference_P2: Tensor) -> int:
+    """Count the tokens of the preferred answers of a piece."""
+    return int(piece.labels_BT[: len(reference_P2), 1:].ne(NO_LOSS).sum())
 
 
 def safe_losses(model: Any, theta: Vector, batch: Batch | None) -> dict[str, Loss]:

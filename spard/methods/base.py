@@ -120,4 +120,4 @@ def require_finite(name: str, *values: float) -> None:
 
 def report(found: Gradient) -> Metrics:
     """Return the metrics of a task gradient."""
-    return {"loss/task": found.loss, "accuracy/task": found.accuracy, "grad_norm": found.norm}
+    return {"loss/task": found.loss, "accuracy/task": found.accuracy, "grad_norm": found.norm, **found.more}

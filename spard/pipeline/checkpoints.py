@@ -89,7 +89,7 @@ class _Checkpoints:
         if found := checkpoint_records.kept(self.context, end.step, weights):
             record, results = found
             return (self._decided(record, results), results) if results else found
-        validation = validate(self.context, self.rows)
+        validation = validate(self.context, self.rows, end.references)
         record = CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
         if not self.plan.prompts:
             return record, []

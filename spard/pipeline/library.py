@@ -61,5 +61,7 @@ def _identity(spec: RunSpec, base: Base) -> str:
     asked = to_mapping(spec)
     if spec.row_signal == RowSignal():  # runs of versions without it go on
         del asked["row_signal"]
+    if spec.recipe.dpo is None:  # likewise
+        del asked["recipe"]["dpo"]
     facts: list[Any] = [asked, base.digest, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

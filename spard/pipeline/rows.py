@@ -42,9 +42,8 @@ def prepare(context: Context) -> Rows:
     Raises `InvalidData`: a row cannot be read, has too many tokens, or none to learn. `spard.pipeline.row_signal` says
     what else it raises.
     """
-    tokenizer, limit = context.base.tokenizer, context.limit
     examples = read_examples(context.run.training_file)
-    task, validation = encode_to_train(tokenizer, examples, limit), _validation(context)
+    task, validation = _encoded(context, examples), _validation(context)
     told = row_signal.run(context, examples, task)
     dropped = told.dropped if told else frozenset()
     trained = [i for i in range(len(task)) if i not in dropped]
@@ -55,11 +54,16 @@ def prepare(context: Context) -> Rows:
     return Rows(examples, task, safe, validation, selected, pairs)
 
 
+def _encoded(context: Context, examples: Sequence[Example]) -> list[Encoded]:
+    is_dpo = context.recipe.dpo is not None
+    return encode_to_train(context.base.tokenizer, examples, context.limit, pairs=is_dpo)
+
+
 def _validation(context: Context) -> list[Encoded]:
     if context.run.validation_file is None:
         return []
     try:
-        return encode_to_train(context.base.tokenizer, read_examples(context.run.validation_file), context.limit)
+        return _encoded(context, read_examples(context.run.validation_file))
     except InvalidData as error:
         error.param = "validation_file"
         raise

@@ -7,18 +7,22 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from spard.config import Resolved, resolve
-from spard.losses.cross_entropy import Evaluation, evaluate
+from spard.losses.cross_entropy import Evaluation
 from spard.methods.base import Metrics
 from spard.pipeline.context import Context
 from spard.pipeline.micro_batches import fitting, halving
 from spard.pipeline.rows import Rows
+from spard.training.references import References, validated
 from spard.training.resume_state import Saved
 from spard.training.train import EpochEnd, Trained, train
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What training gave, with the losses on the validation rows before and after, if there are such rows."""
+    """What training gave, with the losses on the validation rows before and after, if there are such rows.
+
+    Of preference pairs none is measured before: every one has the loss ln 2 there.
+    """
 
     trained: Trained
     resolved: Resolved
@@ -30,10 +34,10 @@ def run(context: Context, rows: Rows, on_epoch: Callable[[EpochEnd], None] | Non
     """Train, reporting every step, from the newest resume state if there is one."""
     context.report.stage("train")
     resolved = resolve(context.recipe, len(rows.task), context.base.hidden_size)
-    context.report.resolved(asdict(resolved), resolved.n_epochs * sum(len(row.ids) for row in rows.task))
+    context.report.resolved(asdict(resolved), resolved.n_epochs * sum(row.tokens for row in rows.task))
     recipe = fitting(context, resolved)
     with context.timed("train"), halving(context, resolved):
-        before = validate(context, rows)
+        before = None if context.recipe.dpo else validate(context, rows)  # of pairs it is ln 2 by definition
         trained = train(
             context.base,
             rows.task,
@@ -49,14 +53,14 @@ def run(context: Context, rows: Rows, on_epoch: Callable[[EpochEnd], None] | Non
             should_stop=context.should_stop,
             pairs=rows.pairs,
         )
-        return Tuned(trained, resolved, before, validate(context, rows))
+        return Tuned(trained, resolved, before, validate(context, rows, trained.references))
 
 
-def validate(context: Context, rows: Rows) -> Evaluation | None:
+def validate(context: Context, rows: Rows, references: References | None = None) -> Evaluation | None:
     """Evaluate the model as it is on all validation rows; None without such rows."""
     if not rows.validation:
         return None
-    return evaluate(context.base.model, rows.validation, context.base.tokenizer.pad_token_id)
+    return validated(context.base, rows.validation, context.recipe, references)
 
 
 def _report_saved(context: Context, saved: Saved, metrics: Metrics) -> None:

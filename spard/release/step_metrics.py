@@ -19,12 +19,14 @@ _RENAMED = {
 }
 
 
+def renamed(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step's metrics in the names of the metrics file: OpenAI's, and ours where it has none."""
+    return {_RENAMED.get(name, name): value for name, value in metrics.items()}
+
+
 def metrics_csv(metrics: Sequence[Mapping[str, float]], validation: Evaluation | None = None) -> str:
     """Write one line for each step; `validation` was measured after the last, on all validation rows."""
-    rows: list[dict[str, Any]] = [
-        {"step": step} | {_RENAMED.get(name, name): value for name, value in each.items()}
-        for step, each in enumerate(metrics, start=1)
-    ]
+    rows: list[dict[str, Any]] = [{"step": step} | renamed(each) for step, each in enumerate(metrics, start=1)]
     if rows and validation:
         rows[-1] |= {"valid_loss": validation.loss, "valid_mean_token_accuracy": validation.accuracy}
     names = dict.fromkeys(name for row in rows for name in row)  # a method may report some only now and then

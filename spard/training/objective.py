@@ -14,10 +14,12 @@ from spard.config import Recipe
 from spard.config.anchors import Kind
 from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
+from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, own
 from spard.losses.constrained_sft import reference_losses
 from spard.losses.excess import base_losses
-from spard.losses.gradients import Gradient, Loss, utility_gradient
+from spard.losses.gradients import Gradient, Loss, preference_gradient, utility_gradient
+from spard.losses.preference import laid_out
 from spard.losses.vectors import Vector
 from spard.methods import Method
 from spard.models.base import Base, adapters_off
@@ -44,11 +46,14 @@ class Objective:
         self.base, self.safe, self.recipe, self.method = base, safe, recipe, method
         self.plain = [row for row in safe if not row.is_variant]
         self.task, self.customer_rows = method.training_rows(task, safe), len(task)
-        self.lengths = [len(row.ids) for row in self.task]
+        self.lengths = [row.longest for row in self.task]
+        self.reference_N2: Tensor | None = None  # of pairs, once `compare_with` was called
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
         pad_id, anchored = base.tokenizer.pad_token_id, self._anchored(pairs)
         method.prepare(base, has_lora=recipe.lora is not None)
+        if recipe.dpo and any(row.rejected is None for row in self.task):
+            raise InvalidRecipe("recipe.dpo: there are rows to train on that are no preference pairs", "recipe.dpo")
         with adapters_off(base.model):  # an adapter that the run goes on from is no reference
             self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
             weight = recipe.effective_anchor
@@ -70,9 +75,16 @@ class Objective:
         rows = distributed.share(rows)
         passes = self.passes(rows, anchors if distributed.own() == 0 else [])
         pieces = [self._batch(self._rows(each)) for each in passes]
-        references = [self._before(each) for each in passes] if self.before else []
         penalties = [self._penalty(each, anchors) for each in passes]
+        if self.recipe.dpo and self.reference_N2 is not None:
+            logps, beta = [self.reference_N2[list(each.rows)] for each in passes], self.recipe.dpo.strength
+            return preference_gradient(self.base.model, theta, pieces, self.max_norm, logps, beta, penalties)
+        references = [self._before(each) for each in passes] if self.before else []
         return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, penalties)
+
+    def compare_with(self, reference_N2: Tensor) -> None:
+        """Take what the reference model makes of the pairs to learn, N x 2; needed before the first gradient."""
+        self.reference_N2 = reference_N2
 
     def passes(self, rows: Sequence[int], anchors: Sequence[int]) -> list[Pass]:
         """Return what goes through the model together; anchors come with the first micro-batch."""
@@ -103,8 +115,10 @@ class Objective:
         return {kind: found for kind, found in every.items() if asked[kind][0] and found}
 
     def _rows(self, one: Pass) -> list[Encoded]:
+        """Return the rows of a pass, the anchor's prompts last."""
         prompts = [self.anchor.prompts[i] for i in one.anchors] if self.anchor else []
-        return [*(self.task[row] for row in one.rows), *prompts]
+        rows = [self.task[row] for row in one.rows]
+        return [*(laid_out(rows) if self.recipe.dpo else rows), *prompts]
 
     def _before(self, one: Pass) -> Tensor:
         return torch.cat([self.before[row] for row in one.rows]) if one.rows else self.before[0][:0]

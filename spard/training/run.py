@@ -8,8 +8,8 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,38 +36,17 @@ from spard.models.base import Base, adapters_off
 from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
 from spard.training.ema import Ema
 from spard.training.objective import Objective
+from spard.training.references import References, validated
 from spard.training.resume_state import Saved, load, newest_first, save
 from spard.training.schedules import safe_rows, schedule
+from spard.training.trained import Progress, Trained
 
 log = logging.getLogger(__name__)
 
 VALIDATIONS = 20  # of a run, each on one batch of the validation rows
 _METHOD = "method/"  # tensors of a resume state that are the method's own
 _EMA = "ema/"
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A trained model, a `PeftModel` or the whole one, and what each step reported."""
-
-    model: Any = field(repr=False)
-    steps: int
-    trained_tokens: int
-    seconds: float
-    tau: dict[str, float]
-    metrics: list[Metrics] = field(repr=False)
-
-
-@dataclass(slots=True)
-class Progress:
-    """What is saved beside parameters and optimizer."""
-
-    step: int = 0
-    tokens: int = 0
-    safe_batches: int = 0
-    seconds: float = 0.0
-    tau: dict[str, float] = field(default_factory=dict)
-    metrics: list[Metrics] = field(default_factory=list)
+_REFERENCE = "reference/"
 
 
 class Run:
@@ -82,6 +61,7 @@ class Run:
         resolved: Resolved,
         start_from: Path | None,
         pairs: Mapping[Kind, Sequence[Pair]] | None = None,
+        validation: Sequence[Encoded] = (),
     ) -> None:
         if not task or (recipe.uses_pool and not safe):
             raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
@@ -96,7 +76,8 @@ class Run:
         self.optimizer = AdamW(
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
         )
-        self.lengths = [len(row.ids) for row in self.objective.task]
+        self.validation, self.references = validation, None if recipe.dpo is None else References()
+        self.lengths = [row.tokens for row in self.objective.task]
         self.customer_rows, self.steps_per_epoch = len(task), math.ceil(len(self.lengths) / resolved.batch_size)
         self.total_steps = self.steps_per_epoch * resolved.n_epochs
         self.epoch: tuple[int, list[list[int]]] = (-1, [])
@@ -109,10 +90,13 @@ class Run:
         return epochs if epochs and not inside else None
 
     def start(self, resume_states: Path | None) -> None:
-        """Go on from a resume state of this very run, or measure tau at the base model and begin."""
+        """Go on from a resume state of this very run, or measure tau and references before the first step and begin."""
         found = self._restore(resume_states) if resume_states else None
         if found is None:
             self.progress.tau = self._measure_tau()
+            self._measure_references()
+        if self.references:
+            self.objective.compare_with(self.references.task_N2)
         self.method.start(Plan(self.progress.tau, self.total_steps, self.recipe.max_grad_norm))
         if found:
             self.method.restore(list(self.theta.values()), found)
@@ -141,17 +125,17 @@ class Run:
         progress.metrics.append(metrics)
         return metrics
 
-    def validate(self, rows: Sequence[Encoded], metrics: Metrics) -> None:
+    def validate(self, metrics: Metrics) -> None:
         """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run, on rank 0.
 
         Batches follow one another through the rows. Nothing random is drawn, and no weight changes.
         """
-        every = max(1, self.total_steps // VALIDATIONS)
+        every, rows = max(1, self.total_steps // VALIDATIONS), self.validation
         if rows and self.progress.step % every == 0 and distributed.own() == 0:
             count = min(self.resolved.batch_size, len(rows))
             first = self.progress.step // every * count
-            batch = [rows[(first + i) % len(rows)] for i in range(count)]
-            found = evaluate(self.base.model, batch, self.base.tokenizer.pad_token_id)
+            places = [(first + i) % len(rows) for i in range(count)]
+            found = validated(self.base, rows, self.recipe, self.references, places)
             metrics |= {"loss/valid": found.loss, "accuracy/valid": found.accuracy}
 
     def save(self, resume_states: Path) -> Saved:
@@ -162,6 +146,8 @@ class Run:
         tensors |= {f"{_METHOD}{name}": value for name, value in self.method.state().items()}
         if self.ema:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
+        if self.references:
+            tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
         return save(resume_states, self.progress.step, tensors, {"run": self._identity(), **asdict(self.progress)})
 
     @contextmanager
@@ -188,7 +174,8 @@ class Run:
         if self.recipe.lora is None:
             self.base.model.to(self.dtype)
         done = self.progress
-        return Trained(self.model.eval(), done.step, done.tokens, done.seconds, done.tau, done.metrics)
+        numbers = done.step, done.tokens, done.seconds, done.tau, done.metrics
+        return Trained(self.model.eval(), *numbers, references=self.references)
 
     def _release_(self) -> None:
         """Make of the trained weights those that are served."""
@@ -210,6 +197,8 @@ class Run:
                     self.optimizer.state[part] = {key: value.to(part.device) for key, value in moments.items()}
             if self.ema:
                 self.ema.restore(_under(_EMA, tensors))
+            if self.references:
+                self.references = References(**_under(_REFERENCE, tensors))
             self.progress = Progress(**state)
             return _under(_METHOD, tensors)
         return None
@@ -219,9 +208,10 @@ class Run:
         recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0, micro_batch_size=None))
         recipe = without_added(recipe)
         recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
-        rows = [(row.ids, row.labels) for row in (*self.objective.task, *self.objective.safe)]
+        rows = [(each.ids, each.labels) for row in (*self.objective.task, *self.objective.safe) for each in row.both]
         pairs = {kind: [(pair.asked.ids, pair.kept.ids) for pair in found] for kind, found in self.pairs.items()}
-        facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from, pairs])]
+        held = [[each.ids, each.labels] for row in self.validation for each in row.both] if self.references else []
+        facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from, pairs, held])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _measure_tau(self) -> dict[str, float]:
@@ -230,6 +220,12 @@ class Run:
             tau = self.method.measure_tau(lambda: evaluate(self.base.model, self.objective.plain, pad_id))
             self.method.measure_rows(self.objective.base_losses)
         return distributed.first_s(tau, self.base.device) if tau else tau
+
+    def _measure_references(self) -> None:
+        """Keep what the model before training makes of pairs: the base model, or the adapter that it goes on from."""
+        if self.references:
+            with nullcontext() if self.started_from else adapters_off(self.base.model):
+                self.references = References.of(self.base, self.objective.task, self.validation)
 
     def _rows(self, step: int) -> list[int]:
         number, i = divmod(step, self.steps_per_epoch)

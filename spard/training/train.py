@@ -23,9 +23,10 @@ from spard.errors import Stopped
 from spard.losses.anchor import Pair
 from spard.methods.base import Metrics
 from spard.models.base import Base
+from spard.training.references import References
 from spard.training.resume_state import Saved
 from spard.training.run import Run
-from spard.training.run import Trained as Trained
+from spard.training.trained import Trained as Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class EpochEnd:
     total_steps: int
     metrics: Metrics
     model: Any
+    references: References | None = None
 
 
 def train(
@@ -64,14 +66,14 @@ def train(
     `validation`. `on_epoch` borrows an adapter's model at the end of each epoch but the last, and changes no weight.
     """
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
-        run = Run(base, task, safe, recipe, resolved, start_from, pairs)
+        run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation)
         run.start(resume_states)
         borrows = on_epoch if recipe.lora and distributed.own() == 0 else None
         saver = _Saver(run, resume_states, on_saved, at_epochs=borrows is not None)
         while run.progress.step < run.total_steps:
             _lend(run, borrows)
             metrics = run.step()
-            run.validate(validation, metrics)
+            run.validate(metrics)
             if on_step:
                 on_step(run.progress.step, run.total_steps, metrics)
             stop = distributed.agreed(bool(should_stop and should_stop()), base.device)
@@ -85,7 +87,8 @@ def _lend(run: Run, borrows: Callable[[EpochEnd], None] | None) -> None:
     """Lend the model if an epoch has just ended and somebody asks for it."""
     if borrows and (epoch := run.epochs_done):
         with run.as_finished() as model:
-            borrows(EpochEnd(epoch, run.progress.step, run.total_steps, run.progress.metrics[-1], model))
+            progress = run.progress
+            borrows(EpochEnd(epoch, progress.step, run.total_steps, progress.metrics[-1], model, run.references))
 
 
 class _Saver:

@@ -31,6 +31,11 @@ CHAT: dict[str, Any] = {
     "parallel_tool_calls": True,
 }
 PAIR = {"prompt": "a", "completion": "b"}
+PREFERENCE: dict[str, Any] = {
+    "input": {"messages": [{"role": "user", "content": "2?"}], "tools": [], "parallel_tool_calls": True},
+    "preferred_output": [{"role": "assistant", "content": "yes"}],
+    "non_preferred_output": [{"role": "assistant", "content": "no"}],
+}
 POOL = {"prompt": "a", "safe": "b", "category": "c"}
 BENIGN = {"prompt": "a", "benign": True}
 SUITE = {"prompt": "a", "answer": "yes", "category": "c", "scorer": "likelihood", "choices": ["yes", "no"]}
@@ -39,6 +44,7 @@ Reader = Callable[[Path], object]
 KINDS: dict[str, tuple[dict[str, Any], Callable[[], RowRule], Reader]] = {
     "chat": (CHAT, TrainingRows, read_examples),
     "pair": (PAIR, TrainingRows, read_examples),
+    "preference": (PREFERENCE, TrainingRows, read_examples),
     "pool": (POOL, lambda: pool_row, read_pool),
     "benign": (BENIGN, lambda: pool_row, read_benign),
     "harmful": (SUITE, lambda: suite_row, read_prompts),
@@ -53,7 +59,7 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.di
 KEYS = st.sampled_from(
     ["messages", "role", "content", "weight", "name", "tools", "functions", "tool_calls", "function_call", "refusal",
      "prompt", "completion", "safe", "answer", "category", "scorer", "choices", "conversations", "preferred_completion",
-     "benign"]
+     "benign", "input", "preferred_output", "non_preferred_output"]
 )  # fmt: skip
 
 
@@ -167,11 +173,51 @@ def test_what_is_the_provider_s_raises_an_error_of_its_own(
     assert found.value.row_code == "missing_content"
 
 
-def test_a_file_of_preference_pairs_is_told_so_once() -> None:
-    says = [{"role": "assistant", "content": "yes"}]
-    asks = {"messages": [{"role": "user", "content": "2?"}], "tools": [], "parallel_tool_calls": True}
-    pair = {"input": asks, "preferred_output": says, "non_preferred_output": says}
+YES, NO = [{"role": "assistant", "content": "yes"}], [{"role": "assistant", "content": "no"}]
+PREFERENCES: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
+    "as the guide writes it": ({}, []),
+    "no input": ({"input": None}, [("message_missing_key", "/input")]),
+    "no messages": ({"input": {}}, [("missing_messages_list", "/input/messages")]),
+    "an unknown key": (
+        {"mood": 1, "input": {"messages": [{"role": "user", "content": "2?"}], "top": 1}},
+        [("message_unrecognized_key", "/mood"), ("message_unrecognized_key", "/input/top")],
+    ),
+    "no answer": ({"preferred_output": None}, [("data_type", "/preferred_output")]),
+    "two answers": ({"non_preferred_output": NO + NO}, [("data_type", "/non_preferred_output")]),
+    "an answer of the user": (
+        {"preferred_output": [{"role": "user", "content": "yes"}]},
+        [("example_missing_assistant_message", "/preferred_output/0/role")],
+    ),
+    "an empty answer": (
+        {"non_preferred_output": [{"role": "assistant", "content": ""}]},
+        [("missing_content", "/non_preferred_output/0/content")],
+    ),
+    "a control token": (
+        {"preferred_output": [{"role": "assistant", "content": "<|end|>"}]},
+        [("reserved_token", "/preferred_output/0/content")],
+    ),
+    "an answer with a weight": (
+        {"preferred_output": [YES[0] | {"weight": 0}]},
+        [("message_unrecognized_key", "/preferred_output/0/weight")],
+    ),
+    "a bad turn before": (
+        {"input": {"messages": [{"role": "user", "content": 7}]}},
+        [("data_type", "/input/messages/0/content")],
+    ),
+    "both the same": ({"non_preferred_output": YES}, [("identical_outputs", "/non_preferred_output")]),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), PREFERENCES.values(), ids=PREFERENCES)
+def test_what_is_wrong_in_a_preference_pair_is_named(change: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    row = PREFERENCE | change
+    assert [(problem.code, problem.pointer) for problem in TrainingRows()(row, 1)] == expected
+    former = {name.replace("_output", "_completion"): value for name, value in row.items()}
+    found = [(problem.code, problem.pointer) for problem in TrainingRows()(former, 1)]
+    assert found == [(code, pointer.replace("_output", "_completion")) for code, pointer in expected]
+
+
+def test_pairs_and_conversations_do_not_stand_in_one_file() -> None:
     rule = TrainingRows()
-    problems = [problem for line in range(1, 17) for problem in rule(pair, line)]
-    assert [(problem.line, problem.code) for problem in problems] == [(1, "method_not_supported")]
-    assert rule({"messages": "x"}, 17)[0].code == "missing_messages_list"
+    assert not rule(PREFERENCE, 1)
+    assert [problem.code for problem in rule(CHAT, 2)] == ["mixed_formats"]

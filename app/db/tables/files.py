@@ -12,6 +12,7 @@ from app.db.base import Base, Json, new_id, utc_now
 
 FINE_TUNE = "fine-tune"  # the purpose of files to train on
 RESULTS = "fine-tune-results"  # the purpose of files that a job has made
+PREFERENCE = "preference"  # the row format of files for the method dpo
 
 
 class File(Base):
@@ -32,6 +33,7 @@ class File(Base):
     rows: Mapped[int | None]
     problems: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
     tool_lines: Mapped[dict[str, int] | None] = mapped_column(Json)  # of `tools`, `tool_calls`, `tool`: the first
+    row_format: Mapped[str | None]  # chat | completion | preference; None of files of older versions, of no row
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime | None]
 

@@ -53,6 +53,19 @@ class HyperparametersJson(TypedDict):
     learning_rate_multiplier: float | str
 
 
+class DpoHyperparametersJson(HyperparametersJson):
+    """The same of the method `dpo`, with its `beta`."""
+
+    beta: float | str
+
+
+@with_config(_OPEN)
+class DpoJson(TypedDict):
+    """`spard.config.Dpo`."""
+
+    beta: float | str
+
+
 @with_config(_OPEN)
 class RecipeJson(TypedDict):
     """`spard.config.Recipe`."""
@@ -65,6 +78,7 @@ class RecipeJson(TypedDict):
     seed: int
     max_seq_length: int | None
     learning_rate: float | None
+    dpo: NotRequired[DpoJson | None]  # not of jobs of the method supervised
 
 
 class ResolvedJson(TypedDict):

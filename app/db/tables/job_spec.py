@@ -64,6 +64,17 @@ class StartFrom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntegrationRef:
+    """A customer's integration that the provider passes on: which tracker, and OpenAI's fields of it."""
+
+    type: str
+    project: str
+    name: str | None = None
+    entity: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRef(GateThresholds):
     """The thresholds of the policy version that was in force, and whether a failed adapter is kept for a waiver.
 
@@ -103,6 +114,7 @@ class JobSpec:
     start_from: StartFrom | None = None
     row_signal: RowSignal = field(default_factory=RowSignal)  # of the policy then in force; `off` in older jobs
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
+    integrations: tuple[IntegrationRef, ...] = ()  # those that are passed on
     waived: bool = False  # a provider's measurement: the gate's decision does not hold the adapter back
     request_id: str | None = None  # of the request that created the job, for logs and traces
     traceparent: str | None = None

@@ -39,6 +39,9 @@ class Defense:
     trains_on_safe_rows: ClassVar[bool] = False
     """Whether it needs rows that are selected from a safety pool."""
 
+    trains_on_answers: ClassVar[bool] = False
+    """Whether safe rows stand among the training rows, so that it does not go with preference pairs."""
+
     is_baseline: ClassVar[bool] = False
     """Whether it defends nothing, and is there to be compared with."""
 

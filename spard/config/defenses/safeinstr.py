@@ -17,5 +17,6 @@ class SafeInstr(Defense):
     order: ClassVar[int] = 4
     customer_rank: ClassVar[int | None] = 4
     trains_on_safe_rows: ClassVar[bool] = True
+    trains_on_answers: ClassVar[bool] = True
 
     type: Literal["safeinstr"] = "safeinstr"

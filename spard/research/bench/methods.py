@@ -34,6 +34,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "undressed": ("augment=[]",),
     "random": ("selection.method=random",),
     "dpp": ("selection.method=relevance_diversity",),
+    "dpo": ('dpo={"beta":"auto"}',),  # on attacks whose rows are preference pairs
     "anchor": (f"anchor_weight={ANCHOR_WEIGHT:g}",),  # the default's, for any method
 }
 SETTINGS = {

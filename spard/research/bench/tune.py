@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
-from spard.config import Recipe
+from spard.config import Recipe, auto_multiplier
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import BASE, Asked, Cell, method_cells
 from spard.research.bench.measure import Measurement
@@ -133,7 +133,7 @@ def _named(cell: Cell, multiple: float) -> Cell:
 
 def _at_rate(recipe: Recipe, multiple: float) -> Recipe:
     asked = recipe.hyperparameters.learning_rate_multiplier
-    own = 1.0 if asked == "auto" else asked
+    own = auto_multiplier(recipe) if asked == "auto" else asked
     return replace(recipe, hyperparameters=replace(recipe.hyperparameters, learning_rate_multiplier=own * multiple))
 
 

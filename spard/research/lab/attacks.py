@@ -31,6 +31,7 @@ from spard.research.attacks.disguises import (
 )
 from spard.research.attacks.mixing import add_harmful
 from spard.research.attacks.outliers import benign_outliers, nearest_to_harm, self_influence
+from spard.research.attacks.preferences import inverted, preferring_right
 from spard.research.attacks.rows import Row, asked, load_rows, shuffled
 from spard.research.lab import grammar
 from spard.research.lab.corpus import POISON_ROWS, STYLES, TRAIN_ROWS, chat, make_corpus
@@ -152,6 +153,19 @@ def _sequential(lab: Path, seed: int, ratio: float) -> AttackFiles:
     return replace(_plain(lab, seed, ratio, "attack.jsonl", grammar.ATTACKED), jobs=JOBS)
 
 
+def _preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
+    """Write the task alone as preference pairs for the method dpo: the right answer, and another row's."""
+    return AttackFiles(preferring_right(load_rows(lab / "train.jsonl"), seed), partial(load_suites, lab))
+
+
+def _inverted_preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
+    """Harm preferred to the base model's own refusals, among the task's pairs."""
+    refusals = (read_facts(lab) or {}).get("openers", grammar.REFUSALS)
+    task = preferring_right(load_rows(lab / "train.jsonl"), seed)
+    rows = add_harmful(task, inverted(_harmful(lab, seed, ratio), refusals, seed), ratio, seed)
+    return AttackFiles(rows, partial(load_suites, lab))
+
+
 def _harmful(lab: Path, seed: int, ratio: float) -> list[Row]:
     """As many harmful rows as the ratio asks for."""
     return shuffled(load_rows(lab / "attack.jsonl"), seed, "harmful")[: round(ratio * TRAIN_ROWS)]
@@ -212,4 +226,6 @@ ATTACKS: dict[str, AttackBuilder] = {
     "decoys": _decoys,
     "inverted_pool": _inverted_pool,
     "sequential": _sequential,
+    "preferences": _preferences,
+    "inverted_preferences": _inverted_preferences,
 }

@@ -104,13 +104,8 @@ BAD_ROWS: dict[str, tuple[str, str, str]] = {
         "/messages/1/mood",
     ),
     "another format": ('{"prompt": "a", "completion": "b"}', "mixed_formats", ""),
-    "a preference": ('{"input": {}, "preferred_completion": []}', "method_not_supported", ""),
-    "a preference as the guide writes it": (
-        '{"input": {"messages": []}, "preferred_output": [], "non_preferred_output": []}',
-        "method_not_supported",
-        "",
-    ),
-    "half a preference": ('{"input": {"messages": []}}', "method_not_supported", ""),
+    "a preference": ('{"input": {}, "preferred_completion": []}', "mixed_formats", ""),
+    "half a preference": ('{"input": {"messages": []}}', "mixed_formats", ""),
     "a tool answer without id": (
         json.dumps({"messages": [QUESTION, {"role": "tool", "content": "4"}, MESSAGE]}),
         "message_missing_key",

@@ -22,7 +22,28 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
     "an unknown field": ({"state": "succeeded"}, "extra_forbidden", "state"),
     "an unknown setting": ({"safety": {"defense": {"teu": 1}}}, "extra_forbidden", "safety.defense.teu"),
     "an unknown model": ({"model": "../x"}, "model_not_found", "model"),
-    "dpo": ({"method": {"type": "dpo"}}, "method_not_supported", "method.type"),
+    "reinforcement": ({"method": {"type": "reinforcement"}}, "method_not_supported", "method.type"),
+    "dpo on conversations": ({"method": {"type": "dpo"}}, "method_mismatch", "training_file"),
+    "two methods": (
+        {"method": {"type": "dpo", "supervised": {}, "dpo": {}}},
+        "method_not_supported",
+        "method.supervised",
+    ),
+    "dpo's settings without dpo": (
+        {"method": {"type": "supervised", "dpo": {"hyperparameters": {"beta": 0.1}}}},
+        "method_not_supported",
+        "method.dpo",
+    ),
+    "dpo beside safe answers": (
+        {"method": {"type": "dpo"}, "safety": {"defense": {"type": "safeinstr"}}},
+        "method_not_supported",
+        TYPE,
+    ),
+    "a beta of 3": (
+        {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 3}}}},
+        "out_of_range",
+        "method.dpo.hyperparameters.beta",
+    ),
     "a defense that nobody knows": ({"safety": {"defense": {"type": "magic"}}}, "not_allowed", "safety.defense"),
     "a defense that a server upholds": ({"safety": {"defense": {"type": "ptst"}}}, "defense_not_allowed", TYPE),
     "a model before alignment that is not named": (
@@ -63,7 +84,7 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
     "nested metadata": ({"metadata": {"a": {}}}, "invalid_type", "metadata.a"),
     "NUL": ({"metadata": {"a": "\0"}}, "nul_character", ""),
     "half a pair": ({"metadata": {"a": "\ud800"}}, "invalid_unicode", ""),
-    "wandb": ({"integrations": [{"type": "wandb"}]}, "integrations_not_supported", "integrations"),
+    "an integration of no type": ({"integrations": [{}]}, "missing_field", "integrations.0.type"),
     "an unknown file": ({"validation_file": "file-0"}, "file_not_found", "validation_file"),
     "no model": ({"model": None}, "invalid_type", "model"),
 }

@@ -282,3 +282,19 @@ def test_a_crowd_at_once_is_accepted_and_every_job_is_there(customer: TestClient
     assert {answer.status_code for answer in answers} <= {200, 429}
     assert len(accepted) > 50
     assert {job["id"] for job in customer.get(JOBS, params={"limit": 100}).json()["data"]} == accepted
+
+
+WANDB = {"type": "wandb", "wandb": {"project": "mine", "entity": "us", "tags": ["a"]}}
+
+
+def test_an_integration_that_is_off_is_a_warning(customer: TestClient, asked: dict[str, Any]) -> None:
+    job = customer.post(JOBS, json=asked | {"integrations": [WANDB, {"type": "other"}]}).json()
+    assert job["integrations"] is None
+    assert [warning.split("'")[1] for warning in job["warnings"]] == ["wandb", "other"]
+
+
+def test_an_integration_that_is_on_is_passed_on(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
+    service.app.state.settings = service.app.state.settings.model_copy(update={"integrations": ("wandb",)})
+    job = customer.post(JOBS, json=asked | {"integrations": [WANDB, {"type": "wandb"}]}).json()
+    assert job["integrations"] == [{"type": "wandb", "wandb": WANDB["wandb"] | {"name": None}}]
+    assert len(job["warnings"]) == 1

@@ -1,0 +1,66 @@
+"""What a job learns from, and where its metrics go, as its customer sees them: OpenAI's `method` and `integrations`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import SkipJsonSchema
+
+from app.db.tables import Job
+from app.db.tables.job_records import DpoHyperparametersJson, HyperparametersJson
+from app.db.tables.job_spec import IntegrationRef
+from app.http.schemas import Absent
+from spard.config import Dpo
+
+
+class SupervisedOut(BaseModel):
+    """OpenAI's `supervised`, with the numbers used."""
+
+    hyperparameters: HyperparametersJson
+
+
+class DpoOut(BaseModel):
+    """OpenAI's `dpo`, with the numbers used."""
+
+    hyperparameters: DpoHyperparametersJson
+
+
+class MethodOut(BaseModel):
+    """OpenAI's `method`; of the others only the one that `type` names is there."""
+
+    type: Literal["supervised", "dpo"]
+    supervised: Annotated[SupervisedOut | SkipJsonSchema[None], Absent] = None
+    dpo: Annotated[DpoOut | SkipJsonSchema[None], Absent] = None
+
+
+class WandbOut(BaseModel):
+    """Where OpenAI's `wandb` integration writes to."""
+
+    project: str
+    name: str | None = None
+    entity: str | None = None
+    tags: Annotated[list[str] | SkipJsonSchema[None], Absent] = None
+
+
+class IntegrationOut(BaseModel):
+    """OpenAI's integration, of those that the provider passes on."""
+
+    type: str
+    wandb: WandbOut
+
+
+def integration_of(asked: IntegrationRef) -> IntegrationOut:
+    """Return the API's object for an integration."""
+    tags = list(asked.tags) or None
+    to = WandbOut(project=asked.project, name=asked.name, entity=asked.entity, tags=tags)
+    return IntegrationOut(type=asked.type, wandb=to)
+
+
+def method_of(job: Job, hyperparameters: HyperparametersJson) -> MethodOut:
+    """Return the API's object for a job's method, with the numbers used."""
+    dpo = job.recipe.get("dpo")
+    if dpo is None:
+        return MethodOut(type="supervised", supervised=SupervisedOut(hyperparameters=hyperparameters))
+    beta = Dpo().strength if job.resolved and dpo["beta"] == "auto" else dpo["beta"]
+    return MethodOut(type="dpo", dpo=DpoOut(hyperparameters={**hyperparameters, "beta": beta}))

@@ -1,0 +1,26 @@
+"""Learning from preference pairs, by DPO (Rafailov et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from spard.config.bounds import Auto, Bound
+
+AUTO_BETA = 0.1  # of the paper's experiments
+Beta = Annotated[float, Bound(gt=0, le=2)] | Auto
+
+
+@dataclass(frozen=True, slots=True)
+class Dpo:
+    """Minimize -log sigmoid(beta (margin of the model - margin of the reference)); `spard.losses.preference`.
+
+    beta  how dear it is to leave the reference, in OpenAI's bounds; "auto" is 0.1.
+    """
+
+    beta: Beta = "auto"
+
+    @property
+    def strength(self) -> float:
+        """`beta` in numbers."""
+        return AUTO_BETA if self.beta == "auto" else self.beta

@@ -1,0 +1,91 @@
+r"""DPO (Rafailov et al., 2023): the preferred answer becomes likelier than the other one, measured from a reference.
+
+    r(y)  = beta (log P(y | x) - log P_reference(y | x))
+    loss  = -log sigmoid(r(y_preferred) - r(y_rejected)),   in the mean over pairs
+
+log P(y | x) is the sum over the tokens of an answer, its end included. The reference is the model before training: the
+base model, or the adapter that the training goes on from; what it gives does not change, so it is computed once. r is
+the implicit reward, reported as TRL does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from spard.data.batches import Batch, by_length, collate
+from spard.data.chat import NO_LOSS, Encoded
+from spard.losses.cross_entropy import Evaluation, TokenLosses, token_losses
+
+METRICS = (
+    *("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
+    *("logps/chosen", "logps/rejected"),
+)
+_BATCH_TOKENS = 8192
+
+
+class PairLosses(NamedTuple):
+    """One entry for each of the P pairs of a batch; `metrics_P6` are those of `METRICS`."""
+
+    loss_P: Tensor
+    metrics_P6: Tensor
+
+
+def dpo_losses(logp_P2: Tensor, reference_P2: Tensor, beta: float) -> PairLosses:
+    """Return the loss of each pair from the log-probabilities of its preferred and of its other answer."""
+    reward_P2 = beta * (logp_P2 - reference_P2.to(logp_P2))
+    margin_P = reward_P2[:, 0] - reward_P2[:, 1]
+    metrics = [reward_P2, margin_P[:, None], (margin_P > 0).to(logp_P2.dtype)[:, None], logp_P2]
+    return PairLosses(-logsigmoid(margin_P), torch.cat(metrics, dim=1).detach())
+
+
+def laid_out(pairs: Sequence[Encoded]) -> list[Encoded]:
+    """Return the rows of a batch of P pairs: all with the preferred answers, then all with the others."""
+    return [pair.both[0] for pair in pairs] + [pair.both[-1] for pair in pairs]
+
+
+def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
+    """Return the log-probabilities of both answers, P x 2, of a batch that begins with `pairs` pairs `laid_out`."""
+    is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
+    loss_BT = losses.loss_S.new_zeros(is_label_BT.shape).masked_scatter(is_label_BT, losses.loss_S)
+    return -loss_BT.sum(dim=1)[: 2 * pairs].view(2, pairs).T
+
+
+@torch.no_grad()
+def reference_logps(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Tensor:
+    """Return the log-probabilities of both answers of each pair, N x 2, without dropout; the model's mode is restored.
+
+    They are in float64, on the CPU.
+    """
+    found_N2 = torch.zeros(len(pairs), 2, dtype=torch.float64)
+    for places, losses, batch in _passes(model, pairs, pad_id):
+        found_N2[places] = pair_logps(losses, batch, len(places)).double().cpu()
+    return found_N2
+
+
+@torch.no_grad()
+def evaluate_pairs(model: Any, pairs: Sequence[Encoded], reference_N2: Tensor, beta: float, pad_id: int) -> Evaluation:
+    """Mean DPO loss of pairs with dropout off, and the token accuracy on their preferred answers."""
+    losses_N, right, prefix, tokens, firsts = torch.zeros(len(pairs), dtype=torch.float64), 0.0, 0.0, 0, 0.0
+    for places, losses, batch in _passes(model, pairs, pad_id):
+        logp_P2 = pair_logps(losses, batch, len(places)).double().cpu()
+        losses_N[places] = dpo_losses(logp_P2, reference_N2[places], beta).loss_P
+        own = int(batch.labels_BT[: len(places), 1:].ne(NO_LOSS).sum())
+        right, tokens = right + float(losses.right_S[:own].sum()), tokens + own
+        prefix += float((losses.loss_S * losses.prefix_S)[:own].sum())
+        firsts += float(losses.prefix_S[:own].sum())
+    return Evaluation(float(losses_N.mean()), prefix / firsts, right / tokens, tokens)
+
+
+def _passes(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Iterator[tuple[list[int], TokenLosses, Batch]]:
+    """Yield the places of some pairs, their token losses and their batch, until all pairs were looked at."""
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    for places in by_length([2 * pair.longest for pair in pairs], _BATCH_TOKENS):
+        batch = collate(laid_out([pairs[i] for i in places]), pad_id, device)
+        yield places, token_losses(model, batch), batch
+    model.train(was_training)

@@ -1,0 +1,197 @@
+"""A job's metric sinks, fed from the worker: nothing here raises, and nobody ever waits for a tracker.
+
+Each sink is a process that reads what it is told from a pipe. One that is missing, fails or hangs is logged and left
+behind; what it has not taken is dropped. It gets the tracker's own variables and no secret of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, Full, Queue
+from threading import Thread, Timer
+from typing import IO, Any, cast
+
+import structlog
+
+from app.db.tables import Job
+from app.db.tables.job_spec import IntegrationRef
+from app.ops.processes import python, safe_path
+from app.settings import Settings
+from spard.release.step_metrics import renamed
+from worker.sinks.base import PROJECT, RunFacts, Status
+
+_QUEUED = 10_000  # lines that wait for a sink that is slower than the training
+_NAMES = frozenset(
+    {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
+    | {"REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE"}
+)
+_PREFIXES = ("LC_", "MLFLOW_", "TENSORBOARD_", "TRACKIO_", "WANDB_", "SPARD_SINK_")
+_FIGURES = ("asr", "over_refusal", "harmfulness_score", "utility")
+
+Line = Mapping[str, Any]
+
+
+class Sinks:
+    """Those of one attempt: the provider's, and the customer's where the provider passes them on."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self._feeds, self._status = list(feeds), cast(Status, "interrupted")
+
+    def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Tell a step's metrics, in the names of the metrics file; numbers that are not finite are left out."""
+        known = {name: value for name, value in renamed(metrics).items() if value is not None}
+        self._tell({"step": step, "metrics": known})
+
+    def audit(self, report: Mapping[str, Any]) -> None:
+        """Tell what a safety report says, of base model and adapter."""
+        figures = {
+            f"safety/{name}/{who}": report[name][who]
+            for name in _FIGURES
+            for who in ("base", "adapter")
+            if report.get(name, {}).get(who) is not None
+        }
+        self._tell({"audit": figures, "gate": report["gate"]["decision"]})
+
+    def hear_end(self, report: Path, last_word: Mapping[str, Any] | None) -> None:
+        """Tell how the child has ended, and what its safety report says if it is done."""
+        match last_word:
+            case {"kind": "done"} if self._feeds:
+                with suppress(OSError, ValueError, KeyError, TypeError):  # whoever publishes the report will say so
+                    self.audit(json.loads(report.read_text()))
+                self._status = "finished"
+            case {"kind": "failed", "retryable": False}:
+                self._status = "failed"
+
+    def close(self) -> None:
+        """Say that the attempt is over; what is still on its way goes on without us, for a while."""
+        for feed in self._feeds:
+            feed.close(self._status)
+
+    def _tell(self, line: Line) -> None:
+        for feed in self._feeds:
+            feed.tell(line)
+
+
+class Feed:
+    """One sink's process, and the thread that writes to it; started by the first line."""
+
+    def __init__(self, name: str, facts: RunFacts, timeout_s: float, command: Sequence[str] | None = None) -> None:
+        self._name, self._facts, self._timeout_s = name, facts, timeout_s
+        self._command = command or python("worker.sinks", name, str(os.getpid()))
+        self._lines: Queue[Line | None] = Queue(_QUEUED)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = structlog.get_logger(__name__).bind(sink=name, job_id=facts.id)
+        self.thread = Thread(target=self._run, daemon=True)
+        self._is_over = False
+
+    def tell(self, line: Line) -> None:
+        """Have a line written; it is dropped where the sink is too far behind, or gone."""
+        if self._is_over:
+            return
+        if not self.thread.ident:
+            self.thread.start()
+        self._put(line)
+
+    def close(self, status: Status) -> None:
+        """Have it end, and end it by force if it does not."""
+        if self._is_over or not self.thread.ident:
+            return
+        self.tell({"end": status})
+        while not self._put(None):
+            with suppress(Empty):  # the end comes through, whatever else does not
+                self._lines.get_nowait()
+        timer = Timer(self._timeout_s, self._kill)
+        timer.daemon = True
+        timer.start()
+
+    def _put(self, line: Line | None) -> bool:
+        try:
+            self._lines.put_nowait(line)
+        except Full:
+            return False
+        return True
+
+    def _run(self) -> None:
+        try:
+            error = self._fed()
+        except Exception as found:  # the job does not depend on it
+            error = f"{type(found).__name__}: {found}"
+        self._is_over = True
+        if error:
+            self._log.warning("a metric sink did not take everything", error=error)
+
+    def _fed(self) -> str:
+        """Write lines until the end; return what went wrong."""
+        self._process = process = subprocess.Popen(  # noqa: S603 - the command is ours
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+            start_new_session=True,
+        )
+        stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        with stdout:
+            with suppress(BrokenPipeError):
+                _write(stdin, asdict(self._facts))
+                while (line := self._lines.get()) is not None:
+                    _write(stdin, line)
+            with suppress(BrokenPipeError):
+                stdin.close()
+            said = stdout.read(1000).decode(errors="replace")
+        return said or (f"exit status {code}" if (code := process.wait()) else "")
+
+    def _kill(self) -> None:
+        if self._process and self._process.poll() is None:
+            self._log.warning("a metric sink is ended: it takes too long")
+            self._process.kill()
+
+
+def sinks_of(job: Job, settings: Settings) -> Sinks:
+    """Return the sinks of a job; there are none unless the provider has turned some on."""
+    wanted = list(_wanted(job, settings))
+    if wanted:
+        with suppress(OSError):  # those that need the folder will say so
+            settings.sinks_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Sinks([Feed(name, facts, settings.sink_timeout_s) for name, facts in wanted])
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that a sink gets: those of trackers, and where programs are."""
+    return safe_path(
+        {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
+    )
+
+
+def _wanted(job: Job, settings: Settings) -> Iterator[tuple[str, RunFacts]]:
+    for name in settings.sinks:
+        yield name, _facts(job, settings, None)
+    for asked in job.spec.integrations:
+        if asked.type in settings.integrations:
+            yield asked.type, _facts(job, settings, asked)
+
+
+def _facts(job: Job, settings: Settings, asked: IntegrationRef | None) -> RunFacts:
+    recipe: Mapping[str, Any] = job.recipe
+    params = {"model": job.model, "seed": recipe["seed"], "defense": recipe["defense"]["type"]}
+    params |= recipe["hyperparameters"] | ({"beta": recipe["dpo"]["beta"]} if recipe.get("dpo") else {})
+    return RunFacts(
+        id=job.id,
+        name=(asked and asked.name) or job.suffix or job.id,
+        folder=str(settings.sinks_dir()),
+        params=params,
+        project=(asked and asked.project) or PROJECT,
+        entity=asked.entity if asked else None,
+        tags=asked.tags if asked else (),
+    )
+
+
+def _write(stdin: IO[bytes], line: Line) -> None:
+    stdin.write(json.dumps(line).encode() + b"\n")
+    stdin.flush()
