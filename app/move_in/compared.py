@@ -39,7 +39,8 @@ def compare(ledger: Ledger, old: str, new: str, judge: SameJudge | None = None) 
         Replies(
             key,
             ledger.get("prompt", key),
-            *([text for text, _ in kept[kind][key]] for kind in kept),
+            old=[text for text, _ in kept["golden"][key]],
+            new=[text for text, _ in kept["new"][key]],
             cut=(sum(is_cut for _, is_cut in kept["golden"][key]), sum(is_cut for _, is_cut in kept["new"][key])),
         )
         for key in plan["prompts"]

@@ -113,7 +113,8 @@ def _difference(values: Sequence[float]) -> Interval | None:
     found = over_seeds(values)
     low, high = found.low, found.high
     if min(values) == max(values):
-        low, high = found.value - rule_of_three(len(values)), found.value + rule_of_three(len(values))
+        least = rule_of_three(len(values))
+        low, high = min(low, found.value - least), max(high, found.value + least)
     return Interval(found.value, max(low, -1.0), min(high, 1.0))
 
 

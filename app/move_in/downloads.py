@@ -1,4 +1,4 @@
-"""Files of an account, downloaded whole: checked by the size that the account lists, and later by the digest noted then."""
+"""Files of an account, downloaded whole: checked by the size that the account lists, and later by the digest noted."""
 
 from __future__ import annotations
 

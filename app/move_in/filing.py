@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from app.move_in.api import Api, refusal
-from app.move_in.downloads import is_whole
+from app.move_in.downloads import Download, is_whole
 from app.move_in.golden import models_of
 from app.move_in.ledger import Ledger, MoveInFailed, Record
 from app.move_in.mapping import NotThere, idempotency_key, notes, request_of
 from app.move_in.read import ENDED
 
 POLL_S = 5.0
+_FILES = 10_000  # of a page
 
 
 class Filing(TypedDict, total=False):
@@ -46,7 +47,7 @@ class Desk:
 
         `NotYet` if it cannot be filed, or not now.
         """
-        known: Filing = self.ledger.get("filing", job["id"]) or {}
+        known: Filing = self.ledger.get("filing", job["id"]) or Filing()
         if "job" in known and not (again and known["job"]["status"] in ("failed", "cancelled")):
             return known
         if "job" in known or "refused" in known or not known:
@@ -106,7 +107,7 @@ class Desk:
 
     def _uploaded(self, file_id: str) -> str:
         """Return the id here of a file of the account: of the one that was sent before, if it is still there."""
-        known = self.ledger.get("download", file_id) or {}
+        known: Download = self.ledger.get("download", file_id) or Download()
         if "sha256" not in known:
             raise NotYet(f"{file_id} was not downloaded: {known.get('problem', 'read the account first')}")
         if not is_whole(self.ledger.folder, known):
@@ -119,12 +120,12 @@ class Desk:
         self.ledger.put("upload", file_id, found["id"])
         return str(found["id"])
 
-    def _found_or_sent(self, file_id: str, known: Record) -> Record:
+    def _found_or_sent(self, file_id: str, known: Download) -> Record:
         """Look for the file by its name here, which is its old id, before it is sent: an answer may have been lost."""
         name = f"{file_id}.jsonl"
-        for each in self.api.client.files.list(purpose="fine-tune"):
-            if (each.filename, each.bytes) == (name, known["bytes"]) and each.status != "error":
-                return each.to_dict()
+        for each in self.api.pages("/files", _FILES):
+            if (each.get("filename"), each.get("bytes"), each.get("status")) == (name, known["bytes"], "processed"):
+                return each
         with (self.ledger.folder / known["path"]).open("rb") as content:
             return self.api.client.files.create(file=(name, content), purpose="fine-tune").to_dict()
 
@@ -137,8 +138,8 @@ def base_of(ledger: Ledger, models: Mapping[str, str], job: Record) -> str:
     maker = models_of(ledger).get(asked)
     if maker is None:
         raise NotYet(f"say which model here stands for {asked}: --model {asked}=NAME")
-    made: Filing = ledger.get("filing", maker["id"]) or {}
-    name = made.get("job", {}).get("fine_tuned_model")
+    made: Filing = ledger.get("filing", maker["id"]) or Filing()
+    name = (made.get("job") or {}).get("fine_tuned_model")
     if not name:
         raise NotYet(f"it starts from the model of {maker['id']}, which is not trained here yet; file it again then")
     return str(name)

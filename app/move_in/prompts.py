@@ -67,9 +67,9 @@ def sample(prompts: dict[str, Prompt], n: int) -> dict[str, Prompt]:
 
 def of_job(ledger: Ledger, job: Record) -> dict[str, Prompt]:
     """Return the prompts of a job's validation file, which its model did not learn, or else of its training file."""
-    for file_id in (job.get("validation_file"), job.get("training_file")):
-        known = ledger.get("download", file_id) if file_id else None
-        if known and "sha256" in known:
+    for file_id in filter(None, (job.get("validation_file"), job.get("training_file"))):
+        known = ledger.get("download", file_id) or {}
+        if "sha256" in known:
             return read_prompts(ledger.folder / known["path"], file_id)
     raise MoveInFailed(f"Neither file of {job['id']} could be read; name prompts of your own with --prompts.")
 

@@ -42,7 +42,6 @@ def same_account(api: Api, ledger: Ledger) -> None:
     known = ledger.get("account", "url")
     if known is not None and known != api.url:
         raise MoveInFailed(f"{ledger.folder} holds the account at {known}; read {api.url} into another folder.")
-    ledger.put("account", "url", api.url)
 
 
 def list_account(api: Api) -> Listed:
@@ -66,6 +65,7 @@ def read_account(api: Api, ledger: Ledger, tell: Callable[[str], None]) -> Liste
     """Bring the ledger and its folder up to date with an account; what is already there is not asked for again."""
     same_account(api, ledger)
     listed = list_account(api)
+    ledger.put("account", "url", api.url)
     for kind, objects in (("model", listed.models), ("job", listed.jobs), ("file", [*listed.files.values()])):
         for each in objects:
             ledger.put(kind, each["id"], each)
@@ -82,6 +82,8 @@ def read_account(api: Api, ledger: Ledger, tell: Callable[[str], None]) -> Liste
 
 def _read_job(api: Api, ledger: Ledger, job: Record) -> None:
     """Read the events and checkpoints of a job; of one that has ended, once."""
+    from openai import APIStatusError
+
     key = job["id"]
     if (ledger.get("history", key) or {}).get("status") in ENDED:
         return
@@ -89,13 +91,15 @@ def _read_job(api: Api, ledger: Ledger, job: Record) -> None:
     for name, limit in (("events", _EVENTS), ("checkpoints", _CHECKPOINTS)):
         try:
             history[name] = list(api.pages(f"/fine_tuning/jobs/{key}/{name}", limit))
-        except _refusals() as error:
+        except APIStatusError as error:
             history[name], history[f"{name}_refused"] = [], refusal(error)
     ledger.put("history", key, history)
 
 
 def _read_file(api: Api, ledger: Ledger, file_id: str) -> str:
     """Download a file unless it is there as it was downloaded; a word or a sentence for the user."""
+    from openai import APIStatusError
+
     known: Download | None = ledger.get("download", file_id)
     if known and is_whole(ledger.folder, known):
         return "there"
@@ -103,7 +107,7 @@ def _read_file(api: Api, ledger: Ledger, file_id: str) -> str:
         file = ledger.get("file", file_id) or api.get(f"/files/{file_id}")
         ledger.put("file", file_id, file)
         found = download(api, ledger.folder, file_id, file)
-    except _refusals() as error:
+    except APIStatusError as error:
         found = Download(problem=_words(refusal(error)))
     if "problem" not in found or not (known and "sha256" in known):
         ledger.put("download", file_id, found)
@@ -113,12 +117,6 @@ def _read_file(api: Api, ledger: Ledger, file_id: str) -> str:
 def _words(refused: Record) -> str:
     gone = refused["status"] in (404, 410)
     return "the account does not have it any more" if gone else f"refused: {refused['message']}"
-
-
-def _refusals() -> type[Exception]:
-    from openai import APIStatusError
-
-    return APIStatusError
 
 
 def _named(found: Record) -> Record:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from app.move_in.asking import GOLDEN
 from app.move_in.golden import models_of
 from app.move_in.ledger import Ledger, Record
-from app.move_in.replies import missing
+from app.move_in.replies import Plan, missing
 
 
 def summary(ledger: Ledger) -> Record:
@@ -26,20 +27,27 @@ def summary(ledger: Ledger) -> Record:
 def _move(ledger: Ledger, job: Record) -> Record:
     """Return how far one job is: golden replies of its model, and the job here."""
     old, filing = job.get("fine_tuned_model"), ledger.get("filing", job["id"]) or {}
-    plan = ledger.get("plan", old) if old else None
-    wanted = len(plan["prompts"]) * plan["replies"] if plan else 0
     here = filing.get("job") or {}
     return {
         "job": job["id"],
         "status": job.get("status"),
         "model": old,
-        "golden": f"{wanted - len(missing(ledger, 'golden', old, plan))} of {wanted}" if plan else None,
+        "golden": _golden(ledger, old) if old else None,
         "here": here.get("id"),
         "status_here": here.get("status") or ("refused" if "refused" in filing else None),
         "why": filing.get("refused") or (here.get("error") or {}).get("message"),
         "model_here": here.get("fine_tuned_model"),
         "notes": filing.get("notes") or [],
     }
+
+
+def _golden(ledger: Ledger, model: str) -> str | None:
+    """Return how many of the replies that were planned are there, refused ones not counted."""
+    plan: Plan | None = ledger.get("plan", model)
+    if plan is None:
+        return None
+    wanted = len(plan["prompts"]) * plan["replies"]
+    return f"{wanted - len(missing(ledger, GOLDEN, model, plan, again=True))} of {wanted}"
 
 
 def next_step(ledger: Ledger, found: Record) -> str:
