@@ -45,7 +45,7 @@ def plan(ledger: Ledger, model: str, choice: Choice) -> tuple[Plan, dict[str, Pr
 def plans(
     ledger: Ledger, models: Collection[str], choice: Choice, tell: Callable[[str], None]
 ) -> dict[str, tuple[Plan, dict[str, Prompt]]]:
-    """Return what to ask each model; of several, one that there are no prompts for is told of and left out."""
+    """Return what to ask each model; of several, one whose job has no prompts is told of and left out."""
     if not models:
         raise MoveInFailed("The account has no fine-tuned model; name one with --model.")
     found = {}
@@ -53,7 +53,7 @@ def plans(
         try:
             found[model] = plan(ledger, model, choice)
         except MoveInFailed as error:
-            if len(models) == 1:
+            if len(models) == 1 or choice.file is not None:
                 raise
             tell(f"{model} left: {error}")
     return found

@@ -8,7 +8,7 @@ import pytest
 
 from app.move_in.ledger import looked_at, opened
 from tests.app.move_in.conftest import Run
-from tests.app.move_in.openai_stub import Stub, error, once
+from tests.app.move_in.openai_stub import Json, Stub, error, once
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -49,7 +49,7 @@ def test_what_is_there_is_not_asked_for_again(account: Stub, run: Run, folder: P
 
 def test_faults_that_pass_are_waited_for(account: Stub, run: Run, folder: Path, waits: list[float]) -> None:
     limit = (429, error("Slow down", "rate_limit_exceeded"), {"retry-after": "7"})
-    broken = (500, error("Sorry"), {})
+    broken: tuple[int, Json, dict[str, str]] = (500, error("Sorry"), {})
     account.faults = {
         "GET /fine_tuning/jobs": once(limit, broken),
         "GET /files/file-000/content": once("cut", "short", broken, limit),
