@@ -92,12 +92,12 @@ def show_json(value: Any) -> None:
 
 def say(line: str) -> None:
     """Print a line as it is: neither wrapped nor read as markup."""
-    Console(highlight=False, soft_wrap=True).print(line, markup=False)
+    Console(highlight=False, soft_wrap=True).print(line, markup=False, emoji=False)  # ids hold words between colons
 
 
 def _print(table: Table) -> None:
     """As wide as it needs to be, unless a person looks at it."""
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE, emoji=False).print(table)
 
 
 def _at(row: Mapping[str, Any], name: str) -> Any:

@@ -20,10 +20,11 @@ class Rate:
     high: float
 
 
-def wilson(hits: int, n: int, z: float = Z95) -> tuple[float, float]:
+def wilson(hits: float, n: int, z: float = Z95) -> tuple[float, float]:
     r"""Score interval of a proportion (Wilson, 1927).
 
     (k + z^2/2) / (n + z^2) -+ z / (n + z^2) sqrt(k (n - k) / n + z^2 / 4); everything is possible when n is 0.
+    `hits` may be a sum of n values from 0 to 1: they vary no more than yes or no, so that the interval is wide enough.
     """
     if n == 0:
         return 0.0, 1.0

@@ -1,0 +1,223 @@
+"""spard move-in: bring fine-tuned models of OpenAI's API here, and see whether the new ones say the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from app.commands.terminal import Json, connect, say, show_json, show_rows
+from app.move_in import comparing, filing, golden, read
+from app.move_in.api import Api, refusal
+from app.move_in.asking import GOLDEN, ask_plan, cost
+from app.move_in.ledger import Ledger, MoveInFailed, looked_at, opened, without_keys
+from app.move_in.mapping import NUMBERS
+from app.move_in.replies import missing
+from app.move_in.status import next_step, summary
+from spard.config.patience import Patience
+
+OPENAI = "https://api.openai.com/v1"
+_HELP = """Move fine-tuned models in from OpenAI: read, golden, file, compare.
+
+Everything is kept in FOLDER, which is yours alone; each command goes on where it was stopped. OpenAI's key is read from
+OPENAI_API_KEY, this service's from SPARD_API_KEY; neither is written down.
+"""
+_COLUMNS = ("job", "status", "model", "golden", "here", "status_here", "model_here", "why")
+
+move_in = typer.Typer(no_args_is_help=True, help=_HELP)
+
+Folder = Annotated[Path, typer.Argument(help="Where the account, the replies and the comparison are kept.")]
+BaseUrl = Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="The account's API, of OpenAI's form.")]
+PatienceS = Annotated[float, typer.Option("--patience", min=0, help="Seconds to wait for limits and outages in a row.")]
+AtOnce = Annotated[int, typer.Option(min=1, max=64, help="Requests under way at one time.")]
+Again = Annotated[bool, typer.Option(help="Also ask again what was refused.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs; change nothing.")]
+
+
+@move_in.command("read")
+def read_account(
+    folder: Folder, base_url: BaseUrl = OPENAI, patience: PatienceS = 600, dry_run: DryRun = False
+) -> None:
+    """Read models, jobs, events, checkpoints and files of an account into a folder; 1 if a file could not be had."""
+    with _account(base_url, patience) as api:
+        if dry_run:
+            return say(read.estimate(read.list_account(api)))
+        with opened(folder, is_new=True) as ledger:
+            read.read_account(api, ledger, say)
+            found = summary(ledger)
+            say(f"{found['jobs']} jobs, {found['files']} files of {found['bytes']} bytes in {folder}")
+            for file_id, problem in found["not_downloaded"].items():
+                say(f"not there: {file_id}: {problem}")
+            say(next_step(ledger, found))
+    raise typer.Exit(1 if found["not_downloaded"] else 0)
+
+
+@move_in.command("golden")
+def keep_golden(
+    folder: Folder,
+    model: Annotated[list[str] | None, typer.Option(help="An old model; default: all that jobs made.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL of messages; default: the job's own files.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, help="So many of the prompts; 0: all.")] = 50,
+    replies: Annotated[int, typer.Option(min=1, help="Replies to each; 2 or more show the model's own noise.")] = 3,
+    temperature: Annotated[float, typer.Option(help="Below 0: not sent, the model's default.")] = 0,
+    top_p: float | None = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply at most.")] = 512,
+    seed: int | None = None,
+    at_once: AtOnce = 4,
+    again: Again = False,
+    base_url: BaseUrl = OPENAI,
+    patience: PatienceS = 600,
+    dry_run: DryRun = False,
+) -> None:
+    """Ask old models while they still answer, and keep what they say; 1 if one does not."""
+    given = {"max_completion_tokens": max_tokens, "top_p": top_p, "seed": seed}
+    given["temperature"] = temperature if temperature >= 0 else None
+    sampling = {name: value for name, value in sorted(given.items()) if value is not None}
+    choice = golden.Choice(prompts, sample or None, sampling, replies)
+    with opened(folder) as ledger:
+        plans = golden.plans(ledger, model or [*golden.models_of(ledger)], choice, say)
+        if dry_run:
+            for name, (plan, asked) in plans.items():
+                say(f"{name}: {cost(missing(ledger, GOLDEN, name, plan, again=again), asked)}")
+            return
+        with _account(base_url, patience) as api:
+            read.same_account(api, ledger)
+            done = []
+            for name, (plan, asked) in plans.items():
+                golden.keep_plan(ledger, name, plan, asked, say)
+                done.append(ask_plan(api, ledger, GOLDEN, name, plan, at_once=at_once, again=again, tell=say))
+    raise typer.Exit(0 if done and all(done) and len(plans) == len(done) else 1)
+
+
+@move_in.command("file")
+def file_jobs(
+    folder: Folder,
+    model: Annotated[list[str] | None, typer.Option(help="OLD=NEW: which model here stands for a base model.")] = None,
+    job: Annotated[list[str] | None, typer.Option(help="A job's id at OpenAI; default: all that succeeded.")] = None,
+    auto: Annotated[list[str] | None, typer.Option(help=f"Left to this service: {', '.join(NUMBERS)}.")] = None,
+    again: Annotated[bool, typer.Option(help="File anew what has failed or was cancelled here.")] = False,
+    wait: Annotated[bool, typer.Option(help="Wait until the jobs have ended.")] = False,
+    patience: PatienceS = 600,
+    dry_run: DryRun = False,
+) -> None:
+    """File the same jobs here, each once whatever is killed; 1 if one was not filed, or failed."""
+    if unknown := set(auto or ()) - set(NUMBERS):
+        raise typer.BadParameter(f"{unknown.pop()} is none of {', '.join(NUMBERS)}", param_hint="--auto")
+    with opened(folder) as ledger:
+        table = filing.known_models(ledger, dict(_pair(each, "--model") for each in model or ()), keep=not dry_run)
+        chosen, left = filing.to_file(ledger, job or ())
+        for old_id, why in left.items():
+            say(f"{old_id} left: {why}")
+        if dry_run:
+            for line in filing.estimate(ledger, table, chosen, auto or ()):
+                say(line)
+            return
+        with _service(patience) as api:
+            desk = filing.Desk(api, ledger, table, auto or (), say)
+            filed = filing.file_all(desk, chosen, again=again, wait=wait)
+    raise typer.Exit(0 if filed else 1)
+
+
+@move_in.command("compare")
+def compare_models(
+    folder: Folder,
+    pair: Annotated[list[str] | None, typer.Option(help="OLD=NEW: models; default: as the jobs were filed.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Prompts that are shown in full, those that changed most.")] = 10,
+    judge_url: Annotated[str | None, typer.Option(help="A model that says whether two replies say the same.")] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Its name; its key is SPARD_JUDGE_API_KEY.")] = None,
+    at_once: AtOnce = 4,
+    again: Again = False,
+    patience: PatienceS = 600,
+    dry_run: DryRun = False,
+) -> None:
+    """Ask the new models the same, and report how often they say the same; 1 if a model could not be compared."""
+    if (judge_url is None) != (judge_model is None):
+        raise typer.BadParameter("Name both --judge-url and --judge-model, or neither.")
+    with opened(folder) as ledger, _service(patience) as api:
+        pairs, left = comparing.pairs(api, ledger, dict(_pair(each, "--pair") for each in pair or ()))
+        for old, why in left.items():
+            say(f"{old} left: {why}")
+        if dry_run:
+            for line in comparing.estimate(ledger, pairs, again=again, with_judge=judge_model is not None):
+                say(line)
+            return
+        ask = partial(comparing.ask, api, ledger, at_once=at_once, again=again, tell=say)
+        done = {old: ask(old, new) for old, new in pairs.items()}
+        with _judge(judge_url, judge_model, ledger, patience) as judge:
+            for line in comparing.report(ledger, pairs, judge, show):
+                say(line)
+    raise typer.Exit(0 if pairs and all(done.values()) and not left else 1)
+
+
+@move_in.command("status")
+def show_status(folder: Folder, as_json: Json = False) -> None:
+    """Show what was read, asked and filed, and which command comes next."""
+    with looked_at(folder) as ledger:
+        found = summary(ledger)
+        if as_json:
+            return show_json(found)
+        say(f"{found['account']}: {found['jobs']} jobs, {found['files']} files of {found['bytes']} bytes")
+        for file_id, problem in found["not_downloaded"].items():
+            say(f"not there: {file_id}: {problem}")
+        show_rows(found["moves"], _COLUMNS, as_json)
+        return say(next_step(ledger, found))
+
+
+@contextmanager
+def _account(base_url: str, patience_s: float) -> Iterator[Api]:
+    """Yield the account's API; what it refuses at last becomes one line."""
+    from openai import APIStatusError, OpenAI  # takes half a second to import
+
+    key = os.environ.get("OPENAI_API_KEY")
+    if not key:
+        raise MoveInFailed("Set OPENAI_API_KEY to the account's key; it is sent to the account alone and kept nowhere.")
+    url = base_url if urlsplit(base_url).path not in ("", "/") else f"{base_url.rstrip('/')}/v1"
+    with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+        try:
+            yield Api(client, "OPENAI_API_KEY", Patience(limit_s=patience_s), tell=_warn)
+        except APIStatusError as error:
+            raise MoveInFailed(f"The account: {refusal(error)['message']}") from None
+
+
+@contextmanager
+def _service(patience_s: float) -> Iterator[Api]:
+    with connect() as client:
+        yield Api(client.with_options(max_retries=0), "SPARD_API_KEY", Patience(limit_s=patience_s), tell=_warn)
+
+
+@contextmanager
+def _judge(url: str | None, model: str | None, ledger: Ledger, patience_s: float) -> Iterator[Any]:
+    """Yield the judge, if one is asked for."""
+    if url is None or model is None:
+        yield None
+        return
+    from openai import APIStatusError, OpenAI
+
+    from app.move_in.judge import SameJudge
+
+    key = os.environ.get("SPARD_JUDGE_API_KEY") or "none"
+    with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+        try:
+            api = Api(client, "SPARD_JUDGE_API_KEY", Patience(limit_s=patience_s), tell=_warn)
+            yield SameJudge(api, model, ledger)
+        except APIStatusError as error:
+            raise MoveInFailed(f"The judge: {refusal(error)['message']}") from None
+
+
+def _warn(line: str) -> None:
+    typer.echo(without_keys(line), err=True)
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    old, sign, new = text.partition("=")
+    if not (old and sign and new):
+        raise typer.BadParameter(f"{text} is not OLD=NEW", param_hint=option)
+    return old, new

@@ -1,0 +1,168 @@
+"""An API of OpenAI's form, called with patience: rate limits, 5xx and broken connections are waited for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from app.move_in.ledger import MoveInFailed, Record, shown_url, without_keys
+from spard.config.patience import Patience
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, OpenAI
+
+T = TypeVar("T")
+MOST_ASKED_S = 300.0  # of what an API may ask us to wait
+_JITTER = 0.25
+_TIMEOUTS = (408, 429)
+_NOT_IMPLEMENTED = 501
+
+
+class Broken(Exception):
+    """An answer that is not whole: it is asked for again."""
+
+
+@dataclass(slots=True)
+class Api:
+    """`client`, whose own retries are off; `tell` gets a line for each wait."""
+
+    client: OpenAI
+    key_variable: str
+    patience: Patience = field(default_factory=lambda: Patience(limit_s=600))
+    tell: Callable[[str], None] = lambda line: None
+    stopping: Event = field(default_factory=Event)
+    _has_answered: bool = False
+
+    @property
+    def url(self) -> str:
+        """The address without anything secret."""
+        return shown_url(str(self.client.base_url))
+
+    def call(self, request: Callable[[], T]) -> T:
+        """Return what `request` returns, calling it again while what it meets may pass.
+
+        `MoveInFailed` when patience is at its end, nothing ever answered, or the key is not taken; other refusals are
+        raised as the client raises them.
+        """
+        waits = self.patience.waits()
+        while True:
+            try:
+                found = request()
+            except Exception as error:  # the client's, of whatever HTTP library stands under it
+                self._has_answered |= _status(error) is not None
+                wait_s = next(waits, None)
+                if not self._is_worth_waiting(error) or wait_s is None:
+                    raise self._final(error) from None
+                wait_s = max(wait_s * random.uniform(1, 1 + _JITTER), min(_asked_s(error), MOST_ASKED_S))
+                self.tell(f"{_why(error)}; trying again in {wait_s:.0f} s")
+                self.wait(wait_s)
+            else:
+                self._has_answered = True
+                return found
+
+    def wait(self, seconds: float) -> None:
+        """Wait; `MoveInFailed` if the command is stopped meanwhile."""
+        if self.stopping.wait(seconds):
+            raise MoveInFailed("The command was stopped.")
+
+    def get(self, path: str, **params: str | int) -> Record:
+        """Return the JSON object that a GET answers with."""
+        return self._object(lambda: self.client.get(path, cast_to=object, options={"params": params}))
+
+    def post(self, path: str, body: Record, **headers: str) -> Record:
+        """Return the JSON object that a POST answers with; `idempotency_key=` becomes the header of that name."""
+        named = {name.replace("_", "-").title(): value for name, value in headers.items()}
+        return self._object(lambda: self.client.post(path, body=body, cast_to=object, options={"headers": named}))
+
+    def pages(self, path: str, limit: int) -> Iterator[Record]:
+        """Yield every object of a list that comes in pages."""
+        after, seen = "", set[str]()
+        while True:
+            page = self.get(path, limit=limit, **({"after": after} if after else {}))
+            data = page.get("data") or []
+            yield from data
+            if not data or page.get("has_more") is False:
+                return
+            after = str(data[-1]["id"])
+            if after in seen:
+                if "has_more" not in page:
+                    return  # a server that knows no pages sends the first one again
+                raise MoveInFailed(f"{self.url}{path} sends the same page again and again.")
+            seen.add(after)
+
+    def _object(self, request: Callable[[], object]) -> Record:
+        def whole() -> Record:
+            found = request()
+            if not isinstance(found, dict):
+                raise Broken("an answer is no JSON object")
+            return found
+
+        return self.call(whole)
+
+    def _is_worth_waiting(self, error: Exception) -> bool:
+        return is_passing(error) and (self._has_answered or isinstance(error, Broken))
+
+    def _final(self, error: Exception) -> Exception:
+        """Return what ends the command: our words for what nobody else can handle."""
+        status = _status(error)
+        if status == 401:
+            return MoveInFailed(f"{self.url} does not know this key; check {self.key_variable}.")
+        if not is_passing(error):
+            if getattr(error, "code", None) == "insufficient_quota":
+                return MoveInFailed(f"{self.url}: the account has no quota left; nothing that was done is lost.")
+            return error
+        if not self._has_answered and status is None:
+            return MoveInFailed(f"Nothing answers at {self.url}.")
+        again = "run the same command again, it goes on where this one stopped"
+        return MoveInFailed(f"{self.url}: {_why(error)}, for {self.patience.limit_s:.0f} s; {again}.")
+
+
+def is_passing(error: Exception) -> bool:
+    """Tell whether the same request may be answered later."""
+    from openai import APIConnectionError  # takes half a second to import
+
+    if isinstance(error, APIConnectionError | Broken):
+        return True
+    status = _status(error)
+    if status is None:  # the HTTP library's own error, in the middle of a download
+        return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+    is_ours = status in _TIMEOUTS or (status >= 500 and status != _NOT_IMPLEMENTED)
+    return is_ours and getattr(error, "code", None) != "insufficient_quota"
+
+
+def refusal(error: APIStatusError) -> Record:
+    """Return what an API refused, as the ledger keeps it."""
+    body: Any = error.body if isinstance(error.body, dict) else {}
+    message = " ".join(without_keys(str(body.get("message") or error)).split())
+    return {"status": error.status_code, "code": body.get("code"), "message": message}
+
+
+def _status(error: Exception) -> int | None:
+    found = getattr(error, "status_code", None)
+    return found if isinstance(found, int) else None
+
+
+def _why(error: Exception) -> str:
+    status = _status(error)
+    if isinstance(error, Broken):
+        return str(error)
+    return {None: "the connection broke", 429: "too many requests"}.get(status, f"the server answers {status}")
+
+
+def _asked_s(error: Exception) -> float:
+    """Return how many seconds `Retry-After` asks for, as a number or as a date."""
+    response = getattr(error, "response", None)
+    given = response.headers.get("retry-after", "") if response is not None else ""
+    try:
+        return max(0.0, float(given))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(given) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0

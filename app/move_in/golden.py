@@ -1,0 +1,71 @@
+"""Golden replies: what the old model says while it still answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.move_in.ledger import Ledger, MoveInFailed, Record
+from app.move_in.prompts import Prompt, of_job, read_prompts, sample
+from app.move_in.replies import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which prompts, of a user's file or of the model's own job, and how many of them at most."""
+
+    file: Path | None
+    sample: int | None
+    sampling: Record
+    replies: int
+
+
+def models_of(ledger: Ledger) -> dict[str, Record]:
+    """Return the job that made each fine-tuned model of the account."""
+    return {job["fine_tuned_model"]: job for job in ledger.all("job").values() if job.get("fine_tuned_model")}
+
+
+def plan(ledger: Ledger, model: str, choice: Choice) -> tuple[Plan, dict[str, Prompt]]:
+    """Return what to ask a model; `MoveInFailed` if there are no prompts."""
+    if choice.file is not None:
+        prompts, source = read_prompts(choice.file, choice.file.name), choice.file.name
+    else:
+        job = models_of(ledger).get(model)
+        if job is None:
+            raise MoveInFailed(f"No job of the account made {model}; name prompts of your own with --prompts.")
+        prompts, source = of_job(ledger, job), f"files of {job['id']}"
+    if choice.sample is not None:
+        prompts = sample(prompts, choice.sample)
+    if not prompts:
+        raise MoveInFailed(f"There are no prompts in {source}.")
+    return Plan(prompts=[*prompts], sampling=choice.sampling, replies=choice.replies, source=source), prompts
+
+
+def plans(
+    ledger: Ledger, models: Collection[str], choice: Choice, tell: Callable[[str], None]
+) -> dict[str, tuple[Plan, dict[str, Prompt]]]:
+    """Return what to ask each model; of several, one whose job has no prompts is told of and left out."""
+    if not models:
+        raise MoveInFailed("The account has no fine-tuned model; name one with --model.")
+    found = {}
+    for model in models:
+        try:
+            found[model] = plan(ledger, model, choice)
+        except MoveInFailed as error:
+            if len(models) == 1 or choice.file is not None:
+                raise
+            tell(f"{model} left: {error}")
+    return found
+
+
+def keep_plan(
+    ledger: Ledger, model: str, chosen: Plan, prompts: dict[str, Prompt], tell: Callable[[str], None]
+) -> None:
+    """Note what a model is asked before it is; a comparison goes by the latest plan."""
+    for key, prompt in prompts.items():
+        ledger.put("prompt", key, prompt)
+    known = ledger.get("plan", model)
+    if known and known["sampling"] != chosen["sampling"]:
+        tell(f"{model}: the comparison will use the new settings of sampling; replies under the old ones are kept")
+    ledger.put("plan", model, chosen)

@@ -1,0 +1,141 @@
+"""The folder of a move: downloaded files, and a ledger in SQLite of all that was read, asked and filed.
+
+Each entry is one transaction, so that a kill between any two leaves a ledger that the next command goes on from. Keys
+of APIs are never written: where a server's words repeat one, it is blotted out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from spard.errors import UserError
+
+Record = dict[str, Any]
+"""A JSON object as an API sent it."""
+
+KEY_VARIABLES = ("OPENAI_API_KEY", "SPARD_API_KEY", "SPARD_JUDGE_API_KEY")
+LEDGER = "ledger.sqlite3"
+_SCHEMA = "CREATE TABLE IF NOT EXISTS entries (kind TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (kind, key))"
+_PUT = "INSERT INTO entries VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value"
+_SHORTEST_KEY = 8  # characters; a shorter word is no secret, and blotting it out would spoil texts
+
+
+class MoveInFailed(UserError):
+    """The move cannot go on; the message is all that the user sees."""
+
+
+class Ledger:
+    """Entries by kind and key, in the order in which they were first put."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+        self.folder = folder
+        self._connection = connection
+
+    def put(self, kind: str, key: str, value: object) -> None:
+        """Write an entry, or write it anew; it is on the disk when this returns."""
+        self._connection.execute(_PUT, (kind, key, without_keys(json.dumps(value, ensure_ascii=False))))
+
+    def get(self, kind: str, key: str) -> Any:
+        """Return an entry, or None if there is none."""
+        found = self._connection.execute("SELECT value FROM entries WHERE kind = ? AND key = ?", (kind, key)).fetchone()
+        return json.loads(found[0]) if found else None
+
+    def all(self, kind: str) -> dict[str, Any]:
+        """Return all entries of a kind."""
+        rows = self._connection.execute("SELECT key, value FROM entries WHERE kind = ? ORDER BY rowid", (kind,))
+        return {key: json.loads(value) for key, value in rows}
+
+    def has(self, kind: str, key: str) -> bool:
+        """Tell whether there is such an entry."""
+        return (
+            self._connection.execute("SELECT 1 FROM entries WHERE kind = ? AND key = ?", (kind, key)).fetchone()
+            is not None
+        )
+
+
+@contextmanager
+def opened(folder: Path, *, is_new: bool = False) -> Iterator[Ledger]:
+    """Yield the ledger of a folder, for one command at a time; `is_new` makes a folder that is missing."""
+    if not is_new:
+        _require(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise MoveInFailed(f"{folder} cannot be written: {error.strerror}.") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _connected(folder, "rwc") as ledger:
+            yield ledger
+    except BlockingIOError:
+        raise MoveInFailed(f"Another `spard move-in` works in {folder}; wait until it has ended.") from None
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def looked_at(folder: Path) -> Iterator[Ledger]:
+    """Yield the ledger of a folder to read, also while another command writes."""
+    _require(folder)
+    with _connected(folder, "rw") as ledger:
+        yield ledger
+
+
+@contextmanager
+def _connected(folder: Path, mode: str) -> Iterator[Ledger]:
+    path = folder / LEDGER
+    if mode == "rwc":
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    try:
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+        try:
+            connection.execute(_SCHEMA)
+            yield Ledger(folder, connection)
+        finally:
+            connection.close()
+    except sqlite3.DatabaseError as error:
+        raise MoveInFailed(f"{path} cannot be read or written: {error}.") from None
+
+
+def _require(folder: Path) -> None:
+    if not (folder / LEDGER).is_file():
+        raise MoveInFailed(f"{folder} holds no account; begin with `spard move-in read {folder}`.")
+
+
+def without_keys(text: str) -> str:
+    """Return a text in which the keys that the environment holds are blotted out."""
+    for name in KEY_VARIABLES:
+        key = os.environ.get(name, "")
+        if len(key) >= _SHORTEST_KEY:
+            text = text.replace(key, "[key]")
+    return text
+
+
+def shown_url(url: str) -> str:
+    """Return an address without user, password and query, any of which may be a secret."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}{parts.path.rstrip('/')}"
+
+
+def write_whole(path: Path, pieces: Sequence[str]) -> None:
+    """Write a text file that is whole or absent at any kill."""
+    part = path.with_name(f"{path.name}.part")
+    with open(part, "w", encoding="utf-8", opener=_private) as file:
+        file.writelines(pieces)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

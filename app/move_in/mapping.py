@@ -1,0 +1,79 @@
+"""From a job at OpenAI to the request for the same job here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+
+from app.move_in.ledger import Record
+
+_KNOWN = {
+    "supervised": ("n_epochs", "batch_size", "learning_rate_multiplier"),
+    "dpo": ("n_epochs", "batch_size", "learning_rate_multiplier", "beta"),
+}
+NUMBERS = _KNOWN["dpo"]
+_MOST_METADATA = 16  # pairs that a job may have
+MOVED_FROM = "moved_from"
+
+
+class NotThere(Exception):
+    """There is nothing of this kind here; the message says what."""
+
+
+def request_of(job: Record, model: str, files: Record, auto: Collection[str] = ()) -> Record:
+    """Return the body of the same job on another model; hyperparameters in `auto` are left to the service.
+
+    `files` has `training_file` and, where there is one, `validation_file`. `NotThere` for a method that has no
+    counterpart.
+    """
+    body = {"model": model, **files, "method": _method(job, auto)}
+    if suffix := suffix_of(job):
+        body["suffix"] = suffix
+    if isinstance(job.get("seed"), int):
+        body["seed"] = job["seed"]
+    kept = dict([*(job.get("metadata") or {}).items()][: _MOST_METADATA - 1])
+    return {**body, "metadata": {**kept, MOVED_FROM: job["id"]}}
+
+
+def suffix_of(job: Record) -> str | None:
+    """Return the suffix that the job was made with, said by the job or by its model's name."""
+    said = job.get("user_provided_suffix") or job.get("suffix")
+    parts = str(job.get("fine_tuned_model") or "").split(":")
+    return said or (parts[3] or None if len(parts) == 5 else None)
+
+
+def notes(job: Record) -> list[str]:
+    """Return what is not carried over, or means something else here."""
+    found = []
+    if _numbers(job, _type(job)).get("learning_rate_multiplier") not in (None, "auto"):
+        found.append("learning_rate_multiplier multiplies this service's own rate")
+    if job.get("integrations"):
+        found.append("integrations are not carried over")
+    if len(job.get("metadata") or {}) >= _MOST_METADATA:
+        found.append("the last pair of the metadata made way for moved_from")
+    return found
+
+
+def idempotency_key(body: Record, attempt: int) -> str:
+    """Return the key under which the service makes one job of this request, however often it is sent."""
+    text = json.dumps([body, attempt], sort_keys=True, ensure_ascii=False)
+    return f"move-in-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+
+
+def _method(job: Record, auto: Collection[str]) -> Record:
+    kind = _type(job)
+    if kind not in _KNOWN:
+        raise NotThere(f"its method is {kind}, which is not trained here")
+    numbers = {name: "auto" if name in auto else value for name, value in _numbers(job, kind).items()}
+    return {"type": kind, kind: {"hyperparameters": numbers}}
+
+
+def _type(job: Record) -> str:
+    return str((job.get("method") or {}).get("type") or "supervised")
+
+
+def _numbers(job: Record, kind: str) -> Record:
+    """Return the hyperparameters of a method; jobs of before `method` have them at their top."""
+    given = ((job.get("method") or {}).get(kind) or {}).get("hyperparameters") or job.get("hyperparameters") or {}
+    return {name: given[name] for name in _KNOWN.get(kind, ()) if given.get(name) is not None}

@@ -1,0 +1,131 @@
+"""Reading an account: models, jobs with their events and checkpoints, and files."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.move_in.api import Api, refusal
+from app.move_in.downloads import Download, download, is_whole
+from app.move_in.ledger import Ledger, MoveInFailed, Record
+
+ENDED = ("succeeded", "failed", "cancelled")
+_PURPOSES = ("fine-tune", "fine-tune-results")
+_JOBS, _FILES, _EVENTS, _CHECKPOINTS = 100, 10_000, 100, 100  # objects of a page
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What an account holds, before anything is downloaded."""
+
+    models: list[Record]
+    jobs: list[Record]
+    files: dict[str, Record]
+
+    def wanted(self) -> list[str]:
+        """Return the ids of all files to download: those for fine-tuning, and those that a job names."""
+        own = [key for key, file in self.files.items() if file.get("purpose") in _PURPOSES]
+        return list(dict.fromkeys([*own, *(_checked(key) for job in self.jobs for key in files_of(job))]))
+
+
+def files_of(job: Record) -> list[str]:
+    """Return the ids of the files that a job read or made."""
+    named = (job.get("training_file"), job.get("validation_file"), *(job.get("result_files") or []))
+    return [key for key in named if key]
+
+
+def same_account(api: Api, ledger: Ledger) -> None:
+    """Require that a folder is this account's, or no account's yet."""
+    known = ledger.get("account", "url")
+    if known is not None and known != api.url:
+        raise MoveInFailed(f"{ledger.folder} holds the account at {known}; read {api.url} into another folder.")
+
+
+def list_account(api: Api) -> Listed:
+    """Ask for the lists of models, jobs and files."""
+    models = api.get("/models").get("data") or []
+    jobs = [_named(job) for job in api.pages("/fine_tuning/jobs", _JOBS)]
+    files = {_named(file)["id"]: file for file in api.pages("/files", _FILES)}
+    return Listed(models, jobs, files)
+
+
+def estimate(listed: Listed) -> str:
+    """Return what reading costs, from the lists alone."""
+    wanted = listed.wanted()
+    size = sum(listed.files.get(key, {}).get("bytes") or 0 for key in wanted)
+    least = len(wanted) + 2 * len(listed.jobs)
+    jobs = f"{len(listed.jobs)} jobs with events and checkpoints, {len(listed.models)} models"
+    return f"would read {jobs}, and {len(wanted)} files of {size} bytes: {least} requests or somewhat more"
+
+
+def read_account(api: Api, ledger: Ledger, tell: Callable[[str], None]) -> Listed:
+    """Bring the ledger and its folder up to date with an account; what is already there is not asked for again."""
+    same_account(api, ledger)
+    listed = list_account(api)
+    ledger.put("account", "url", api.url)
+    for kind, objects in (("model", listed.models), ("job", listed.jobs), ("file", [*listed.files.values()])):
+        for each in objects:
+            ledger.put(kind, each["id"], each)
+    ledger.put("account", "offered", [each["id"] for each in listed.models])
+    for job in listed.jobs:
+        _read_job(api, ledger, job)
+    wanted = listed.wanted()
+    for number, file_id in enumerate(wanted, 1):
+        got = _read_file(api, ledger, file_id)
+        tell(f"[{number}/{len(wanted)}] {file_id}: {got}")
+    ledger.put("account", "read", {"url": api.url, "finished_at": int(time.time()), "wanted": wanted})
+    return listed
+
+
+def _read_job(api: Api, ledger: Ledger, job: Record) -> None:
+    """Read the events and checkpoints of a job; of one that has ended, once."""
+    from openai import APIStatusError
+
+    key = job["id"]
+    if (ledger.get("history", key) or {}).get("status") in ENDED:
+        return
+    history: Record = {"status": job.get("status")}
+    for name, limit in (("events", _EVENTS), ("checkpoints", _CHECKPOINTS)):
+        try:
+            history[name] = list(api.pages(f"/fine_tuning/jobs/{key}/{name}", limit))
+        except APIStatusError as error:
+            history[name], history[f"{name}_refused"] = [], refusal(error)
+    ledger.put("history", key, history)
+
+
+def _read_file(api: Api, ledger: Ledger, file_id: str) -> str:
+    """Download a file unless it is there as it was downloaded; a word or a sentence for the user."""
+    from openai import APIStatusError
+
+    known: Download | None = ledger.get("download", file_id)
+    if known and is_whole(ledger.folder, known):
+        return "there"
+    try:
+        file = ledger.get("file", file_id) or api.get(f"/files/{file_id}")
+        ledger.put("file", file_id, file)
+        found = download(api, ledger.folder, file_id, file)
+    except APIStatusError as error:
+        found = Download(problem=_words(refusal(error)))
+    if "problem" not in found or not (known and "sha256" in known):
+        ledger.put("download", file_id, found)
+    return found.get("problem") or f"{found['bytes']} bytes"
+
+
+def _words(refused: Record) -> str:
+    gone = refused["status"] in (404, 410)
+    return "the account does not have it any more" if gone else f"refused: {refused['message']}"
+
+
+def _named(found: Record) -> Record:
+    """Return an object whose id can be a file's name."""
+    _checked(found.get("id"))
+    return found
+
+
+def _checked(name: object) -> str:
+    if not isinstance(name, str) or not _ID.fullmatch(name):
+        raise MoveInFailed(f"The account names something {str(name)[:80]!r}, which is no id.")
+    return name
