@@ -110,7 +110,7 @@ def _example(line: int, text: str) -> Example | InvalidData:
 
 def _counted(line: int, row: Encoded | InvalidData) -> Counted:
     if isinstance(row, Encoded):
-        return line, len(row.ids), sum(label != NO_LOSS for label in row.labels)
+        return line, len(row.ids), len(row.labels) - row.labels.count(NO_LOSS)
     pointer = row.pointer if isinstance(row, ToolsNotRendered) else ""
     code = row.code if isinstance(row, ToolsNotRendered) else "template_render_failed"
     return asdict(Problem(line, pointer, code, "error", row.message, _HINT))
