@@ -68,9 +68,7 @@ def stand_ins(example: Example) -> tuple[Example, dict[str, str]]:
     def of_tool(tool: Message, at: str) -> Message:
         return tool | {"function": tool["function"] | {"name": name(at)}}
 
-    turns = [
-        of_turn(turn, f"/messages/{i}") if _is_part(turn) else turn for i, turn in enumerate(example.messages)
-    ]
+    turns = [of_turn(turn, f"/messages/{i}") if _is_part(turn) else turn for i, turn in enumerate(example.messages)]
     tools = [of_tool(tool, f"/tools/{i}") for i, tool in enumerate(example.tools)]
     return replace(example, messages=tuple(turns), tools=tuple(tools)), names
 
