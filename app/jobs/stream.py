@@ -11,8 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass, field, replace
 
 from anyio import CapacityLimiter, Event, move_on_after, sleep, to_thread
 from anyio.lowlevel import RunVar
@@ -212,13 +211,10 @@ def _has_ended(cursor: Cursor, last: _Last) -> bool:
 async def _hand_out(followers: Iterable[_Follower], news: _News, due: set[Cursor]) -> None:
     """Give each stream its news, a few at a time; those that have seen the same get the same."""
     mail = {cursor: _mail(cursor, news, due) for cursor in {each.cursor for each in followers}}
-    waiting = [each for each in _in_turn(followers) if mail[each.cursor] is not None]
-    for i, follower in enumerate(waiting, 1):
-        if follower.is_over:  # the process stops meanwhile
-            continue
-        cursor, found = follower.cursor, mail[follower.cursor]
-        if found is not None:
-            follower.cursor = Cursor(cursor.project_id, cursor.job_id, found.seen)
+    waiting = [(each, found) for each in _in_turn(followers) if (found := mail[each.cursor])]
+    for i, (follower, found) in enumerate(waiting, 1):
+        if not follower.is_over:  # the process may stop meanwhile
+            follower.cursor = replace(follower.cursor, seen=found.seen)
             follower.send(found.events, last=found.is_last)
         if i % _SLICE == 0:
             await sleep(_BREATH_S)
@@ -226,13 +222,11 @@ async def _hand_out(followers: Iterable[_Follower], news: _News, due: set[Cursor
 
 def _in_turn(followers: Iterable[_Follower]) -> list[_Follower]:
     """Order streams so that a project's first ones wait for no other project's many."""
-    of_project = Counter[str]()
-    places = list[tuple[int, _Follower]]()
+    of_project, places = Counter[str](), dict[_Follower, int]()
     for follower in followers:
-        project = follower.cursor.project_id
-        places.append((of_project[project], follower))
-        of_project[project] += 1
-    return [follower for _, follower in sorted(places, key=itemgetter(0))]
+        of_project[follower.cursor.project_id] += 1
+        places[follower] = of_project[follower.cursor.project_id]
+    return sorted(places, key=places.__getitem__)
 
 
 def _mail(cursor: Cursor, news: _News, due: set[Cursor]) -> _Mail | None:

@@ -17,6 +17,7 @@ from app.routes import (
     policies,
     quotas,
     results,
+    signing_keys,
     uploads,
     waivers,
     webhooks,
@@ -33,6 +34,7 @@ _CUSTOMER: tuple[APIRouter, ...] = (
     catalog.models,
     waivers.of_jobs,
     webhooks.router,
+    signing_keys.router,
 )
 _PROVIDER: tuple[APIRouter, ...] = (
     catalog.admin,
