@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -37,7 +36,7 @@ from app.inference.service import Serving
 from app.jobs import reaper
 from app.jobs.stream import Streams
 from app.keys import service as keys
-from app.ops import logs, metrics, preflight, tracing
+from app.ops import garbage, logs, metrics, preflight, tracing
 from app.ops.broker import Dispatcher
 from app.ops.readiness import Readiness
 from app.ops.saturation import Saturation
@@ -94,13 +93,9 @@ def checked_app() -> FastAPI:
 
 
 def served_app(settings: Settings) -> FastAPI:
-    """Return the application for a process that does nothing else, and exempt what exists now from garbage collection.
-
-    A collection that walks all of it again stops every request for 0.2 s, a few times a minute.
-    """
+    """Return the application for a process that does nothing else."""
     app = create_app(settings)
-    gc.collect()
-    gc.freeze()
+    garbage.spare_requests()
     return app
 
 
@@ -119,6 +114,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True),
         Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
         Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
+        Thread(target=garbage.run, args=(stop,), name="garbage", daemon=True),
     ]
     loop, streams = asyncio.get_running_loop(), app.state.streams
     watch = loop.create_task(app.state.saturation.watch())

@@ -21,6 +21,7 @@ from spard.isolation import kernel
 from spard.release.key_set import FILE, KeySet, read
 from spard.release.keys import MAKE, OWN_KEY, read_private
 from spard.release.manifest import key_id as key_id_of
+from spard.release.published_keys import publish
 
 
 class NoSigningKey(Unfit):
@@ -51,6 +52,11 @@ def public_keys(settings: Settings) -> KeySet:
     if not path.exists():
         raise NoSigningKey(f"There is no signing key at {path} yet: `spard up` makes one, or `{MAKE}`.")
     return _known(path, _read(path).public_key())
+
+
+def published_keys(settings: Settings) -> str:
+    """Return the keys of this installation as JSON text, signed now by the current one."""
+    return publish(public_keys(settings), signing_key(settings), utc_now())
 
 
 def rotate(settings: Settings) -> KeySet:

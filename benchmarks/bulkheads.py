@@ -6,7 +6,8 @@ One API process as README starts it, on PostgreSQL (fsync off) and rclone's S3. 
 rate, each request at its own time; the run compares what that takes alone, beside another project's streams and
 validations, and beside these with the storage stopped (SIGSTOP) and 45 previews waiting for it. Clients of the load
 wait as Retry-After says. Then SIGTERM, with all of it going on. At the end 100,000 rows of about 140 bytes are counted
-alone. Client and servers share the machine; --seed makes the rows.
+alone. All share the machine: the clients that overload are a process of their own (benchmarks/overload.py), so that
+what they compute delays no measured read but by the cores that it takes. --seed makes the rows.
 """
 
 from __future__ import annotations
@@ -17,21 +18,16 @@ import json
 import os
 import platform
 import random
-import selectors
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
-from urllib.parse import urlsplit
 
 import boto3
 import psutil
@@ -41,6 +37,7 @@ from app.db.tables import BaseModelEntry, Project
 from app.files.counting import Allowance, Counters
 from app.keys import service as keys
 from app.ops.processes import python
+from benchmarks.overload import Plan, overload
 from spard.data.jsonl import numbered_texts
 from tests import servers
 from tests.spard.parts import write_model
@@ -94,26 +91,25 @@ def main() -> None:
 def _overload(api: Api, asked: argparse.Namespace, model: Path) -> None:
     """Measure the reads alone, beside the load, and beside the load without storage; then stop the process."""
     file_id, job = _prepared(api, asked, model)
+    asking = f"{FILES}/{file_id}/validation?model=tiny", f"{FILES}/{file_id}/preview?model=tiny"
+    asked_for = tuple(zip(asking, (asked.validations, PREVIEWS), strict=True))
+    plan = Plan(api.host, api.theirs, (f"{JOBS}/{job}/stream", asked.streams), asked_for)
     alone = _reads("alone", api, asked)
-    is_over, answers = Event(), Counter[str]()
-    with ExitStack() as stack:
-        opened = stack.enter_context(_streams(api, job, asked.streams))
-        validations = _loop(api, f"{FILES}/{file_id}/validation?model=tiny", asked.validations, is_over, answers)
-        beside = _reads(f"beside {opened} streams, {asked.validations} validations", api, asked)
+    with overload(plan) as load, ExitStack() as stack:
+        load.begin()
+        beside = _reads(f"beside {load.opened} streams, {asked.validations} validations", api, asked)
         storage = next(each for each in psutil.Process().children(recursive=True) if "rclone" in each.name())
         storage.suspend()
         stack.callback(storage.resume)
-        previews = _loop(api, f"{FILES}/{file_id}/preview?model=tiny", PREVIEWS, is_over, answers)
+        load.begin()
         frozen = _reads(f"likewise, {PREVIEWS} previews, the storage frozen", api, asked)
         print(f"p99 to that alone: {beside / alone:.2f}, frozen {frozen / alone:.2f}")
-        print(f"the load was answered {dict(answers)}")
-        is_over.set()
+        load.end()
         began = time.perf_counter()
         api.process.send_signal(signal.SIGTERM)
         api.process.wait(180)
         print(f"SIGTERM ended it after {time.perf_counter() - began:.1f} s", flush=True)
-    for thread in (*validations, *previews):
-        thread.join()
+        print(f"the load was answered {load.answers()}")
 
 
 @contextmanager
@@ -198,56 +194,6 @@ def _reads(name: str, api: Api, asked: argparse.Namespace) -> float:
     load = os.getloadavg()[0]
     print(f"{name}: {len(times)} reads, p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms, load {load:.1f}", flush=True)
     return p99
-
-
-@contextmanager
-def _streams(api: Api, job: str, count: int) -> Iterator[int]:
-    """Follow a job many times over, and read what comes; the value is how many were let in."""
-    place, selector = urlsplit(f"http://{api.host}"), selectors.DefaultSelector()
-    asking = f"GET {JOBS}/{job}/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.theirs}\r\n\r\n".encode()
-    with ExitStack() as stack:
-        opened = 0
-        for _ in range(count):
-            connection = stack.enter_context(
-                socket.create_connection((str(place.hostname), place.port or 0), timeout=60)
-            )
-            connection.sendall(asking)
-            opened += connection.recv(1 << 12).startswith(b"HTTP/1.1 200")
-            selector.register(connection, selectors.EVENT_READ)
-        is_over = Event()
-        thread = Thread(target=_drain, args=(selector, is_over))
-        thread.start()
-        yield opened
-        is_over.set()
-        thread.join()
-
-
-def _drain(selector: selectors.BaseSelector, is_over: Event) -> None:
-    while not is_over.is_set():
-        for ready, _ in selector.select(0.2):
-            connection = ready.fileobj
-            assert isinstance(connection, socket.socket)
-            with suppress(OSError):
-                if not connection.recv(1 << 16):
-                    selector.unregister(connection)
-
-
-def _loop(api: Api, path: str, count: int, is_over: Event, answers: Counter[str]) -> list[Thread]:
-    """Ask for something again and again, so many at once."""
-    kind = path.partition("?")[0].rpartition("/")[2]
-
-    def ask() -> None:
-        while not is_over.is_set():
-            status, wait_s = 0, 1.0  # lost
-            with suppress(OSError, http.client.HTTPException):
-                status, _, wait_s = api.ask(api.theirs, "GET", path)
-            answers[f"{kind} {status or 'lost'}"] += 1
-            is_over.wait(wait_s)
-
-    threads = [Thread(target=ask) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def _count(model: Path, seed: int) -> None:

@@ -13,16 +13,16 @@ keys = typer.Typer(no_args_is_help=True, help="Keys to the service, and the one 
 
 @keys.command("signing")
 def show_signing_key(
-    as_set: Annotated[bool, typer.Option("--set", help="All keys, with those that were revoked, as JSON.")] = False,
+    as_set: Annotated[bool, typer.Option("--set", help="All keys, with those that were revoked, signed.")] = False,
 ) -> None:
     """Print the public key, for those who verify adapters; none is made where there is none."""
     from app.settings import read_settings
-    from app.signing import public_keys, signing_key
+    from app.signing import public_keys, published_keys, signing_key
     from spard.release.keys import public_pem
 
     settings = read_settings()
     known = public_keys(settings)
-    typer.echo(known.text() if as_set else public_pem(signing_key(settings)), nl=False)
+    typer.echo(published_keys(settings) if as_set else public_pem(signing_key(settings)), nl=False)
     typer.echo(known.current, err=True)
 
 
@@ -42,9 +42,11 @@ def revoke_signing_key(
 ) -> None:
     """Have nothing count any more that a key has signed, whenever it did; publish the set after it."""
     from app.settings import read_settings
-    from app.signing import revoke
+    from app.signing import published_keys, revoke
 
-    typer.echo(revoke(read_settings(), key_id, reason).text(), nl=False)
+    settings = read_settings()
+    revoke(settings, key_id, reason)
+    typer.echo(published_keys(settings), nl=False)
 
 
 @keys.command("first")

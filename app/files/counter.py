@@ -120,7 +120,7 @@ def _example(line: int, text: str) -> Example | InvalidData:
 
 def _counted(line: int, row: Encoded | InvalidData) -> Counted:
     if isinstance(row, Encoded):
-        learned = sum(label != NO_LOSS for one in row.both for label in one.labels)
+        learned = sum(len(one.labels) - one.labels.count(NO_LOSS) for one in row.both)
         return line, row.tokens, learned if row.is_learned else 0, row.longest
     pointer = row.pointer if isinstance(row, ToolsNotRendered) else ""
     code = row.code if isinstance(row, ToolsNotRendered) else "template_render_failed"

@@ -27,6 +27,7 @@ from spard.config import MAX_SEQ_LENGTH
 from spard.data.chat import set_plain_template
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_AT_ONCE = 16  # texts tokenized in one call: what it makes of them stays in the processor's cache
 _TEMPLATES = 32  # compiled ones that are kept
 _FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
 
@@ -49,8 +50,12 @@ class LightTokenizer:
 
     def __call__(self, texts: Sequence[str], **ignored: Any) -> dict[str, list[Any]]:
         """Token ids and where in the text each stands."""
-        found = self._tokens.encode_batch(list(texts), add_special_tokens=False)
-        return {"input_ids": [each.ids for each in found], "offset_mapping": [each.offsets for each in found]}
+        ids, offsets = list[list[int]](), list[list[tuple[int, int]]]()
+        for start in range(0, len(texts), _AT_ONCE):
+            found = self._tokens.encode_batch(list(texts[start : start + _AT_ONCE]), add_special_tokens=False)
+            ids += [each.ids for each in found]
+            offsets += [each.offsets for each in found]
+        return {"input_ids": ids, "offset_mapping": offsets}
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, tools: list[Any] | None, tokenize: bool, **more: Any

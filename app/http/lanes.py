@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TypeVar
 
 from anyio import CapacityLimiter, Semaphore, WouldBlock, fail_after, to_thread
@@ -26,7 +27,7 @@ Found = TypeVar("Found")
 
 _PROJECTS = 8  # that a lane has threads for when each of them uses its whole share
 _QUEUED = 8  # requests that wait for each place of a project's share
-_RETRY_AFTER_S = 5
+_RETRY_AFTER_S = cycle(range(4, 12))  # not the same for all that are refused at one moment: they would come back at one
 
 
 class Lane:
@@ -141,7 +142,7 @@ Refusal = TypeVar("Refusal", TooManyRequests, Unavailable)
 
 
 def _later(error: Refusal) -> Refusal:
-    error.retry_after_s = _RETRY_AFTER_S
+    error.retry_after_s = next(_RETRY_AFTER_S)
     return error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -15,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import AppError, NotFound
+from app.errors import AppError, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,10 @@ class Envelope:
             await self._app(scope, _limited(scope, receive), send_named)
         except ClientDisconnect:
             log.info("the client went away")
+        except asyncio.CancelledError:  # the server stops, and has waited as long as it was told to
+            if not started:
+                await problem(scope, Unavailable("This server stops; try again."))(scope, receive, send_named)
+            raise
         except Exception as exc:
             error = _as_error(exc, request_id)
             if not started:

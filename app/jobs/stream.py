@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from anyio import CapacityLimiter, Event, move_on_after, sleep, to_thread
 from anyio.lowlevel import RunVar
@@ -32,6 +33,7 @@ _HEARTBEAT_S = 15.0
 _AT_ONCE = 500  # events of one stream that are read at once
 _ROWS = 2000  # of all streams
 _RETRY_MS = 1000
+_SLICE, _BREATH_S = 8, 0.01  # streams that get their news together, and the time for other requests between
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,15 @@ class _News:
     last: dict[str, _Last]
     events: dict[Cursor, list[JobEvent]]
     shown: dict[str, JobOut]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mail:
+    """What streams with one cursor are told, and up to which event they have seen the job then."""
+
+    events: tuple[ServerSentEvent, ...]
+    seen: int
+    is_last: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -134,7 +145,7 @@ class Streams:
             except Exception as error:  # the database may be away for a while; the streams wait for it
                 log.warning("the streams get no news: %s", type(error).__name__)
             else:
-                _hand_out(asking, news, due)
+                await _hand_out(asking, news, due)
             await sleep(_LEAST_S)
             with move_on_after(_LOOK_S - _LEAST_S):
                 await streams.begun.wait()
@@ -197,23 +208,41 @@ def _has_ended(cursor: Cursor, last: _Last) -> bool:
     return last.status in TERMINAL and cursor.seen >= last.seq
 
 
-def _hand_out(followers: Iterable[_Follower], news: _News, due: set[Cursor]) -> None:
-    """Give each stream its news; those that have seen the same get the same."""
-    written = {cursor: [_event(event) for event in events] for cursor, events in news.events.items()}
+async def _hand_out(followers: Iterable[_Follower], news: _News, due: set[Cursor]) -> None:
+    """Give each stream its news, a few at a time; those that have seen the same get the same."""
+    mail = {cursor: _mail(cursor, news, due) for cursor in {each.cursor for each in followers}}
+    waiting = [(each, found) for each in _in_turn(followers) if (found := mail[each.cursor])]
+    for i, (follower, found) in enumerate(waiting, 1):
+        if not follower.is_over:  # the process may stop meanwhile
+            follower.cursor = replace(follower.cursor, seen=found.seen)
+            follower.send(found.events, last=found.is_last)
+        if i % _SLICE == 0:
+            await sleep(_BREATH_S)
+
+
+def _in_turn(followers: Iterable[_Follower]) -> list[_Follower]:
+    """Order streams so that a project's first ones wait for no other project's many."""
+    of_project, places = Counter[str](), dict[_Follower, int]()
     for follower in followers:
-        cursor, last = follower.cursor, news.last.get(follower.cursor.job_id)
-        if last is None:  # the job was erased
-            follower.send([], last=True)
-        elif cursor in written:
-            seen = news.events[cursor][-1].seq
-            follower.cursor = Cursor(cursor.project_id, cursor.job_id, seen)
-            follower.send(written[cursor])
-        elif _has_ended(cursor, last):
-            job = news.shown[cursor.job_id].model_dump(mode="json")
-            follower.send([ServerSentEvent(event="done", data=job)], last=True)
-        elif cursor in due:
-            job = news.shown[cursor.job_id].model_dump(mode="json", include={"status", "safety"})
-            follower.send([ServerSentEvent(event="heartbeat", data=job)])
+        of_project[follower.cursor.project_id] += 1
+        places[follower] = of_project[follower.cursor.project_id]
+    return sorted(places, key=places.__getitem__)
+
+
+def _mail(cursor: Cursor, news: _News, due: set[Cursor]) -> _Mail | None:
+    """Return what streams that have seen a job so far are told, if anything."""
+    last = news.last.get(cursor.job_id)
+    if last is None:  # the job was erased
+        return _Mail((), cursor.seen, is_last=True)
+    if events := news.events.get(cursor):
+        return _Mail(tuple(_event(event) for event in events), events[-1].seq)
+    if _has_ended(cursor, last):
+        job = news.shown[cursor.job_id].model_dump(mode="json")
+        return _Mail((ServerSentEvent(event="done", data=job),), cursor.seen, is_last=True)
+    if cursor in due:
+        job = news.shown[cursor.job_id].model_dump(mode="json", include={"status", "safety"})
+        return _Mail((ServerSentEvent(event="heartbeat", data=job),), cursor.seen)
+    return None
 
 
 def _event(event: JobEvent) -> ServerSentEvent:

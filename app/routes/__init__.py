@@ -18,6 +18,7 @@ from app.routes import (
     policies,
     quotas,
     results,
+    signing_keys,
     uploads,
     waivers,
     webhooks,
@@ -35,6 +36,7 @@ _CUSTOMER: tuple[APIRouter, ...] = (
     catalog.models,
     waivers.of_jobs,
     webhooks.router,
+    signing_keys.router,
 )
 _PROVIDER: tuple[APIRouter, ...] = (
     catalog.admin,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,10 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from spard.errors import InvalidKey, NotProved
-from spard.release import key_set, manifest
+from spard.release import key_set, manifest, published_keys
 from spard.release.key_set import KeySet
 from spard.release.keys import OWN_KEY, read_private, read_public
+from spard.release.published_keys import Published
 
 REFUSED, UNPROVED = 1, 2
 PublicKey = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="PEM; default: this machine's own.")]
@@ -24,18 +26,23 @@ def verify(
     adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder, or a tar of it.")],
     public_key: PublicKey = None,
     known: Annotated[
+        str | None,
+        typer.Option("--key-set", help="The provider's keys, old and revoked ones too: an https address, or a file."),
+    ] = None,
+    keep: Annotated[
         Path | None,
-        typer.Option("--key-set", exists=True, dir_okay=False, help="The provider's keys, old and revoked ones too."),
+        typer.Option("--keep", dir_okay=False, help="Where the newest key set is kept; an older one is refused."),
     ] = None,
     waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
 ) -> None:
-    """Check an adapter's signature and every byte of it, offline.
+    """Check an adapter's signature and every byte of it, offline unless the key set is at an address.
 
-    With a key set, an older key of the provider counts like the current one, and a revoked one is refused.
+    With a key set, an older key of the provider counts like the current one, and a revoked one is refused. With --keep
+    the set is held against the one of the last time: what is older, or takes a revocation back, is refused.
 
     Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with.
     """
-    keys = _keys(known, public_key)
+    keys = _keys(known, keep, public_key)
     public = _public(public_key) if keys is None or public_key else None
     try:
         proved = manifest.verify(adapter, public)
@@ -57,14 +64,42 @@ def verify(
     typer.echo("the signature is that of the key given")
 
 
-def _keys(path: Path | None, public_key: Path | None) -> KeySet | None:
+def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeySet | None:
     """Return the set that was given, or that of a service on this machine, if no key was named instead."""
     own = _own_path().with_name(key_set.FILE)
-    found = path or (own if public_key is None and own.exists() else None)
+    found = place or (str(own) if public_key is None and own.exists() else None)
+    if found is None and keep is not None:
+        raise typer.BadParameter("--keep needs --key-set.")
     try:
-        return key_set.read(found) if found else None
+        return _kept(published_keys.fetched(found), keep).keys if found else None
     except InvalidKey as error:
         raise typer.BadParameter(error.message) from None
+
+
+def _kept(found: Published, keep: Path | None) -> Published:
+    """Hold a set against the one of the last time, and keep it; refuse an older one."""
+    if keep is not None:
+        try:
+            if keep.exists():
+                found.require_not_before(published_keys.fetched(str(keep)))
+        except NotProved as error:
+            typer.echo(f"spard: refused: {error.message}", err=True)
+            raise typer.Exit(REFUSED) from None
+        _write(keep, found.text)
+    if days := found.age_days(datetime.now(UTC)):
+        text = f"the key set was issued {days} days ago and does not know what was revoked since; fetch it again"
+        typer.echo(f"spard: {text}.", err=True)
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text)
+        os.replace(aside, path)
+    except OSError as error:
+        raise typer.BadParameter(f"The key set cannot be kept in {path}: {error.strerror}.") from None
 
 
 def _public(path: Path | None) -> Ed25519PublicKey | None:

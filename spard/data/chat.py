@@ -8,9 +8,11 @@ template leaves a tool, a call or an answer out is refused.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from jinja2 import TemplateError
@@ -18,7 +20,7 @@ from jinja2 import TemplateError
 from spard.data.control_tokens import MARK, Shield, pieces
 from spard.data.control_tokens import end_tokens as end_tokens
 from spard.data.rows import Example, Message, is_learned, with_rejected
-from spard.data.tools import PROBES, stand_ins
+from spard.data.tools import PROBES, has_tools, stand_ins
 from spard.errors import ExampleTooLong, InvalidData, MethodMismatch, NoTrainableTokens, ToolsNotRendered
 
 NO_LOSS = -100
@@ -178,7 +180,7 @@ def _shielded(shield: Shield, example: Example) -> Example:
         messages, tools = shield.everywhere(example.messages), shield.everywhere(example.tools)
     except InvalidData as error:
         raise InvalidData(f"line {example.line}: {error.message}") from error
-    return replace(example, messages=tuple(messages), tools=tuple(tools))
+    return Example(tuple(messages), example.line, tuple(tools))
 
 
 def _draw(tokenizer: Any, example: Example) -> tuple[str, list[tuple[int, int]]]:
@@ -222,8 +224,10 @@ def _check_tools(tokenizer: Any, example: Example) -> None:
 
 def _left_out(tokenizer: Any, example: Example) -> list[str]:
     """Return what of a row's tools, calls and answers is not in its text, as JSON pointers."""
+    if not has_tools(example):
+        return []
     other, names = stand_ins(example)
-    text = _render(tokenizer, other.messages, other.tools, generation=False) if names else ""
+    text = _render(tokenizer, other.messages, other.tools, generation=False)
     return [at for name, at in names.items() if name not in text]
 
 
@@ -250,14 +254,18 @@ def _encoded(
 ) -> Encoded:
     """Label what the assistant says; a turn of which the template leaves no more than its end teaches nothing."""
     labels = [NO_LOSS] * len(ids)
-    for start, stop in spans:
-        turn = []
-        for i, (first, last) in enumerate(offsets):
-            if first >= start and start < last <= stop:
-                turn.append(i)
-                if ids[i] in enders:
-                    break
-        if any(ids[i] not in enders and text[slice(*offsets[i])].strip() for i in turn):
-            for i in turn:
-                labels[i] = ids[i]
+    for span in spans:
+        turn = _within(offsets, *span)
+        end = next((i + 1 for i in turn if ids[i] in enders), turn.stop)
+        if any(ids[i] not in enders and text[slice(*offsets[i])].strip() for i in range(turn.start, end)):
+            labels[turn.start : end] = ids[turn.start : end]
     return Encoded(tuple(ids), tuple(labels))
+
+
+def _within(offsets: Sequence[tuple[int, int]], start: int, stop: int) -> range:
+    """Return which tokens lie in a span of the text, and do not end where it begins.
+
+    Tokens stand in the order of the text, by where they begin and by where they end.
+    """
+    first = max(bisect_left(offsets, start, key=itemgetter(0)), bisect_right(offsets, start, key=itemgetter(1)))
+    return range(first, max(first, bisect_right(offsets, stop, key=itemgetter(1))))

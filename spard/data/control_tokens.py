@@ -9,7 +9,7 @@ template's headings, cannot tell them from text; nothing here changes that.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -34,16 +34,19 @@ class Shield:
         added, special = tokenizer.added_tokens_decoder, end_tokens(tokenizer)
         tokens = [token for token_id, token in added.items() if token_id in special and token.content]
         found = sorted({re.escape(token.content) for token in tokens}, key=len, reverse=True)
-        self._first = re.compile(f"(?={'|'.join(found)}).", re.DOTALL) if found else None
+        self._any = re.compile("|".join(found)) if found else None
+        self._first = re.compile(f"(?={'|'.join(found)}).", re.DOTALL)
         self._tokenizer, self._special = tokenizer, special
         self._shortest = min((len(token.content) for token in tokens), default=2)
         self._is_loose = any(token.normalized for token in tokens)  # other spellings are read as it, too
 
     def marked(self, text: str) -> str:
         """Return the text with a mark inside each control token."""
-        if self._first is None:
+        if self._any is None:
             return text
-        marked = self._first.sub(lambda match: match.group() + MARK, text)
+        marked = text
+        if self._any.search(text):  # so many times faster than what marks them all
+            marked = self._first.sub(lambda match: match.group() + MARK, text)
         if self._shortest > 1 and not self._is_loose:
             return marked
         (ids, _), *_ = pieces(self._tokenizer, [marked])
@@ -59,7 +62,7 @@ class Shield:
         """Messages or tools with all their texts marked."""
         if isinstance(value, str):
             return self.marked(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return {self.marked(key): self._of(key, each) for key, each in value.items()}
         return [self.everywhere(each) for each in value] if isinstance(value, list | tuple) else value
 

@@ -41,6 +41,11 @@ def parts_of(row: Mapping[str, Any]) -> set[str]:
     return {part for part, is_there in found.items() if is_there}
 
 
+def has_tools(example: Example) -> bool:
+    """Tell whether a row has a tool, a call or an answer."""
+    return bool(example.tools) or any(_is_part(turn) for turn in example.messages)
+
+
 def stand_ins(example: Example) -> tuple[Example, dict[str, str]]:
     """Return the row with a name of our own in each tool, call and answer, and what each name stands for.
 
@@ -65,9 +70,10 @@ def stand_ins(example: Example) -> tuple[Example, dict[str, str]]:
     def of_tool(tool: Message, at: str) -> Message:
         return tool | {"function": tool["function"] | {"name": name(at)}}
 
-    turns = [
-        of_turn(turn, f"/messages/{i}") if turn["role"] == "tool" or turn.get("tool_calls") else turn
-        for i, turn in enumerate(example.messages)
-    ]
+    turns = [of_turn(turn, f"/messages/{i}") if _is_part(turn) else turn for i, turn in enumerate(example.messages)]
     tools = [of_tool(tool, f"/tools/{i}") for i, tool in enumerate(example.tools)]
     return replace(example, messages=tuple(turns), tools=tuple(tools)), names
+
+
+def _is_part(turn: Message) -> bool:
+    return bool(turn["role"] == "tool" or turn.get("tool_calls"))

@@ -9,24 +9,27 @@ with an audit ends it.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from spard.config import resolve
 from spard.config.run_spec import to_mapping
-from spard.errors import JudgeUnavailable, is_gpu_out_of_memory
+from spard.digests import write_manifest
+from spard.errors import AdapterNotProved, JudgeUnavailable, is_gpu_out_of_memory
 from spard.evaluation.audit import Suite, sample
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, is_gated
 from spard.evaluation.results import SuiteResult
-from spard.pipeline import audit, checkpoint_records, package
+from spard.pipeline import audit, checkpoint_records, package, prove
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.package import Release
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import validate
+from spard.release.proof import CleanProcess
 from spard.release.report import CheckpointRecord, GateRecord, Measured
 from spard.release.step_metrics import checkpoint_metrics
 from spard.release.summary import summarize
@@ -35,10 +38,10 @@ from spard.training.train import EpochEnd
 
 
 def taker(
-    context: Context, release: Release, rows: Rows, base: Sequence[SuiteResult]
+    context: Context, release: Release, rows: Rows, base: Sequence[SuiteResult], clean: CleanProcess
 ) -> Callable[[EpochEnd], None] | None:
     """Return what takes the checkpoints of a run, None where there are to be none; `base` measured its base model."""
-    return _Checkpoints(context, context.checkpoints, release, rows, base).take if context.checkpoints else None
+    return _Checkpoints(context, context.checkpoints, release, rows, base, clean).take if context.checkpoints else None
 
 
 @dataclass(frozen=True)
@@ -48,22 +51,34 @@ class _Checkpoints:
     release: Release
     rows: Rows
     base: Sequence[SuiteResult]
+    clean: CleanProcess
 
     def take(self, end: EpochEnd) -> None:
         """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts."""
         if end.step <= self.plan.taken_until:
             return
         with self.context.timed("checkpoints"):
+            self.clean.start()
             weights = audit.weights_digest(end.model)
-            found = self._found(end, weights)
-            checkpoint_records.keep(self.context, weights, *found)
-            record = found[0]
-            passed = record.gate is not None and record.gate.decision in package.RELEASED
-            if passed:
-                folder = self.plan.folder / f"step-{end.step:06d}" / "adapter"
-                package.save(self.context, end.model, folder, self._facts(*found))
+            record, results = self._found(end, weights)
+            checkpoint_records.keep(self.context, weights, record, results)
+            if _is_released(record):
+                record = self._saved(end, record, results)
+                checkpoint_records.keep(self.context, weights, record, results)
         safety = record.safety() if record.gate else None
-        self.context.report.checkpoint(end.step, record.metrics, safety, has_adapter=passed)
+        self.context.report.checkpoint(end.step, record.metrics, safety, has_adapter=_is_released(record))
+
+    def _saved(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
+        """Save an adapter that passed; one that a clean process does not see as we do is removed and not released."""
+        folder = self.plan.folder / f"step-{end.step:06d}" / "adapter"
+        saved = package.save(self.context, end.model, folder, self._facts(record, results))
+        try:
+            proof = prove.check(self.context, self.clean, end.model, folder, self.rows.examples)
+        except AdapterNotProved as error:
+            shutil.rmtree(folder.parent)
+            return replace(record, gate=GateRecord("inconclusive", (error.message,)))
+        write_manifest(folder, saved | {"proof": asdict(proof)})
+        return record
 
     @cached_property
     def _suites(self) -> list[Suite]:
@@ -143,6 +158,10 @@ class _Checkpoints:
             "provenance": dict(self.release.provenance),
             "code": code_version(),
         }
+
+
+def _is_released(record: CheckpointRecord) -> bool:
+    return record.gate is not None and record.gate.decision in package.RELEASED
 
 
 def _part(suite: Suite, limit: int) -> Suite:

@@ -14,11 +14,16 @@ from spard.release.proof import PROMPTS, CleanProcess, Proof, Source, prove
 
 def run(context: Context, clean: CleanProcess, model: Any, adapter: Path, examples: Sequence[Example]) -> Proof:
     """Raise `AdapterNotProved` unless the folder `adapter` is `model`; warn of an answer that does not end."""
-    source = Source(context.run.model, context.run.revision)
-    prompts = [prompt_text(example) for example in examples[:PROMPTS]]
-    proof = prove(clean, model, context.base, source, adapter, prompts, context.go_on)
+    proof = check(context, clean, model, adapter, examples)
     context.report.event("The adapter loads with transformers and PEFT alone and is the one trained", asdict(proof))
     if not proof.ends:
         warning = f"The adapter's answer to the first training prompt did not end within {proof.tokens} tokens;"
         context.report.warning(f"{warning} give a limit when you serve it.")
     return proof
+
+
+def check(context: Context, clean: CleanProcess, model: Any, adapter: Path, examples: Sequence[Example]) -> Proof:
+    """Raise `AdapterNotProved` unless the folder `adapter` is `model`, and tell nobody."""
+    source = Source(context.run.model, context.run.revision)
+    prompts = [prompt_text(example) for example in examples[:PROMPTS]]
+    return prove(clean, model, context.base, source, adapter, prompts, context.go_on)

@@ -36,14 +36,14 @@ def run_stages(
 
     The base model is measured before training, because full fine-tuning leaves none of it. What an earlier attempt
     chose or measured is not worked out again; training goes on from its newest resume state. It runs inside
-    `together()`, where other processes may join it. `clean` proves the adapter: start it early, it loads its libraries
-    meanwhile.
+    `together()`, where other processes may join it. `clean` proves the adapter, and each checkpoint that passed: start
+    it early, it loads its libraries meanwhile.
     """
     audit.warn_of_leaks(context)
     rows = prepare(context)
     base = audit.measure_base(context, rows.examples)
     with together():
-        tuned = train.run(context, rows, taker(context, release, rows, base))
+        tuned = train.run(context, rows, taker(context, release, rows, base, clean))
     measured = audit.run(context, rows.examples, tuned.trained.model, base)
     report = package.run(context, release, rows, tuned, measured, clean)
     return Outcome(rows.selected, tuned.trained, measured, report)

@@ -1,13 +1,15 @@
 """Loads an adapter as a customer will, with transformers and PEFT alone: `python -P spard/release/clean_load.py`.
 
-It is run as a file, in a process of its own, and imports nothing of ours. It reads what to do as JSON from standard
-input and writes what it saw into the folder `out`: `seen.json`, and `logits.safetensors` with `tuned.i` and `base.i`
-for each conversation i.
+It is run as a file, in a process of its own, and imports nothing of ours. From each line of its standard input it reads
+what to do, as JSON, and writes what it saw into the folder `out`: `logits.safetensors` with `tuned.i` and `base.i` for
+each conversation i, and then `seen.json`.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main() -> None:
+    """Do what each line asks for, and hold no model between two."""
+    for line in sys.stdin:
+        see(json.loads(line))
+        gc.collect()
+
+
+def see(ask: dict[str, Any]) -> None:
     """Write what base and adapter make of each conversation; raise if one of them does not load."""
-    ask: dict[str, Any] = json.load(sys.stdin)
     tokenizer: Any = AutoTokenizer.from_pretrained(ask["adapter"])
     rows = [_ids(tokenizer, messages) for messages in ask["conversations"]]
     settings = {"dtype": getattr(torch, ask["dtype"]), "use_safetensors": True}
@@ -37,7 +45,8 @@ def main() -> None:
     out = Path(ask["out"])
     save_file(found, out / "logits.safetensors")
     seen = {"ids": rows, **_answer(model, tokenizer, rows[0], ask["max_new_tokens"])}
-    (out / "seen.json").write_text(json.dumps(seen))
+    (out / "seen.part").write_text(json.dumps(seen))
+    os.replace(out / "seen.part", out / "seen.json")
 
 
 def _ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:

@@ -1,7 +1,8 @@
 """The keys that a provider signs or signed with: one is current, older ones still count, and revoked ones do not.
 
-The set is a JSON file that holds public halves only. A provider publishes it, and customers take it from where they
-would take a public key. Whatever a revoked key has signed is refused, also what it signed before: nothing proves when.
+The set is a JSON file that holds public halves only. A provider publishes it (`published_keys`), and customers take it
+from where they would take a public key. Whatever a revoked key has signed is refused, also what it signed before:
+nothing proves when.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class KnownKey:
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """All keys, each once; `current` is the id of the one that signs."""
+    """All keys, each once; `current` is the id of the one that signs, `version` grows with each change."""
 
     current: str
     keys: tuple[KnownKey, ...]
+    version: int = 0
 
     @classmethod
     def of(cls, public: Ed25519PublicKey) -> KeySet:
@@ -61,20 +63,20 @@ class KeySet:
     def rotated(self, public: Ed25519PublicKey) -> KeySet:
         """Return the set with another current key; one that was revoked stays so."""
         is_new = key_id(public) not in [each.key_id for each in self.keys]
-        return KeySet(key_id(public), (*self.keys, _known(public)) if is_new else self.keys)
+        return KeySet(key_id(public), (*self.keys, _known(public)) if is_new else self.keys, self.version + 1)
 
     def revoked(self, name: str, at: str, reason: str) -> KeySet:
         """Return the set with a key revoked; one that is revoked already stays as it is."""
-        if name not in [each.key_id for each in self.keys]:
+        found = next((each for each in self.keys if each.key_id == name), None)
+        if found is None:
             raise InvalidKey(f"There is no key {name}.")
-        marked = [
-            replace(each, revoked_at=at, reason=reason) if each.key_id == name and each.revoked_at is None else each
-            for each in self.keys
-        ]
-        return replace(self, keys=tuple(marked))
+        if found.revoked_at is not None:
+            return self
+        marked = [replace(each, revoked_at=at, reason=reason) if each is found else each for each in self.keys]
+        return replace(self, keys=tuple(marked), version=self.version + 1)
 
     def text(self) -> str:
-        """Return the set as the JSON text that `spard verify --key-set` reads."""
+        """Return the set as JSON text."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def write(self, path: Path) -> None:
@@ -85,17 +87,25 @@ class KeySet:
 
 
 def read(path: Path) -> KeySet:
-    """Read a set; raise `InvalidKey` for a file that is none."""
+    """Read the set beside a key that signs; raise `InvalidKey` for a file that is none."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        keys = tuple(KnownKey(**each) for each in found["keys"])
-        if not all(each.key_id == key_id(_public(each)) for each in keys):
-            raise InvalidKey(f"{path} names a key that its id does not fit.")
-        return KeySet(found["current"], keys)
+        found: Any = json.loads(path.read_text())
     except OSError as error:
         raise InvalidKey(f"The key set {path} cannot be read: {error.strerror}.") from None
-    except (KeyError, TypeError, ValueError):
-        raise InvalidKey(f"{path} is no set of signing keys.") from None
+    except ValueError:
+        found = None
+    return of_mapping(found, str(path))
+
+
+def of_mapping(found: Any, place: str) -> KeySet:
+    """Return the set that a JSON object says; raise `InvalidKey`, which names the place, if it says none."""
+    try:
+        keys = tuple(KnownKey(**each) for each in found["keys"])
+        if not all(each.key_id == key_id(_public(each)) for each in keys):
+            raise InvalidKey(f"{place} names a key that its id does not fit.")
+        return KeySet(found["current"], keys, int(found.get("version", 0)))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InvalidKey(f"{place} is no set of signing keys.") from None
 
 
 def _known(public: Ed25519PublicKey) -> KnownKey:

@@ -10,8 +10,8 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -69,43 +69,63 @@ class Source:
 class CleanProcess:
     """A Python with transformers and PEFT that knows nothing of ours. It loads them at once and waits: start it early.
 
-    It ends with the block, or when whoever started it is gone.
+    It ends with the block, or when whoever started it is gone. One that failed, or holds memory of a GPU, is ended
+    before; the next one is started when it is needed, or by `start`.
     """
 
     def __init__(self) -> None:
         self._output = TemporaryFile()  # noqa: SIM115 - closed with the block
-        self._process = subprocess.Popen(  # noqa: S603 - our own file
+        self._process = self._begun()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end()
+        self._output.close()
+
+    def start(self) -> None:
+        """Have it load its libraries now, if it has ended."""
+        if self._process.poll() is not None:
+            self._end()
+            self._process = self._begun()
+
+    def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> Seen:
+        """Have it load what `ask` names."""
+        self.start()
+        with TemporaryDirectory() as out:
+            self._tell(json.dumps({**ask, "out": out}).encode() + b"\n")
+            seen = Path(out) / "seen.json"
+            while not seen.exists() and self._is_running():
+                go_on()
+            if not seen.exists():
+                self._output.seek(0)
+                _log.error("the clean process failed: %s", self._output.read()[-_LOGGED:].decode(errors="replace"))
+                raise AdapterNotProved("a clean process with transformers and PEFT alone cannot load it")
+            found = Seen(load_file(Path(out) / "logits.safetensors"), **json.loads(seen.read_text()))
+        if ask["device"] != "cpu":
+            self._end()  # what it holds of the GPU's memory goes back to the training
+        return found
+
+    def _begun(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - our own file
             [sys.executable, "-P", str(Path(clean_load.__file__))],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def _end(self) -> None:
         self._process.kill()
-        self._process.communicate()
-        self._output.close()
-
-    def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> Seen:
-        """Have it load what `ask` names; once only."""
-        with TemporaryDirectory() as out:
-            self._tell(json.dumps({**ask, "out": out}).encode())
-            while self._is_running():
-                go_on()
-            if self._process.returncode:
-                self._output.seek(0)
-                _log.error("the clean process failed: %s", self._output.read()[-_LOGGED:].decode(errors="replace"))
-                raise AdapterNotProved("a clean process with transformers and PEFT alone cannot load it")
-            return Seen(
-                load_file(Path(out) / "logits.safetensors"), **json.loads((Path(out) / "seen.json").read_text())
-            )
+        self._process.wait()
+        with suppress(OSError):  # what it has not read is of no use to anybody
+            cast(IO[bytes], self._process.stdin).close()
 
     def _tell(self, text: bytes) -> None:
-        with suppress(BrokenPipeError), cast(IO[bytes], self._process.stdin) as stdin:
+        stdin = cast(IO[bytes], self._process.stdin)
+        with suppress(BrokenPipeError):
             stdin.write(text)
+            stdin.flush()
 
     def _is_running(self) -> bool:
         try:
@@ -140,8 +160,8 @@ def prove(
         "conversations": conversations,
         "max_new_tokens": _room(base, rows[0]),
     }
-    _make_room(model)
-    seen = clean.see(ask, go_on)
+    with _room_beside(model):
+        seen = clean.see(ask, go_on)
     if seen.ids != rows:
         raise AdapterNotProved("the packaged tokenizer and chat template give other tokens than those trained with")
     return _compared(seen, expected, _TOLERANCE[dtype])
@@ -179,8 +199,14 @@ def _room(base: Base, row: list[int]) -> int:
     return max(1, min(MAX_NEW_TOKENS, positions - len(row))) if positions else MAX_NEW_TOKENS
 
 
-def _make_room(model: Any) -> None:
-    """Move the trained model, which is saved by now, to main memory: the GPU has to hold the model once more."""
-    if model.device.type == "cuda":
+@contextmanager
+def _room_beside(model: Any) -> Iterator[None]:
+    """Move the trained model to main memory meanwhile: the GPU has to hold the model once more."""
+    device = model.device
+    if device.type == "cuda":
         model.to("cpu")
         torch.cuda.empty_cache()
+    try:
+        yield
+    finally:
+        model.to(device)

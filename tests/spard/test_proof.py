@@ -114,3 +114,25 @@ def test_the_clean_process_imports_nothing_of_ours() -> None:
 
 def test_the_config_has_the_keys_that_old_releases_know(saved: tuple[Any, Path]) -> None:
     assert tuple(json.loads((saved[1] / "adapter_config.json").read_text())) == CONFIG_KEYS
+
+
+def test_one_process_sees_several_adapters_and_another_one_goes_on_after_a_failure(
+    saved: tuple[Any, Path], check: Check, clean: CleanProcess
+) -> None:
+    first, again = check(*saved), check(*saved)
+    assert first == again
+    weights = saved[1] / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(b"")
+    with pytest.raises(AdapterNotProved, match="cannot load it"):
+        check(*saved)
+    weights.write_bytes(content)
+    assert check(*saved) == first
+
+
+def test_the_trained_model_stays_where_it_was(saved: tuple[Any, Path], check: Check) -> None:
+    before = {name: (each.device, each.clone()) for name, each in saved[0].named_parameters()}
+    check(*saved)
+    for name, each in saved[0].named_parameters():
+        assert each.device == before[name][0]
+        assert torch.equal(each, before[name][1])

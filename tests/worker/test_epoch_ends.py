@@ -14,6 +14,7 @@ from spard.config import GateThresholds, Hyperparameters, Lora
 from spard.errors import JudgeUnavailable, Stopped
 from spard.evaluation.audit import audit_speaker
 from spard.evaluation.gate import Gate
+from spard.pipeline import package
 from tests.worker.heard import Heard, Work, report_of
 from tests.worker.parts import PLAIN, job_folder
 from worker.workdir import Folder
@@ -75,7 +76,30 @@ def test_the_adapter_is_left_where_the_gate_passed_and_nowhere_else(
     manifest = json.loads((adapter / "manifest.json").read_text())
     assert (manifest["checkpoint"]["epoch"], manifest["gate"]["decision"]) == (2, "pass")
     assert set(manifest["audit"]) == {"base", "adapter"}
+    assert manifest["proof"]["max_difference"] <= 1e-4
+    assert manifest["proof"]["difference_to_base"] > 0
     assert {path.name for path in adapter.iterdir()} == {path.name for path in folder.adapter.iterdir()}
+
+
+def test_an_epoch_that_a_clean_process_does_not_see_alike_is_not_released(
+    work: Work, heard: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spard.pipeline.audit.gate", lambda *args: Gate("pass", ()))
+    folder, save = folder_of(tmp_path / "job", model, prompts=20), package.save
+
+    def damaged(context: Any, trained: Any, place: Path, facts: Any) -> Any:
+        saved = save(context, trained, place, facts)
+        if place.parent.name == "step-000002":
+            (place / "adapter_model.safetensors").write_bytes(b"")
+        return saved
+
+    monkeypatch.setattr(package, "save", damaged)
+    work(folder)
+    told = [(each["step"], each["has_adapter"]) for each in heard.of("checkpoint")]
+    assert told == [(2, False), (4, True)]
+    assert [path.name for path in folder.epochs.iterdir()] == ["step-000004"]
+    gates = [each["gate"]["decision"] for each in report_of(folder)["checkpoints"]]
+    assert gates == ["inconclusive", "pass", "pass"]
 
 
 @pytest.fixture

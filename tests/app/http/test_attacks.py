@@ -22,12 +22,13 @@ from app.jobs import lease
 from app.jobs.results import Rejection
 from app.ops import logs
 from app.settings import Settings
+from app.signing import signing_key
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, chat, jsonl, rows
 from tests.app.http.test_isolation import PROVIDER, UNKNOWN, routes
 from tests.app.http.test_results import ARCHIVE
 
 VERBS = ("get", "head", "post", "put", "patch", "delete", "options", "trace", "propfind", "connect")
-OPEN = ("/healthz", "/readyz", "/metrics")
+OPEN = ("/healthz", "/readyz", "/metrics", "/v1/signing_keys")
 OVERRIDES = [
     {"x-http-method-override": "DELETE"},
     {"x-method-override": "DELETE"},
@@ -200,6 +201,7 @@ def unsafe(service: Service, customer: TestClient, asked: dict[str, Any]) -> str
 
 def test_no_route_serves_a_byte_of_weights_that_did_not_pass(service: Service, unsafe: str) -> None:
     client = service.client("org-customer", "admin", "customer")
+    signing_key(service.app.state.settings)  # makes one
     model = f"ft:lab/tiny-1:org-customer::{unsafe.removeprefix('ftjob-')[:12]}"
     ids = UNKNOWN | {"job_id": unsafe, "model": model, "project_id": "org-customer"}
     ids |= {"file_id": client.get(FILES).json()["data"][0]["id"]}

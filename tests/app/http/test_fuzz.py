@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.signing import signing_key
 from tests.app.http.conftest import JOBS, Service
 
 EXAMPLES = int(os.environ.get("TEST_FUZZ_EXAMPLES", "400"))
@@ -40,6 +41,7 @@ HEADERS = st.dictionaries(
 @pytest.fixture
 def admin(service: Service, asked: dict[str, Any]) -> TestClient:
     """May do everything, so that nothing is kept from the fuzz."""
+    signing_key(service.app.state.settings)  # makes one
     client = service.client("org-customer", "admin", "customer")
     client.post(JOBS, json=asked)
     return client

@@ -1,0 +1,34 @@
+"""The keys that adapters are signed with, for everybody: whoever verifies an adapter need not be a customer."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.errors import Unavailable
+from app.settings import Settings
+from app.signing import NoSigningKey, published_keys
+
+log = logging.getLogger(__name__)
+router = APIRouter(prefix="/v1/signing_keys", tags=["signing keys"])
+
+_KEPT_S = 60  # an answer, so that many who ask cost one signature
+
+
+@router.get("", response_class=Response, responses={200: {"content": {"application/json": {}}}})
+def list_signing_keys(request: Request) -> Response:
+    """All keys, older and revoked ones too, dated and signed by the current one, for `spard verify --key-set URL`."""
+    now = time.monotonic()
+    made_at, text = getattr(request.app.state, "published_keys", (-_KEPT_S, ""))
+    if now - made_at >= _KEPT_S:
+        settings: Settings = request.app.state.settings
+        try:
+            text = published_keys(settings)
+        except NoSigningKey as error:  # its text names places on this machine
+            log.warning("signing keys are not shown: %s", error.message)
+            raise Unavailable("This service has no signing key at the moment.") from None
+        request.app.state.published_keys = now, text
+    return Response(text, media_type="application/json", headers={"cache-control": f"public, max-age={_KEPT_S}"})
