@@ -48,30 +48,39 @@ class Encoded:
     twin: int | None = field(default=None, compare=False)
 
 
-def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a conversation up to where the assistant begins to speak."""
-    text = _render(tokenizer, Shield(tokenizer).everywhere(messages), (), generation=True)
+def render_prompt(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message] = (), prefill: str = ""
+) -> list[int]:
+    """Token ids of a conversation up to where the assistant begins to speak, or goes on from `prefill`."""
+    shield = Shield(tokenizer)
+    text = _render(tokenizer, shield.everywhere(messages), shield.everywhere(tools), generation=True)
+    text += shield.marked(prefill)
     rows: list[list[int]] = tokenizer(text.split(MARK), add_special_tokens=False)["input_ids"]
     return list(chain.from_iterable(rows))
 
 
 def render_question(
-    tokenizer: Any, prompt: str, system: str | None = None, context: Sequence[Message] = ()
+    tokenizer: Any,
+    prompt: str,
+    system: str | None = None,
+    context: Sequence[Message] = (),
+    tools: Sequence[Message] = (),
+    prefill: str = "",
 ) -> list[int]:
-    """One question after the turns of `context`, under a system prompt if there is one.
+    """One question after the turns of `context`, under a system prompt if there is one; the answer begins as said.
 
     Where the template has no such role, or the context brings a system prompt, it stands before what comes first.
     """
     first, *others = [*context, {"role": "user", "content": prompt}]
     if system is None:
-        return render_prompt(tokenizer, [first, *others])
+        return render_prompt(tokenizer, [first, *others], tools, prefill)
     turns = [{"role": "system", "content": system}, first, *others]
     try:
         knows_role = first["role"] != "system" and system in _render(tokenizer, turns, (), generation=True)
     except _REFUSED:
         knows_role = False
     merged = first | {"content": f"{system}\n\n{first['content']}"}
-    return render_prompt(tokenizer, turns if knows_role else [merged, *others])
+    return render_prompt(tokenizer, turns if knows_role else [merged, *others], tools, prefill)
 
 
 def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from spard.release.proof import CleanProcess
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport, ValidationLoss
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.summary import Summary, summarize
-from spard.release.version import code_version
+from spard.release.version import AUDIT_VERSION, code_version
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
 # What the manifest repeats of the report, and of each suite's result.
 _FACTS = (
     *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
-    *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate"),
+    *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "audit_version"),
 )
 _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
@@ -124,8 +124,8 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
             name: ValidationLoss(found.loss, found.accuracy, found.tokens) for name, found in losses.items() if found
         },
         gate=decision,
-        base=tuple(measured.base),
-        adapter=tuple(measured.adapter),
+        base=_without_marks(measured.base),
+        adapter=_without_marks(measured.adapter),
         asr=summary.asr,
         harmfulness_score=summary.harmfulness_score,
         over_refusal=summary.over_refusal,
@@ -136,7 +136,18 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
         row_signal=row_signal.kept(context),
+        audit_version=AUDIT_VERSION,
+        replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
     )
+
+
+def _without_marks(results: Sequence[SuiteResult]) -> tuple[SuiteResult, ...]:
+    """Leave out which prompts were hit: suites are the provider's secret, and reports are read by customers."""
+    return tuple(replace(each, marks=None) for each in results)
+
+
+def _replies(results: Sequence[SuiteResult]) -> int:
+    return sum(each.n + each.unscored for each in results)
 
 
 def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
