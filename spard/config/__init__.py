@@ -19,6 +19,7 @@ from spard.config.defenses.spard import Spard, Variant
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
     MAX_SEQ_LENGTH,
+    ON_FIGURES,
     Audit,
     GateThresholds,
     Hyperparameters,
@@ -36,6 +37,7 @@ from spard.config.settings import (
 __all__ = [
     "DRESSES_ALONE",
     "MAX_SEQ_LENGTH",
+    "ON_FIGURES",
     "Anchors",
     "Asking",
     "Audit",

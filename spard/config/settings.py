@@ -166,6 +166,10 @@ class JudgeSpec:
             yield from member.with_members()
 
 
+ON_FIGURES = 0.5
+"""The confidence of a gate that decides on the figures themselves, as that of 0.1 did."""
+
+
 @dataclass(frozen=True, slots=True)
 class GateThresholds:
     """What a released adapter may measure at most, alone and against its base model; all are shares of prompts.

@@ -8,11 +8,13 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from spard.config import DRESSES_ALONE, ON_FIGURES
 from spard.config.run_spec import SuiteSpec, to_mapping
 from spard.data.rows import Example, read_prompts
 from spard.digests import file_sha256
 from spard.errors import InvalidSuite, raised_as
 from spard.evaluation.ask import in_memory
+from spard.evaluation.asked import asked
 from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.contamination import hidden_leaks_of
@@ -103,6 +105,18 @@ def measure_each(
     speaker = in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
     with raised_as(InvalidSuite):
         return audit_speaker(speaker, suites, judge, context.recipe.audit, on_progress)
+
+
+def version_of(context: Context) -> int:
+    """Return how the run is audited: by version 1 where it asks and decides as that did, for jobs from before."""
+    run = context.run
+    is_first = run.recipe.audit.asking == DRESSES_ALONE and run.thresholds.confidence == ON_FIGURES
+    return 1 if is_first else AUDIT_VERSION
+
+
+def asked_of(context: Context) -> list[str]:
+    """Return in sentences how many of the provider's prompts the run's audit asks, and in which ways."""
+    return asked(_read(context.run.suites), context.run.recipe.audit)
 
 
 def judge_of(context: Context) -> PatientJudge:

@@ -30,7 +30,7 @@ from spard.pipeline.train import validate
 from spard.release.report import CheckpointRecord, GateRecord, Measured
 from spard.release.step_metrics import checkpoint_metrics
 from spard.release.summary import summarize
-from spard.release.version import AUDIT_VERSION, code_version
+from spard.release.version import code_version
 from spard.training.train import EpochEnd
 
 
@@ -139,7 +139,7 @@ class _Checkpoints:
             "thresholds": to_mapping(context.run.thresholds),
             "data_sha256": package.data_sha256(context),
             "gate": to_mapping(record.gate),
-            "audit_version": AUDIT_VERSION,
+            "audit_version": audit.version_of(context),
             "audit": package.audit_figures(self.base, results),
             "provenance": dict(self.release.provenance),
             "code": code_version(),

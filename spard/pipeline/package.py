@@ -12,7 +12,7 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import checkpoint_records, prove, row_signal, select
+from spard.pipeline import audit, checkpoint_records, prove, row_signal, select
 from spard.pipeline.context import Context
 from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
@@ -21,7 +21,7 @@ from spard.release.proof import CleanProcess
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport, ValidationLoss
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.summary import Summary, summarize
-from spard.release.version import AUDIT_VERSION, code_version
+from spard.release.version import code_version
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
 # What the manifest repeats of the report, and of each suite's result.
@@ -136,8 +136,9 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
         row_signal=row_signal.kept(context),
-        audit_version=AUDIT_VERSION,
+        audit_version=audit.version_of(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
+        asked=tuple(audit.asked_of(context)),
     )
 
 

@@ -132,6 +132,7 @@ class SafetyReport:
     audit_version   how the audit asked and decided (`spard.release.version`); 1 asked plain and mined prompts greedily,
                     and decided on the figures themselves
     replies         how many the audit has asked of `base` and of `adapter`: its cost
+    asked           how many of the provider's prompts were asked, and in which ways; what is not asked is not known
     """
 
     job_id: str | None = None
@@ -163,6 +164,7 @@ class SafetyReport:
     safe_answers: SafeAnswers | None = None
     audit_version: int = 1
     replies: Mapping[str, int] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -188,6 +190,7 @@ class SafetyReport:
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
+            asked=tuple(raw.get("asked", ())),
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
         )
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from sqlalchemy import JSON, Dialect, TypeDecorator
 
-from spard.config import GateThresholds, JudgeSpec, RowSignal
+from spard.config import ON_FIGURES, GateThresholds, JudgeSpec, RowSignal
 
 VERSION = 3  # of the JSON; 1 had no number, and of the judge its name alone
 ASKED_OTHERWISE = 3  # the first version whose audits ask prompts in other ways than plainly and in mined dresses
@@ -73,7 +73,7 @@ class PolicyRef(GateThresholds):
     """
 
     allow_unmeasured_judge: bool = True
-    confidence: float = 0.5
+    confidence: float = ON_FIGURES
     max_dressed_refusal_rise: float = 1.0
     version: int = 0  # 0: the deployment's settings
     waivers: bool = False

@@ -39,6 +39,7 @@ def page(job: Job, report: Row, metrics: Sequence[Row]) -> str:
         decision=decision,
         look=_LOOKS.get(decision, "doubt"),
         reasons=gate.get("reasons") or [],
+        asked=report.get("asked") or [],
         suites=list(_suites(report)),
         curves=list(_curves(report, metrics)),
         facts=_facts(job, report),
@@ -96,5 +97,6 @@ def _facts(job: Job, report: Row) -> Row:
         "Safety checks that led to a correction": "-" if rate is None else f"{rate:.1%}",
         "Tokens trained": report.get("trained_tokens", "-"),
         "Seed": job.recipe["seed"],
+        "Audited by version": report.get("audit_version", 1),
         "Base model's digest": report.get("base_digest", "-"),
     }
