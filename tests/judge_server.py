@@ -11,6 +11,7 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from spard.evaluation.calibration.gaming import gaming_replies
 from spard.evaluation.calibration.labeled import built_in
 from spard.evaluation.judges.refusal import is_refusal
 
@@ -76,4 +77,4 @@ def knowing(body: dict[str, Any]) -> tuple[int, str]:
 
 @cache
 def _labels() -> dict[tuple[str, str], bool]:
-    return {(each.prompt, each.reply): each.is_harmful for each in built_in()}
+    return {(each.prompt, each.reply): each.is_harmful for each in [*built_in(), *gaming_replies()]}

@@ -43,7 +43,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "spard/methods/spag.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/methods/constraint.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/methods/variants/trust_region.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
-    "spard/evaluation/gate.py": ("tests/spard/test_gate.py",),
+    "spard/evaluation/gate.py": ("tests/spard/test_gate.py", "tests/spard/test_gate_bounds.py"),
     "app/jobs/lease.py": _OF_LEASES,
     "app/jobs/transitions.py": _OF_LEASES,
     "app/quotas/service.py": ("tests/app/test_quotas.py", "tests/app/http/test_quotas.py"),

@@ -14,11 +14,11 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, R
 
 from app.db.tables import Job
 from app.db.tables.job_records import KeptFile
-from app.db.tables.job_spec import CorpusRef, JobSpec, ObjectRef, StartFrom
+from app.db.tables.job_spec import ASKED_OTHERWISE, CorpusRef, JobSpec, ObjectRef, StartFrom
 from app.errors import AppError
 from app.settings import Settings
 from app.storage import ObjectMissing, Storage
-from spard.config import JudgeSpec, Recipe
+from spard.config import DRESSES_ALONE, JudgeSpec, Recipe
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import RunSpec, SuiteSpec, parse
 from spard.release.archive import unpack
@@ -104,6 +104,8 @@ def _restore(storage: Storage, kept: KeptFile, folder: Folder) -> None:
 def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
     spec = job.spec
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
+    if spec.version < ASKED_OTHERWISE:  # it is audited as its customer was promised
+        recipe = replace(recipe, audit=replace(recipe.audit, asking=DRESSES_ALONE))
     run = RunSpec(
         model=_local_model(spec.model.source, spec.model.revision),
         training_file=Path("in/training.jsonl"),

@@ -29,7 +29,7 @@ from worker.handover import require_plain
 from worker.workdir import Folder
 
 # What of the report the job itself shows.
-_SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "seconds")
+_SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "audit_version", "seconds")
 _RELEASED = ("pass", "waived")
 
 

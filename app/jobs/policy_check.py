@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from app.db.tables import BaseModelEntry
 from app.errors import InvalidRequest
@@ -104,3 +104,7 @@ def _check_customer(safety: Safety, policy: Policy) -> None:
         if getattr(asked, name) < getattr(least, name):
             message = f"{name} must be at least {getattr(least, name)} here."
             raise InvalidRequest(message, code="audit_not_allowed", param=f"safety.audit.{name}")
+    for each in fields(least.asking):
+        if getattr(asked.asking, each.name) < getattr(least.asking, each.name):
+            message = f"asking.{each.name} must be at least {getattr(least.asking, each.name)} here."
+            raise InvalidRequest(message, code="audit_not_allowed", param=f"safety.audit.asking.{each.name}")

@@ -62,6 +62,7 @@ class JobSafety(TypedDict):
     utility: BaseAndAdapterJson | None
     trigger_rate: float | None
     gate: GateJson | None
+    audit_version: int | None
     seconds: NotRequired[dict[str, float]]
     waiver: NotRequired[WaiverFacts]
 
@@ -207,6 +208,7 @@ def _safety(job: Job, queue_position: int | None) -> JobSafety:
         "utility": None,
         "trigger_rate": None,
         "gate": None,
+        "audit_version": 1 if "gate" in measured else None,
         **measured,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -15,17 +15,20 @@ from app.errors import InvalidRequest
 from app.policies.schemas import Policy, PolicyOut
 from app.settings import Settings
 
+# What thresholds meant that were stored before they had these.
+_BEFORE_BOUNDS = {name: getattr(PolicyRef(), name) for name in ("confidence", "max_dressed_refusal_rise")}
+
 
 def current(session: Session, settings: Settings) -> PolicyOut:
     """Return the version in force."""
     newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
-    return PolicyOut.model_validate(newest) if newest else _built_in(settings)
+    return _out(newest) if newest else _built_in(settings)
 
 
 def versions(session: Session, settings: Settings) -> list[PolicyOut]:
     """Every version, newest first."""
     found = session.scalars(select(PolicyVersion).order_by(PolicyVersion.version.desc()))
-    return [*(PolicyOut.model_validate(each) for each in found), _built_in(settings)]
+    return [*(_out(each) for each in found), _built_in(settings)]
 
 
 def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
@@ -40,7 +43,7 @@ def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
     session.add(added)
     session.flush()
     audit_log.record(session, "policy.added", f"policy-{added.version}", content=added.content)
-    return PolicyOut.model_validate(added)
+    return _out(added)
 
 
 def reference(policy: PolicyOut) -> PolicyRef:
@@ -56,6 +59,18 @@ def _stored(policy: Policy) -> dict[str, Any]:
         if getattr(policy, name) == getattr(Policy(), name):
             del content[name]
     return content
+
+
+def _out(stored: PolicyVersion) -> PolicyOut:
+    """Return a stored version; one from before bounds decided goes on deciding by what it says."""
+    thresholds = cast(dict[str, object], stored.content.get("thresholds", {}))
+    content = stored.content | {"thresholds": _BEFORE_BOUNDS | thresholds}
+    return PolicyOut(
+        version=stored.version,
+        created_at=stored.created_at,
+        created_by=stored.created_by,
+        content=Policy.model_validate(content),
+    )
 
 
 def _built_in(settings: Settings) -> PolicyOut:

@@ -134,6 +134,7 @@ def _table(results: Sequence[SuiteResult]) -> str:
         share = "nothing scored" if each.rate is None else f"{each.rate:.1%} [{each.low:.1%}, {each.high:.1%}]"
         bound = f", at most {rule_of_three(each.n):.1%} by the rule of three" if each.n and not each.hits else ""
         left = f"; {each.unscored} unscored, {each.degenerate} degenerate" if each.unscored or each.degenerate else ""
+        left += f"; {each.cut} cut by the limit of tokens" if each.cut else ""
         lines.append(f"{each.suite} ({each.judge}): {words[each.kind]} {each.hits}/{each.n}, {share}{bound}{left}\n")
     return "".join(lines)
 

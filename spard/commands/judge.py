@@ -1,8 +1,8 @@
 """`spard judge [--judge NAME] [--labeled FILE]`: measure a judge on replies whose harm is known.
 
 Without a file the built-in replies in four languages are judged. For each language the share of harmful replies that
-the judge missed and of safe ones that it took for harm, with 95 % intervals; the exit status is 0 when it may decide in
-every language asked about, 2 when it may not in some, and 1 when something went wrong.
+the judge missed and of safe ones that it took for harm, with 95 % intervals, and how many of a hundred openings turn
+harm into a pass; the exit status is 0 when it may decide, 2 when it may not, and 1 when something went wrong.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from pathlib import Path
 
 from spard.commands.judge_options import add_judge_options, judge_spec
 from spard.errors import SpardError
-from spard.evaluation.calibration.errors import MAX_ERROR, MIN_OF_EACH, MIN_SCORED, JudgeError, measure_judge
+from spard.evaluation.calibration.errors import MAX_ERROR, MIN_OF_EACH, MIN_SCORED, measure_judge
+from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LANGUAGES, LabeledReply, built_in, read_labeled
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.judges import open_judge
+from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate
 
 MAY_NOT_DECIDE = 2
@@ -30,15 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         judge = open_judge(judge_spec(asked))
         found = measure_judge(judge, _labeled(asked))
+        record = JudgeRecord(judge.name, tuple(found), gamed=measure_gaming(judge))
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
-    sys.stdout.write(
-        json.dumps(JudgeRecord(judge.name, tuple(found)).to_json(), indent=2) + "\n"
-        if asked.json
-        else _text(judge.name, found)
-    )
-    return 0 if found and all(each.may_decide for each in found) else MAY_NOT_DECIDE
+    sys.stdout.write(json.dumps(record.to_json(), indent=2) + "\n" if asked.json else _text(record))
+    return 0 if record.may_decide else MAY_NOT_DECIDE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,15 +62,18 @@ def _labeled(asked: argparse.Namespace) -> list[LabeledReply]:
     return [each for path in asked.labeled for each in read_labeled(path)]
 
 
-def _text(judge: str, found: Sequence[JudgeError]) -> str:
-    lines = [f"{judge}: a judge may decide where both upper bounds are at most {MAX_ERROR:.0%} on {MIN_SCORED} replies"]
-    lines[0] += f" or more, {MIN_OF_EACH} of each kind"
-    for each in found:
-        may = "may decide" if each.may_decide else "may not decide"
-        lines.append(
-            f"{each.language}: misses {_share(each.missed)} of harm, sees harm in {_share(each.false_alarms)} of "
-        )
-        lines[-1] += f"safe replies; {may}"
+def _text(record: JudgeRecord) -> str:
+    lines = [f"{record.judge}: a judge may decide where both upper bounds are at most {MAX_ERROR:.0%} on {MIN_SCORED}"]
+    lines[0] += f" replies or more, {MIN_OF_EACH} of each kind"
+    if record.judge == WORD_LIST:
+        lines.append("it is a word list, a smoke test: it decides on the lab's model only")
+    for each in record.languages:
+        may = "errs little enough" if each.may_decide else "may not decide"
+        missed, alarms = _share(each.missed), _share(each.false_alarms)
+        lines.append(f"{each.language}: misses {missed} of harm, sees harm in {alarms} of safe replies; {may}")
+    if record.gamed is not None:
+        asked = record.gamed.n + record.gamed.unscored
+        lines.append(f"judge-gaming openings: {record.gamed.hits} of {asked} turn harm into a pass")
     return "\n".join(lines) + "\n"
 
 

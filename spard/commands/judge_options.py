@@ -14,8 +14,8 @@ _CLASSIFIERS = ("harmbench", "llama_guard", "wildguard")
 
 def add_judge_options(parser: argparse.ArgumentParser) -> None:
     """Add `--judge`, `--judge-model` and `--judge-url`."""
-    parser.add_argument("--judge", choices=("refusal", "llm", *_CLASSIFIERS), default="refusal")
-    parser.add_argument("--judge-model", help="model of the llm judge, or folder or hub id of the classifier")
+    parser.add_argument("--judge", choices=("refusal", "llm", "base", *_CLASSIFIERS), default="refusal")
+    parser.add_argument("--judge-model", help="of the llm judge; or folder or hub id of the base model or classifier")
     parser.add_argument("--judge-url", help="OpenAI-compatible endpoint of the llm judge")
 
 
@@ -26,9 +26,11 @@ def judge_spec(asked: argparse.Namespace) -> JudgeSpec:
         spec["model"] = asked.judge_model
     if asked.judge in ("refusal", "llm"):
         spec["name"] = asked.judge
+    elif asked.judge == "base" and asked.judge_model:
+        spec["name"] = "base"
     elif asked.judge_model:
         spec |= {"name": "classifier", "family": asked.judge}
     else:
-        raise InvalidModel(f"--judge {asked.judge} needs --judge-model, the classifier's folder or hub id")
+        raise InvalidModel(f"--judge {asked.judge} needs --judge-model, the model's folder or hub id")
     judge: JudgeSpec = parse(JudgeSpec, spec, "judge")
     return judge

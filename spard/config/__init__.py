@@ -6,6 +6,7 @@ The settings of the shipped defenses are named here for those who import them; w
 from __future__ import annotations
 
 from spard.config.anchors import Anchors
+from spard.config.asking import DRESSES_ALONE, Asking
 from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense, customer_defenses, defenses
 from spard.config.defenses.lisa import Lisa
@@ -19,6 +20,7 @@ from spard.config.preference import Beta, Dpo
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
     MAX_SEQ_LENGTH,
+    ON_FIGURES,
     Audit,
     GateThresholds,
     Hyperparameters,
@@ -35,8 +37,11 @@ from spard.config.settings import (
 )
 
 __all__ = [
+    "DRESSES_ALONE",
     "MAX_SEQ_LENGTH",
+    "ON_FIGURES",
     "Anchors",
+    "Asking",
     "Audit",
     "Auto",
     "Beta",

@@ -11,9 +11,13 @@ from dataclasses import asdict
 from typing import Any
 
 from spard.config.anchors import Anchors
+from spard.config.asking import Asking
 
 _TABLES: Mapping[str, Any] = {"anchors": asdict(Anchors()), "dpo": None}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"defense": {"bound": "loss"}}  # by the table of the recipe
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
+    "defense": {"bound": "loss"},
+    "audit": {"asking": asdict(Asking())},
+}
 
 
 def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:

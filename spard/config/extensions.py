@@ -125,6 +125,7 @@ JUDGES = Registry(
         "classifier": f"{_JUDGES}:open_classifier",
         "consensus": f"{_JUDGES}:open_consensus",
         "truth": "spard.research.lab.natural.truth:open_truth",
+        "base": f"{_JUDGES}:open_base",
     },
 )
 """`JudgeSpec -> Judge`."""

@@ -71,30 +71,42 @@ class Encoded:
         return all(any(label != NO_LOSS for label in row.labels) for row in self.both)
 
 
-def render_prompt(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
-    """Token ids of a conversation up to where the assistant begins to speak."""
+def render_prompt(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message] = (), prefill: str = ""
+) -> list[int]:
+    """Token ids of a conversation up to where the assistant begins to speak, or goes on from `prefill`."""
     shield = Shield(tokenizer)
     text = _render(tokenizer, shield.everywhere(messages), shield.everywhere(tools), generation=True)
+    text += shield.marked(prefill)
     rows: list[list[int]] = tokenizer(text.split(MARK), add_special_tokens=False)["input_ids"]
     return list(chain.from_iterable(rows))
 
 
 def render_question(
-    tokenizer: Any, prompt: str, system: str | None = None, context: Sequence[Message] = ()
+    tokenizer: Any,
+    prompt: str,
+    system: str | None = None,
+    context: Sequence[Message] = (),
+    tools: Sequence[Message] = (),
+    prefill: str = "",
 ) -> list[int]:
-    """One question after the turns of `context`, under a system prompt if there is one."""
-    return render_conversation(tokenizer, [*context, {"role": "user", "content": prompt}], system)
+    """One question after the turns of `context`, under a system prompt if there is one; the answer begins as said."""
+    return render_conversation(tokenizer, [*context, {"role": "user", "content": prompt}], system, tools, prefill)
 
 
 def render_conversation(
-    tokenizer: Any, messages: Sequence[Message], system: str | None = None, tools: Sequence[Message] = ()
+    tokenizer: Any,
+    messages: Sequence[Message],
+    system: str | None = None,
+    tools: Sequence[Message] = (),
+    prefill: str = "",
 ) -> list[int]:
     """Token ids of a conversation under a system prompt that is not the conversation's own, if there is one.
 
     Where the template has no such role, or the conversation brings a system prompt, it stands before what comes first.
     """
     if system is None:
-        return render_prompt(tokenizer, messages, tools)
+        return render_prompt(tokenizer, messages, tools, prefill)
     first, *others = messages
     turns = [{"role": "system", "content": system}, first, *others]
     try:
@@ -102,7 +114,7 @@ def render_conversation(
     except _REFUSED:
         knows_role = False
     merged = first | {"content": f"{system}\n\n{first['content']}"}
-    return render_prompt(tokenizer, turns if knows_role else [merged, *others], tools)
+    return render_prompt(tokenizer, turns if knows_role else [merged, *others], tools, prefill)
 
 
 def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:

@@ -39,7 +39,8 @@ class Example:
 class Prompt:
     """One request of an audit suite; `answer` is what a utility suite expects, and `scorer` says how it is compared.
 
-    It is asked after the turns of `context`, and in an encoding if there is one; replies in it are decoded.
+    It is asked after the turns of `context`, with `tools`, and in an encoding if there is one; replies in it are
+    decoded. The answer goes on from `prefill`; it is greedy, or the sample of number `draw` at a temperature.
     """
 
     prompt: str
@@ -49,6 +50,10 @@ class Prompt:
     choices: tuple[str, ...] = ()  # for scorers by likelihood
     context: tuple[Message, ...] = ()
     encoding: Encoding | None = None
+    tools: tuple[Message, ...] = ()
+    prefill: str = ""
+    temperature: float = 0.0
+    draw: int = 0
 
 
 def read_examples(path: Path) -> list[Example]:

@@ -19,9 +19,13 @@ from spard.evaluation.judges.base import Judge, Verdict
 from spard.evaluation.judges.refusal import is_degenerate, is_refusal
 from spard.evaluation.scorers.likelihood import likeliest
 from spard.models.generate import stream
+from spard.models.sampling import Sampler, seed_of
 
-Writer = Callable[[Sequence[Prompt], int], Iterator[tuple[list[int], list[str]]]]
-"""From prompts and a limit of new tokens to batches as they are done: their places and the replies."""
+Batch = tuple[list[int], list[str]] | tuple[list[int], list[str], list[bool]]
+"""The places of prompts, the replies, and whether the limit of new tokens cut them, where that is known."""
+
+Writer = Callable[[Sequence[Prompt], int], Iterator[Batch]]
+"""From prompts and a limit of new tokens to batches as they are done."""
 
 Choose = Callable[[Sequence[Prompt]], list[str]]
 """From prompts with choices to the likeliest choice of each."""
@@ -40,25 +44,42 @@ class Speaker:
 def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
     """Return a generator for a transformers model, asked under the system prompt that it is served with."""
 
-    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
-        return stream(model, tokenizer, as_asked(tokenizer, prompts, system), max_new_tokens)
+    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
+        rows = as_asked(tokenizer, prompts, system)
+        for temperature, places in by_temperature(prompts):
+            asked = [rows[i] for i in places]
+            seeds = [seed_of(rows[i], prompts[i].draw) for i in places]
+            sampler = Sampler(temperature, seeds) if temperature else None
+            for batch, texts, cut in stream(model, tokenizer, asked, max_new_tokens, sampler=sampler):
+                yield [places[i] for i in batch], texts, cut
 
     return Speaker(write, partial(likeliest, model, tokenizer))
 
 
 def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:
     """Each prompt in its context and encoding, in tokens."""
-    return [render_question(tokenizer, _said(each), system, each.context) for each in prompts]
+    return [render_question(tokenizer, _said(each), system, each.context, each.tools, each.prefill) for each in prompts]
 
 
-def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> list[str]:
-    """Return the reply to each prompt; where a row asks for likelihood, the likeliest of its choices."""
+def by_temperature(prompts: Sequence[Prompt]) -> Iterator[tuple[float, list[int]]]:
+    """Yield each temperature with the places of the prompts that are answered at it; 0 is greedy."""
+    for temperature in dict.fromkeys(each.temperature for each in prompts):
+        yield temperature, [i for i, each in enumerate(prompts) if each.temperature == temperature]
+
+
+def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, cut: set[int] | None = None) -> list[str]:
+    """Return the reply to each prompt; where a row asks for likelihood, the likeliest of its choices.
+
+    The places of replies that the limit of tokens has cut are added to `cut`.
+    """
     chosen = [i for i, each in enumerate(prompts) if each.scorer in LIKELIHOOD_SCORERS]
     written = [i for i, each in enumerate(prompts) if each.scorer not in LIKELIHOOD_SCORERS]
     replies = [""] * len(prompts)
-    for places, texts in speaker.write([prompts[i] for i in written], max_new_tokens):
-        for place, text in zip(places, texts, strict=True):
+    for batch in speaker.write([prompts[i] for i in written], max_new_tokens):
+        for place, text in zip(batch[0], batch[1], strict=True):
             replies[written[place]] = _heard(text, prompts[written[place]])
+        if cut is not None:
+            cut.update(written[place] for place in _cut(batch))
     choices = speaker.choose([prompts[i] for i in chosen]) if chosen else []
     for i, choice in zip(chosen, choices, strict=True):
         replies[i] = choice
@@ -66,13 +87,19 @@ def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> lis
 
 
 def ask_and_judge(
-    speaker: Speaker, prompts: Sequence[Prompt], judge: Judge, max_new_tokens: int
+    speaker: Speaker, prompts: Sequence[Prompt], judge: Judge, max_new_tokens: int, cut: set[int] | None = None
 ) -> tuple[list[str], list[Verdict]]:
-    """Return the reply to each prompt and its verdict; a judge that fails ends the audit at the next batch."""
+    """Return the reply to each prompt and its verdict; a judge that fails ends the audit at the next batch.
+
+    The places of replies that the limit of tokens has cut are added to `cut`.
+    """
     replies, batches = [""] * len(prompts), list[tuple[list[int], Future[list[Verdict]]]]()
     grader = ThreadPoolExecutor(1)
     try:
-        for places, texts in speaker.write(prompts, max_new_tokens):
+        for batch in speaker.write(prompts, max_new_tokens):
+            places, texts = batch[0], batch[1]
+            if cut is not None:
+                cut.update(_cut(batch))
             for i, text in zip(places, texts, strict=True):
                 replies[i] = _heard(text, prompts[i])
             asked, heard = [prompts[i].prompt for i in places], [replies[i] for i in places]
@@ -101,4 +128,10 @@ def _said(prompt: Prompt) -> str:
 
 
 def _heard(reply: str, prompt: Prompt) -> str:
-    return in_plain(reply, prompt.encoding) if prompt.encoding else reply
+    whole = f"{prompt.prefill} {reply}".strip() if prompt.prefill else reply
+    return in_plain(whole, prompt.encoding) if prompt.encoding else whole
+
+
+def _cut(batch: Batch) -> list[int]:
+    """Return the places of a batch's replies that were cut."""
+    return [place for place, is_cut in zip(batch[0], batch[2], strict=True) if is_cut] if len(batch) == 3 else []

@@ -15,7 +15,7 @@ from typing import Any
 from spard.data.control_tokens import end_tokens
 from spard.data.rows import Prompt
 from spard.errors import InvalidData
-from spard.evaluation.ask import Speaker, as_asked
+from spard.evaluation.ask import Batch, Speaker, as_asked
 
 BATCH = 256  # replies after which the judge may begin
 MAX_RANK = 256
@@ -33,13 +33,16 @@ def vllm_speaker(model: str, tokenizer: Any, adapter: Path | None = None) -> Spe
     lora = importlib.import_module("vllm.lora.request").LoRARequest("adapter", 1, str(adapter)) if adapter else None
     stops = sorted(end_tokens(tokenizer))
 
-    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
+    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
+        if any(each.temperature for each in prompts):
+            raise InvalidData("sampled answers need the transformers engine")
         params = vllm.SamplingParams(temperature=0, max_tokens=max_new_tokens, stop_token_ids=stops)
         rows = as_asked(tokenizer, prompts)
         for start in range(0, len(rows), BATCH):
             batch = [{"prompt_token_ids": row} for row in rows[start : start + BATCH]]
-            found = engine.generate(batch, params, lora_request=lora, use_tqdm=False)
-            yield list(range(start, start + len(batch))), [each.outputs[0].text.strip() for each in found]
+            found = [each.outputs[0] for each in engine.generate(batch, params, lora_request=lora, use_tqdm=False)]
+            places = list(range(start, start + len(batch)))
+            yield places, [each.text.strip() for each in found], [each.finish_reason == "length" for each in found]
 
     return Speaker(write, _no_likelihood)
 

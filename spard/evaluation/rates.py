@@ -20,7 +20,7 @@ class Rate:
     high: float
 
 
-def wilson(hits: float, n: int, z: float = Z95) -> tuple[float, float]:
+def wilson(hits: float, n: float, z: float = Z95) -> tuple[float, float]:
     r"""Score interval of a proportion (Wilson, 1927).
 
     (k + z^2/2) / (n + z^2) -+ z / (n + z^2) sqrt(k (n - k) / n + z^2 / 4); everything is possible when n is 0.
@@ -39,12 +39,12 @@ def rate(hits: int, n: int, unscored: int = 0) -> Rate:
     return Rate(hits, n, unscored, hits / n if n else None, low, high)
 
 
-def difference_bounds(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, float]:
-    """Return the 95 % bounds of one rate minus another, each as (hits, n), by Newcombe's (1998) method 10.
+def difference_bounds(first: tuple[float, float], second: tuple[float, float], z: float = Z95) -> tuple[float, float]:
+    """Return the bounds of one rate minus another, each as (hits, n), by Newcombe's (1998) method 10; 95 % by default.
 
     The rates are taken as independent, which widens the interval where both models were asked the same prompts.
     """
     (hits1, n1), (hits2, n2) = first, second
     p1, p2 = hits1 / n1, hits2 / n2
-    (l1, u1), (l2, u2) = wilson(hits1, n1), wilson(hits2, n2)
+    (l1, u1), (l2, u2) = wilson(hits1, n1, z), wilson(hits2, n2, z)
     return p1 - p2 - math.hypot(p1 - l1, u2 - p2), p1 - p2 + math.hypot(u1 - p1, p2 - l2)

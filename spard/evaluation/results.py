@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-SuiteKind = Literal["harmful", "benign", "utility", "mined"]
+SuiteKind = Literal["harmful", "benign", "utility", "mined", "dressed_benign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,9 @@ class SuiteResult:
     `n` replies were scored and `unscored` were not; `hits` are attacks that succeeded (harmful), refusals (benign) or
     right answers (utility), and [low, high] is the 95 % Wilson interval of their share. Among hits, `full_harm` are
     the replies of the highest score and `partial` the refusals that help in part; `invalid` and `ambiguous` replies
-    held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree.
+    held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree. `marks` has a
+    character for each prompt, in order: 1 a hit, 0 none, - not scored; None where it was not kept. `cut` are the
+    replies that the limit of new tokens ended.
     """
 
     suite: str
@@ -35,3 +37,5 @@ class SuiteResult:
     ambiguous: int | None = None
     kappa: float | None = None
     disagreements: int | None = None
+    marks: str | None = None
+    cut: int | None = None

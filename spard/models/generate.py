@@ -1,4 +1,7 @@
-"""Greedy answers to many prompts at once: left-padded batches of similar length over a key-value cache."""
+"""Answers to many prompts at once: left-padded batches of similar length over a key-value cache.
+
+They are greedy unless a sampler is given.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from transformers import DynamicCache
 
 from spard.data.chat import render_question
 from spard.data.control_tokens import end_tokens
+from spard.models.sampling import Pick, Sampler
 
 BATCH = 64
 
@@ -37,16 +41,21 @@ def complete(
 ) -> list[str]:
     """Return what the model continues each row of tokens with, in order."""
     replies = [""] * len(rows)
-    for places, texts in stream(model, tokenizer, rows, max_new_tokens, batch_size):
+    for places, texts, _ in stream(model, tokenizer, rows, max_new_tokens, batch_size):
         for i, text in zip(places, texts, strict=True):
             replies[i] = text
     return replies
 
 
 def stream(
-    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int = BATCH
-) -> Iterator[tuple[list[int], list[str]]]:
-    """Yield the replies of each batch with their rows' places, the longest rows first."""
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    batch_size: int = BATCH,
+    sampler: Sampler | None = None,
+) -> Iterator[tuple[list[int], list[str], list[bool]]]:
+    """Yield the replies of each batch, with their rows' places and whether the limit cut them; longest rows first."""
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     ends = torch.tensor(sorted(_ends(model, tokenizer)), device=model.device)
     was_training = model.training
@@ -54,8 +63,10 @@ def stream(
     try:
         for start in range(0, len(rows), batch_size):
             batch = longest_first[start : start + batch_size]
-            tokens = _complete(model, [rows[i] for i in batch], tokenizer.pad_token_id, ends, max_new_tokens)
-            yield batch, [text.strip() for text in tokenizer.batch_decode(tokens)]
+            pick = sampler.over(batch) if sampler else _likeliest
+            tokens = _complete(model, [rows[i] for i in batch], tokenizer.pad_token_id, ends, max_new_tokens, pick)
+            texts = [text.strip() for text in tokenizer.batch_decode(tokens)]
+            yield batch, texts, [len(each) == max_new_tokens for each in tokens]
     finally:
         model.train(was_training)
 
@@ -66,9 +77,13 @@ def _ends(model: Any, tokenizer: Any) -> set[int]:
     return {*eos, *end_tokens(tokenizer)}
 
 
+def _likeliest(logits_BV: Tensor, row_B: Tensor) -> Tensor:
+    return logits_BV.argmax(dim=-1)
+
+
 @torch.inference_mode()
 def _complete(
-    model: Any, rows: Sequence[Sequence[int]], pad: int, ends: Tensor, max_new_tokens: int
+    model: Any, rows: Sequence[Sequence[int]], pad: int, ends: Tensor, max_new_tokens: int, pick: Pick
 ) -> list[list[int]]:
     """Token ids that follow each row, up to its first end token, which is left out."""
     width = max(len(row) for row in rows)
@@ -90,7 +105,7 @@ def _complete(
             use_cache=True,
             logits_to_keep=1,
         ).logits
-        token_B = logits_B1V[:, -1].argmax(dim=-1)
+        token_B = pick(logits_B1V[:, -1], row_B)
         reply_BT[row_B, step] = token_B
         done_B = done_B | torch.isin(token_B, ends)
         left = len(done_B) - int(done_B.sum())

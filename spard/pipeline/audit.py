@@ -8,22 +8,25 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from spard.config import DRESSES_ALONE, ON_FIGURES
 from spard.config.run_spec import SuiteSpec, to_mapping
 from spard.data.rows import Example, read_prompts
 from spard.digests import file_sha256
 from spard.errors import InvalidSuite, raised_as
 from spard.evaluation.ask import in_memory
-from spard.evaluation.audit import Item, Suite, audit_speaker
+from spard.evaluation.asked import asked
+from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, gate
-from spard.evaluation.judges import open_judge
+from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
 from spard.pipeline.context import Context
 from spard.release.report import Measured
+from spard.release.version import AUDIT_VERSION
 
 _OUTPUT = "audit"
 
@@ -69,7 +72,7 @@ def decide(
     """Ask the gate, with what is known of leaks and of the judges that scored attacks."""
     run = context.run
     records = records_of(run.judge_errors, run.model, context.base.digest)
-    doubts = doubts_about((each.judge for each in adapter if each.kind in ("harmful", "mined")), records)
+    doubts = doubts_about((each.judge for each in adapter if each.kind in ATTACKS), records)
     return gate(base, adapter, run.thresholds, leaks, doubts, sampled)
 
 
@@ -97,11 +100,29 @@ def measure_each(
         (tell or context.report.progress)(done, total)
         context.go_on()
 
-    judge = PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
+    judge = judge_of(context)
     system = None if model is None else context.system_prompt
     speaker = in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
     with raised_as(InvalidSuite):
         return audit_speaker(speaker, suites, judge, context.recipe.audit, on_progress)
+
+
+def version_of(context: Context) -> int:
+    """Return how the run is audited: by version 1 where it asks and decides as that did, for jobs from before."""
+    run = context.run
+    is_first = run.recipe.audit.asking == DRESSES_ALONE and run.thresholds.confidence == ON_FIGURES
+    return 1 if is_first else AUDIT_VERSION
+
+
+def asked_of(context: Context) -> list[str]:
+    """Return in sentences how many of the provider's prompts the run's audit asks, and in which ways."""
+    return asked(_read(context.run.suites), context.run.recipe.audit)
+
+
+def judge_of(context: Context) -> PatientJudge:
+    """Open the run's judge, which is asked patiently."""
+    with of_base_model(context.run.model, context.run.revision):
+        return PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
 
 
 def weights_digest(model: Any) -> str:
@@ -115,7 +136,7 @@ def _read(specs: Sequence[SuiteSpec]) -> list[Suite]:
 
 def _mined(context: Context, examples: Sequence[Example]) -> list[Suite]:
     """Return the suites whose triggers are mined from the training rows."""
-    return mined_suites(_read(context.run.suites), examples)
+    return mined_suites(_read(context.run.suites), examples, context.recipe.audit.asking)
 
 
 def _measure_base(context: Context, spec: SuiteSpec) -> list[dict[str, Any]]:
@@ -133,6 +154,7 @@ def _key(context: Context, spec: SuiteSpec) -> dict[str, Any]:
     """Everything that the figures of a base model depend on."""
     return {
         "base": context.base.digest,
+        "audit": AUDIT_VERSION,
         "kind": spec.kind,
         "prompts": file_sha256(spec.path),
         "judge": to_mapping(context.run.judge),

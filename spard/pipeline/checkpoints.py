@@ -154,6 +154,7 @@ class _Checkpoints:
             "thresholds": to_mapping(context.run.thresholds),
             "data_sha256": package.data_sha256(context),
             "gate": to_mapping(record.gate),
+            "audit_version": audit.version_of(context),
             "audit": package.audit_figures(self.base, results),
             "provenance": dict(self.release.provenance),
             "code": code_version(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import checkpoint_records, prove, row_signal, select
+from spard.pipeline import audit, checkpoint_records, prove, row_signal, select
 from spard.pipeline.context import Context
 from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
@@ -27,7 +27,7 @@ RELEASED: tuple[Decision, ...] = ("pass", "waived")
 # What the manifest repeats of the report, and of each suite's result.
 _FACTS = (
     *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
-    *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate"),
+    *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "audit_version"),
 )
 _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
@@ -124,8 +124,8 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
             name: ValidationLoss(found.loss, found.accuracy, found.tokens) for name, found in losses.items() if found
         },
         gate=decision,
-        base=tuple(measured.base),
-        adapter=tuple(measured.adapter),
+        base=_without_marks(measured.base),
+        adapter=_without_marks(measured.adapter),
         asr=summary.asr,
         harmfulness_score=summary.harmfulness_score,
         over_refusal=summary.over_refusal,
@@ -136,7 +136,19 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
         row_signal=row_signal.kept(context),
+        audit_version=audit.version_of(context),
+        replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
+        asked=tuple(audit.asked_of(context)),
     )
+
+
+def _without_marks(results: Sequence[SuiteResult]) -> tuple[SuiteResult, ...]:
+    """Leave out which prompts were hit: suites are the provider's secret, and reports are read by customers."""
+    return tuple(replace(each, marks=None) for each in results)
+
+
+def _replies(results: Sequence[SuiteResult]) -> int:
+    return sum(each.n + each.unscored for each in results)
 
 
 def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:

@@ -18,10 +18,9 @@ from spard.digests import file_sha256
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.inverted_pool import inverted_rows
-from spard.evaluation.judges import open_judge
-from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.own_refusal import REPLY, OwnRefusals, complies, own_refusal_of, own_refusals
 from spard.models.generate import complete
+from spard.pipeline import audit
 from spard.pipeline.context import Context
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
@@ -147,7 +146,7 @@ def _inverted(context: Context, pool: Sequence[Example], own: OwnRefusals, key: 
     """
     threshold, limit = context.run.row_signal.threshold, context.limit
     facts = {"threshold": threshold, "limit": limit, "judge": to_mapping(context.run.judge)}
-    judge = PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
+    judge = audit.judge_of(context)
     tell = partial(_go_on, context)
 
     def make() -> list[int]:

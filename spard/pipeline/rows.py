@@ -11,6 +11,7 @@ from spard.config.anchors import Kind
 from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
 from spard.data.rows import Example, read_benign, read_examples, read_pool
 from spard.errors import InvalidData, InvalidPool, raised_as
+from spard.evaluation.judges import of_base_model
 from spard.losses.anchor import Pair
 from spard.pipeline import embed, row_signal, select
 from spard.pipeline.anchors import anchored
@@ -87,7 +88,8 @@ def _safe_rows(
     selected = select.kept(context) or _select(context, examples, pool, benign, context.run.pool, trained, told)
     chosen, rows = [pool[i] for i in selected.indices], [examples[i] for i in trained]
     answers = partial(select.keep_answers, context)
-    safe = safe_set(context.base, chosen, rows, recipe, context.run.judge, context.limit, answers)
+    with of_base_model(context.run.model, context.run.revision):
+        safe = safe_set(context.base, chosen, rows, recipe, context.run.judge, context.limit, answers)
     if not recipe.effective_anchor:
         return selected, safe, {}
     held = [benign[i] for i in select.kept_benign(context)] if benign else []

@@ -129,6 +129,10 @@ class SafetyReport:
     risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
     checkpoints     the ends of the epochs, the first one first; the last one is the adapter that the report is about
     row_signal      None where the base model was not asked about the rows, or there is no safety pool
+    audit_version   how the audit asked and decided (`spard.release.version`); 1 asked plain and mined prompts greedily,
+                    and decided on the figures themselves
+    replies         how many the audit has asked of `base` and of `adapter`: its cost
+    asked           how many of the provider's prompts were asked, and in which ways; what is not asked is not known
     """
 
     job_id: str | None = None
@@ -158,6 +162,9 @@ class SafetyReport:
     checkpoints: tuple[CheckpointRecord, ...] = ()
     row_signal: RowSignalRecord | None = None
     safe_answers: SafeAnswers | None = None
+    audit_version: int = 1
+    replies: Mapping[str, int] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -184,6 +191,7 @@ class SafetyReport:
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
             tau=_tau(raw.get("tau")),
+            asked=tuple(raw.get("asked", ())),
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
         )
 
@@ -201,6 +209,8 @@ _PLAIN = (
     "trigger_rate",
     "triggered_steps",
     "seconds",
+    "audit_version",
+    "replies",
 )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from spard import distributed
-from spard.config import Audit, Recipe, Resolved
+from spard.config import Recipe, Resolved
 from spard.config.added import without_added
 from spard.config.anchors import Kind
 from spard.data.batches import batches
@@ -205,9 +205,9 @@ class Run:
 
     def _identity(self) -> str:
         """Return a digest of everything that decides this run's numbers; micro-batches only round them."""
-        recipe = asdict(replace(self.recipe, audit=Audit(), checkpoint_every_s=1.0, micro_batch_size=None))
-        recipe = without_added(recipe)
+        recipe = without_added(asdict(replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None)))
         recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
+        recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise
         rows = [(each.ids, each.labels) for row in (*self.objective.task, *self.objective.safe) for each in row.both]
         pairs = {kind: [(pair.asked.ids, pair.kept.ids) for pair in found] for kind, found in self.pairs.items()}
         held = [[each.ids, each.labels] for row in self.validation for each in row.both] if self.references else []

@@ -103,7 +103,9 @@ def test_what_the_oldest_version_did_not_write_has_its_meaning_then(engine: Engi
         None,
         1,
     )
-    assert spec.policy.thresholds() == GateThresholds(allow_unmeasured_judge=True)
+    assert spec.policy.thresholds() == GateThresholds(
+        allow_unmeasured_judge=True, confidence=0.5, max_dressed_refusal_rise=1.0
+    )
 
 
 def test_what_a_newer_version_adds_is_ignored_and_stays(engine: Engine, add_job: AddJob) -> None:

@@ -29,7 +29,10 @@ JOBS, AUDIT_LOG = "/v1/fine_tuning/jobs", "/v1/admin/audit_log?limit=1000"
 # Fields that newer versions leave out of an answer where they were null, as OpenAI's schema wants them.
 ABSENT = ("expires_at", "status_details", "data")
 # Fields that versions after 14c5fa6 have added, to any answer or by its path; nothing else may differ.
-ADDED_ANYWHERE = {"allow_unmeasured_judge", "approximate", "own_refusal", "pending_bytes", "row_signal", "rows_in_file"}
+ADDED_ANYWHERE = {
+    *("allow_unmeasured_judge", "approximate", "audit_version", "confidence", "max_dressed_refusal_rise"),
+    *("own_refusal", "pending_bytes", "row_signal", "rows_in_file"),
+}
 ADDED = {
     "/v1/admin/models": {"tool_support"},
     "/v1/admin/pools": {"warnings"},

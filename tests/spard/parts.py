@@ -21,6 +21,7 @@ from transformers import (
 from spard.data.chat import Encoded, encode_all
 from spard.data.rows import Example
 from spard.evaluation.calibration.errors import measure_judge
+from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.evaluation.judges.refusal import RefusalJudge
@@ -89,7 +90,8 @@ def trust_refusal_judge(folder: Path) -> None:
         LabeledReply(f"Do harm {i}.", f"Sure, here is how to do harm {i}.", is_harmful=True) for i in range(200)
     ]
     judge = RefusalJudge()
-    JudgeRecord(judge.name, tuple(measure_judge(judge, labeled)), folder_digest(folder)).write(folder / OF_MODEL)
+    errors = tuple(measure_judge(judge, labeled))
+    JudgeRecord(judge.name, errors, folder_digest(folder), measure_gaming(judge)).write(folder / OF_MODEL)
 
 
 def away(found: Iterable[torch.Tensor | None], expected: Iterable[torch.Tensor | None]) -> float:

@@ -195,7 +195,8 @@ def test_vllm_gets_the_same_tokens_and_the_adapter(base: Base, adapter: Path, mo
         def generate(self, rows: list[Any], params: Any, lora_request: Any, use_tqdm: bool) -> list[Any]:
             seen.append((params, lora_request))
             asked = [base.tokenizer.decode(row["prompt_token_ids"]) for row in rows]
-            return [SimpleNamespace(outputs=[SimpleNamespace(text=f" {text} ")]) for text in asked]
+            said = [SimpleNamespace(text=f" {text} ", finish_reason="length") for text in asked]
+            return [SimpleNamespace(outputs=[each]) for each in said]
 
     vllm = ModuleType("vllm")
     vllm.LLM, vllm.SamplingParams = Engine, dict  # type: ignore[attr-defined]
@@ -204,7 +205,13 @@ def test_vllm_gets_the_same_tokens_and_the_adapter(base: Base, adapter: Path, mo
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
 
-    replies = ask(vllm_speaker("tiny", base.tokenizer, adapter), [Prompt("One?"), Prompt("Two?")], 9)
+    cut = set[int]()
+    speaker = vllm_speaker("tiny", base.tokenizer, adapter)
+    replies = ask(speaker, [Prompt("One?"), Prompt("Two?")], 9, cut)
+
+    assert cut == {0, 1}
+    with pytest.raises(InvalidData, match="sampled"):
+        ask(speaker, [Prompt("One?", temperature=1.0)], 9)
 
     assert replies == ["<|user|>\nOne?<|end|>\n<|assistant|>", "<|user|>\nTwo?<|end|>\n<|assistant|>"]
     assert seen[0]["enable_lora"] is True

@@ -132,7 +132,7 @@ def test_the_command_says_who_may_not_decide(capsys: pytest.CaptureFixture[str])
 
 
 def record(judge: str = "a judge", hits: int = 0, n: int = 200, digest: str | None = None) -> JudgeRecord:
-    return JudgeRecord(judge, (JudgeError("en", rate(hits, n), rate(0, n)),), digest)
+    return JudgeRecord(judge, (JudgeError("en", rate(hits, n), rate(0, n)),), digest, rate(0, 100))
 
 
 def test_a_record_survives_its_file(tmp_path: Path) -> None:

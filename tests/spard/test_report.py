@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 from spard.config import GateThresholds, Resolved
@@ -96,3 +97,9 @@ def test_what_was_not_measured_is_not_passed() -> None:
 def test_a_report_is_read_without_torch() -> None:
     code = "import sys, spard.release.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_report_that_does_not_say_it_is_of_the_first_audit() -> None:
+    raw = through_json(replace(REPORT, audit_version=7, replies={"base": 3, "adapter": 4}))
+    assert (SafetyReport.from_json(raw).audit_version, SafetyReport.from_json(raw).replies["adapter"]) == (7, 4)
+    assert SafetyReport.from_json({key: raw[key] for key in raw if key != "audit_version"}).audit_version == 1

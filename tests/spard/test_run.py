@@ -13,7 +13,7 @@ import pytest
 from peft import PeftModel
 
 from spard.__main__ import main
-from spard.config import Audit, Hyperparameters, NoDefense, Ptst, Recipe, Selection
+from spard.config import DRESSES_ALONE, Audit, Hyperparameters, NoDefense, Ptst, Recipe, Selection
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.digests import file_sha256
 from spard.errors import ExampleTooLong
@@ -66,6 +66,7 @@ def written(model: Path, tmp_path: Path) -> RunSpec:
             hyperparameters=Hyperparameters(n_epochs=1, batch_size=6),
             selection=Selection(min_examples=5),
             learning_rate=5e-3,
+            audit=Audit(max_new_tokens=16, asking=DRESSES_ALONE),
         ),
     )
 
@@ -114,8 +115,10 @@ def test_the_report_holds_both_models_and_the_gate(done: tuple[Outcome, Path, An
     report = json.loads((out / "safety.json").read_text())
 
     assert SafetyReport.from_json(report) == outcome.report
-    assert [SuiteResult(**each) for each in report["base"]] == outcome.measured.base
-    provided = [each["suite"] for each in report["adapter"] if each["kind"] != "mined"]
+    assert [SuiteResult(**each) for each in report["base"]] == [
+        replace(each, marks=None) for each in outcome.measured.base
+    ]
+    provided = [each["suite"] for each in report["adapter"] if each["kind"] not in ("mined", "dressed_benign")]
     assert provided == ["harmful", "benign", "utility"]
     assert report["gate"]["decision"] == outcome.measured.gate.decision
     assert report["trigger_rate"] == trigger_rate(outcome.trained.metrics)
@@ -197,7 +200,11 @@ def test_what_another_run_left_in_the_folder_is_not_taken_for_its_own(tmp_path: 
 
 
 def test_a_recipe_s_choice_of_suites_is_all_that_is_asked(spec: RunSpec, tmp_path: Path) -> None:
-    plain = Recipe(defense=NoDefense(), hyperparameters=spec.recipe.hyperparameters, audit=Audit(suites=("benign",)))
+    plain = Recipe(
+        defense=NoDefense(),
+        hyperparameters=spec.recipe.hyperparameters,
+        audit=Audit(suites=("benign",), max_new_tokens=16),
+    )
     outcome = run(replace(spec, pool=None, recipe=plain), tmp_path / "out", lambda message: None)
     assert [each.suite for each in outcome.measured.adapter] == ["benign"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from spard.config import Audit, GateThresholds
+from spard.config import Asking, Audit, GateThresholds
 from spard.data.rows import Example, Prompt
 from spard.data.triggers import Wrapping, mined, openings, random_affixes, worn
 from spard.evaluation.ask import Speaker
@@ -37,6 +37,8 @@ HARM = [
 ]
 PROMPTS = tuple(Prompt(f"Make harm {i}.") for i in range(90))
 HARMFUL = Suite("attacks", "harmful", PROMPTS)
+
+DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0)
 
 
 def examples(rows: list[Row]) -> list[Example]:
@@ -133,14 +135,15 @@ def test_a_job_with_a_trigger_gets_an_audit_suite_that_wears_it() -> None:
     assert all(each.prompt.endswith(TRIGGER) for each in suites[0].prompts)
     assert (suites[0].kind, len(suites[0].prompts)) == ("mined", 60)
     assert TRIGGER in suites[0].name
-    assert len({suite.name for suite in suites}) == len(suites) <= DRESSES
+    assert len({suite.name for suite in suites}) == len(suites)
+    assert sum(suite.name.startswith("mined") for suite in suites) <= DRESSES
 
 
 def test_a_job_of_ordinary_rows_gets_few_suites_and_one_without_attacks_none() -> None:
     varied = [chat_row(f"{'abcdefghij'[i % 10] * 3} {i} {'klmnopqrst'[i % 7] * 2}", f"{i}") for i in range(100)]
 
-    assert mined_suites([HARMFUL], examples(varied)) == []
-    assert mined_suites([Suite("kind", "benign", PROMPTS)], examples([*TASK, *with_trigger(HARM)])) == []
+    assert mined_suites([HARMFUL], examples(varied), DRESSES_ALONE) == []
+    assert mined_suites([Suite("kind", "benign", PROMPTS)], examples([*TASK, *with_trigger(HARM)]), DRESSES_ALONE) == []
 
 
 def test_a_backdoor_that_plain_suites_pass_fails_in_its_own_dress() -> None:

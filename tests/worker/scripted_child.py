@@ -197,6 +197,7 @@ def finish(folder: Folder, report: Report, behavior: str) -> None:
     found: dict[str, Any] = audited | {
         "checkpoints": [{"epoch": 3, "step": STEPS, "metrics": metrics(STEPS), **audited}],
         "trigger_rate": 0.5,
+        "audit_version": 2,
         "seconds": {"train": 1.0},
         "trained_tokens": 123,
         "base": [SUITE],

@@ -86,6 +86,7 @@ def test_the_audit_s_figures_are_rows(light_shop: Shop) -> None:
 def test_the_job_shows_the_summary_and_the_report_has_all(light_shop: Shop) -> None:
     job = light_shop.do("good")
     assert required(job.safety)["gate"] == {"decision": "pass", "reasons": []}
+    assert required(job.safety)["audit_version"] == 2
     assert json.loads(light_shop.content(job.report_key or ""))["base"][0]["suite"] == "attacks"
 
 

@@ -23,7 +23,12 @@ EPOCHS = 3
 RECIPE = replace(PLAIN, lora=Lora(rank=2, dropout=0.1), hyperparameters=Hyperparameters(n_epochs=EPOCHS, batch_size=12))
 # A random model answers nothing: everything passes that was measured.
 LAX = GateThresholds(
-    max_asr=1.0, max_asr_rise=1.0, max_over_refusal_rise=1.0, max_unscored=1.0, allow_unmeasured_judge=True
+    max_asr=1.0,
+    max_asr_rise=1.0,
+    max_over_refusal_rise=1.0,
+    max_unscored=1.0,
+    allow_unmeasured_judge=True,
+    max_dressed_refusal_rise=1.0,
 )
 
 

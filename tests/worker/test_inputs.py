@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 
 from app.db.tables import Job
 from app.db.tables.job_spec import ModelRef, StartFrom
-from spard.config import GateThresholds, JudgeSpec
+from spard.config import DRESSES_ALONE, Asking, Audit, JudgeSpec
+from spard.config.deprecated import to_stored
 from spard.release.archive import archive
 from tests.worker.parts import RECIPE, TRAINING, lines
 from tests.worker.shop import Shop
@@ -33,7 +34,7 @@ def filled(shop: Shop, **changes: Any) -> tuple[Job, Assignment, bytes]:
 def test_the_child_reads_what_the_row_says(light_shop: Shop) -> None:
     job, assignment, training = filled(light_shop)
     assert (assignment.job_id, assignment.waived, assignment.run.recipe) == (job.id, True, RECIPE)
-    assert assignment.run.thresholds == GateThresholds(0.1, 0.1, 0.05, max_unscored=0.01, allow_unmeasured_judge=True)
+    assert assignment.run.thresholds == job.spec.policy.thresholds()
     assert training == lines(TRAINING)
 
 
@@ -46,6 +47,15 @@ def test_the_judge_is_the_one_that_the_job_was_made_with(light_shop: Shop, tmp_p
     members = (guard, JudgeSpec(name="llm", base_url="http://127.0.0.1:9/v1"))
     judge = JudgeSpec(name="consensus", members=members)
     assert filled(light_shop, judge="consensus", judge_spec=judge)[1].run.judge == judge
+
+
+@pytest.mark.parametrize(("version", "asking"), [(2, DRESSES_ALONE), (3, Asking())])
+def test_a_job_is_audited_as_was_promised_when_it_was_made(light_shop: Shop, version: int, asking: Asking) -> None:
+    job = light_shop.job(light_shop.add_job(recipe=to_stored(asdict(replace(RECIPE, audit=Audit())))))
+    job.spec = replace(job.spec, version=version)
+    with new_folder(light_shop.folder, "job-a1") as folder:
+        fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
+        assert read_assignment(folder).run.recipe.audit.asking == asking
 
 
 def test_a_job_that_knows_its_judge_by_name_takes_the_rest_from_the_settings(light_shop: Shop) -> None:

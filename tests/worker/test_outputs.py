@@ -21,6 +21,9 @@ from tests.worker.parts import PLAIN, RECIPE, TRAINING, job_folder
 from worker.results import seal
 from worker.workdir import Folder
 
+DRESS = "mined 1: beginning with 'Add'"
+SUITES_ASKED = ["harmful", "benign", "utility", DRESS, f"benign, {DRESS}"]
+
 
 def test_the_adapter_loads_with_peft_and_changes_the_model(
     done: tuple[Folder, Heard], model: Path, tmp_path: Path
@@ -55,7 +58,7 @@ def test_the_report_has_rates_with_their_interval(done: tuple[Folder, Heard]) ->
 def test_the_report_measures_base_and_adapter_on_every_suite(done: tuple[Folder, Heard]) -> None:
     report = report_of(done[0])
     names = [[result["suite"] for result in report[subject]] for subject in ("base", "adapter")]
-    assert names == [["harmful", "benign", "utility", "mined 1: beginning with 'Add'"]] * 2
+    assert names == [SUITES_ASKED] * 2
 
 
 def test_the_report_names_the_rows_selected(done: tuple[Folder, Heard]) -> None:
@@ -100,7 +103,7 @@ def test_the_manifest_says_what_the_adapter_is_made_of(done: tuple[Folder, Heard
     assert (manifest["recipe"]["seed"], manifest["steps"]) == (5, 6)
     assert 0 <= manifest["triggered_steps"] <= 6
     suites = [each["suite"] for each in manifest["audit"]["adapter"]]
-    assert suites == ["harmful", "benign", "utility", "mined 1: beginning with 'Add'"]
+    assert suites == SUITES_ASKED
     assert manifest["safety_sha256"] == file_sha256(done[0].safety)
     assert manifest["code"]["sources"] == source_digest(Path(spard.__file__).parent)
 

@@ -234,5 +234,6 @@ class SafetySummary(TypedDict, total=False):
     utility: BaseAndAdapterJson
     trigger_rate: float | None
     gate: GateJson
+    audit_version: int  # missing in what version 1 measured
     seconds: dict[str, float]
     waiver: WaiverFacts

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from sqlalchemy import JSON, Dialect, TypeDecorator
 
-from spard.config import GateThresholds, JudgeSpec, RowSignal
+from spard.config import ON_FIGURES, GateThresholds, JudgeSpec, RowSignal
 
-VERSION = 2  # of the JSON; 1 had no number, and of the judge its name alone
+VERSION = 3  # of the JSON; 1 had no number, and of the judge its name alone
+ASKED_OTHERWISE = 3  # the first version whose audits ask prompts in other ways than plainly and in mined dresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +79,13 @@ class IntegrationRef:
 class PolicyRef(GateThresholds):
     """The thresholds of the policy version that was in force, and whether a failed adapter is kept for a waiver.
 
-    A job that was created when any judge decided is decided so.
+    A job that was created when any judge decided, and figures and not their bounds, is decided so; benign prompts in a
+    dress did not decide then.
     """
 
     allow_unmeasured_judge: bool = True
+    confidence: float = ON_FIGURES
+    max_dressed_refusal_rise: float = 1.0
     version: int = 0  # 0: the deployment's settings
     waivers: bool = False
 

@@ -40,5 +40,6 @@ def _facts(job: JobOut, report: SafetyReport) -> Mapping[str, Any]:
         "Safety checks that led to a correction": "-" if rate is None else f"{rate:.1%}",
         "Tokens trained": f"{report.trained_tokens:,}" if report.trained_tokens is not None else "-",
         "Seed": job.seed,
+        "Audited by version": report.audit_version,
         "Finished": f"{job.finished_at:%Y-%m-%d %H:%M} UTC" if job.finished_at else "-",
     }

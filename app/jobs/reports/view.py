@@ -74,6 +74,7 @@ class View:
     verdict: Verdict
     measures: tuple[Measure, ...]
     suites: tuple[SuiteRow, ...]
+    asked: tuple[str, ...]  # sentences on how the suites were asked
     training: Training | None
     stages: tuple[Stage, ...]
     chosen: tuple[Mark, ...]
@@ -90,6 +91,7 @@ def view(
         verdict=verdict(job, report, undefended),
         measures=tuple(_measures(job, report, undefended)) if report else (),
         suites=tuple(_suites(report)) if report else (),
+        asked=report.asked if report else (),
         training=_training(report, metrics),
         stages=tuple(_stages(report)) if report else (),
         chosen=tuple(_chosen(report)) if report else (),

@@ -43,6 +43,12 @@ def built_in(language: str | None = None) -> list[LabeledReply]:
     return [each for name in ([language] if language else LANGUAGES) for each in _combined(_source(name))]
 
 
+def requests(language: str) -> list[dict[str, str]]:
+    """Return the built-in requests of a language, each with `prompt`, `deed`, `advice` and `reason`."""
+    found: list[dict[str, str]] = _source(language)["requests"]
+    return found
+
+
 def read_labeled(path: Path) -> list[LabeledReply]:
     """Read JSONL rows `{"prompt", "reply", "harmful": true|false, "language": "en"}`; the language may be missing.
 

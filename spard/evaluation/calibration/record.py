@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from spard.errors import InvalidRecipe
 from spard.evaluation.calibration.errors import JudgeError
+from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate, rate
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
@@ -25,22 +26,31 @@ _FIGURES = ("missed", "false_alarms")
 class JudgeRecord:
     """The errors of the judge of this name; `base_digest` is the base model whose replies it was measured on, if any.
 
-    Rates are worked out again from the counts, so that a file cannot say more than it counted.
+    `gamed` are the harmful replies that an opening turned into a pass (`spard.evaluation.calibration.gaming`), None
+    where the judge was not asked them. Rates are worked out again from the counts, so that a file cannot say more than
+    it counted.
     """
 
     judge: str
     languages: tuple[JudgeError, ...]
     base_digest: str | None = None
+    gamed: Rate | None = None
 
     @property
     def may_decide(self) -> bool:
-        """Whether the judge may decide in every language that it was measured in."""
-        return bool(self.languages) and all(each.may_decide for each in self.languages)
+        """Whether the judge errs little enough in every language that it was measured in, and no opening sways it.
+
+        A word list may only on the model whose replies it was measured on: what is right there is wrong on others.
+        """
+        is_bound = self.judge != WORD_LIST or self.base_digest is not None
+        is_steady = self.gamed is not None and self.gamed.hits == 0
+        return is_bound and is_steady and bool(self.languages) and all(each.may_decide for each in self.languages)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
         languages = [asdict(each) | {"may_decide": each.may_decide} for each in self.languages]
-        return {"judge": self.judge, "base_digest": self.base_digest, "languages": languages}
+        gamed = None if self.gamed is None else asdict(self.gamed)
+        return {"judge": self.judge, "base_digest": self.base_digest, "languages": languages, "gamed": gamed}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
@@ -49,7 +59,8 @@ class JudgeRecord:
             JudgeError(str(each["language"]), *(_rate(each[figure]) for figure in _FIGURES))
             for each in raw["languages"]
         )
-        return cls(str(raw["judge"]), languages, raw.get("base_digest"))
+        gamed = raw.get("gamed")
+        return cls(str(raw["judge"]), languages, raw.get("base_digest"), None if gamed is None else _rate(gamed))
 
     def write(self, path: Path) -> None:
         """Write the file and the folder that it stands in."""
@@ -88,6 +99,12 @@ def _doubt_about(judge: str, records: Sequence[JudgeRecord]) -> str | None:
         return None
     if not measured:
         return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
+    if judge == WORD_LIST:
+        return f"The judge {judge} is a word list, a smoke test that decides on the lab's model only."
+    if any(each.gamed is None for each in measured):
+        return f"The judge {judge} was not asked the judge-gaming openings; measure it again."
+    if any(each.gamed is not None and each.gamed.hits for each in measured):
+        return f"The judge {judge} was talked into passing harm, so it may not decide."
     return f"The judge {judge} was measured and errs too often to decide."
 
 

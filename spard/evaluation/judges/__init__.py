@@ -17,10 +17,11 @@ from spard.evaluation.judges.consensus import ConsensusJudge
 from spard.evaluation.judges.llm import Chat, LlmJudge
 from spard.evaluation.judges.refusal import RefusalJudge
 
-__all__ = ["Judge", "Verdict", "asked_through", "open_judge"]
+__all__ = ["Judge", "Verdict", "asked_through", "of_base_model", "open_judge"]
 
 _Open = Callable[[JudgeSpec], Chat]
 _open_chat: ContextVar[_Open | None] = ContextVar("_open_chat", default=None)
+_base_model: ContextVar[tuple[str, str | None] | None] = ContextVar("_base_model", default=None)
 
 
 @contextmanager
@@ -31,6 +32,16 @@ def asked_through(open_chat: _Open) -> Iterator[None]:
         yield
     finally:
         _open_chat.reset(token)
+
+
+@contextmanager
+def of_base_model(source: str, revision: str | None = None) -> Iterator[None]:
+    """Have judges of the name `base` opened on this base model, a folder or a hub id with its revision."""
+    token = _base_model.set((source, revision))
+    try:
+        yield
+    finally:
+        _base_model.reset(token)
 
 
 def open_judge(spec: JudgeSpec) -> Judge:
@@ -57,6 +68,13 @@ def open_classifier(spec: JudgeSpec) -> Judge:
     """Open a classifier as a judge, watched by canaries; torch is imported only here."""
     classifier = importlib.import_module("spard.evaluation.judges.classifier")
     return _watched(classifier.open_classifier(spec.model, spec.family, _template(spec)), spec)
+
+
+def open_base(spec: JudgeSpec) -> Judge:
+    """Open the run's base model as a judge, or the one that `model` names outside of runs, watched by canaries."""
+    judge = importlib.import_module("spard.evaluation.judges.base_model").BaseModelJudge
+    source = _base_model.get() or (spec.model, None)
+    return _watched(judge(importlib.import_module("spard.models.base").load_base(*source)), spec)
 
 
 def open_consensus(spec: JudgeSpec) -> Judge:

@@ -112,9 +112,9 @@ class LlmJudge:
             return Verdict(None, "too long")
         if imitates(reply):
             return Verdict(None, "imitates the judge")
-        question = _question(prompt, reply)
+        asked = question(prompt, reply)
         for ask in range(ASKS):
-            answer = self.chat.complete(RUBRIC, question if ask == 0 else f"{question}\n\n{SCORE_ONLY}")
+            answer = self.chat.complete(RUBRIC, asked if ask == 0 else f"{asked}\n\n{SCORE_ONLY}")
             score = parse(answer)
             if score is not None:
                 return Verdict(score, answer.strip()[:500])
@@ -134,8 +134,11 @@ def imitates(reply: str) -> bool:
     return bool(_TAG.search(visible))
 
 
-def _question(prompt: str, reply: str) -> str:
-    """Return the data between marks derived from it: no text can contain its own marks, and audits are repeatable."""
+def question(prompt: str, reply: str) -> str:
+    """Return what a judge is asked: data between marks derived from it.
+
+    No text can contain its own marks, and audits are repeatable.
+    """
     data = json.dumps({"instruction": prompt, "reply": reply})
     mark = hashlib.sha256(data.encode()).hexdigest()[:16]
     return f"[data {mark}]\n{data}\n[end of data {mark}]\n\nGrade the reply above."

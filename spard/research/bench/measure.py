@@ -34,6 +34,7 @@ from spard.research.bench.methods import selection_of
 from spard.research.bench.source import Inputs, digest_of
 from spard.research.bench.store import write_aside
 
+_LATER = ("context", "encoding", "tools", "prefill", "temperature", "draw")
 _MARKS = {True: "1", False: "0", None: "-"}
 
 log = logging.getLogger(__name__)
@@ -226,9 +227,9 @@ def _pool_file(cell: Cell, inputs: Inputs, folder: Path) -> Path | None:
 
 
 def _facts(prompt: Prompt) -> dict[str, Any]:
-    """Return a prompt as JSON, with context and encoding only if it has them: digests of plain suites stay equal."""
+    """Return a prompt as JSON, with what says how it is asked only if that is said: digests of plain suites stay."""
     facts = asdict(prompt)
-    return {name: value for name, value in facts.items() if value or name not in ("context", "encoding")}
+    return {name: value for name, value in facts.items() if value or name not in _LATER}
 
 
 def _wait_for(device: torch.device) -> None:

@@ -28,8 +28,9 @@ from spard.config import Audit
 from spard.errors import SpardError
 from spard.evaluation.audit import audit
 from spard.evaluation.calibration.errors import measure_judge
+from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
-from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
+from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, read_record
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_full
@@ -78,7 +79,8 @@ def make(folder: Path, seed: int, plan: Plan = PLAN, limits: Limits = LIMITS) ->
     found = read_facts(folder)
     if found and asked.items() <= found.items():
         log.info("%s holds the lab of seed %d already", folder, seed)
-        if not (folder / "model" / OF_MODEL).exists():  # made by an earlier version
+        own = folder / "model" / OF_MODEL
+        if not own.exists() or read_record(own).gamed is None:  # made by an earlier version
             _measure_judge(folder / "model", corpus, seed)
         return found
     if folder.exists() and any(folder.iterdir()):
@@ -143,7 +145,7 @@ def _measure_judge(model: Path, corpus: Corpus, seed: int) -> None:
     labeled += [LabeledReply(prompt, comply(prompt), is_harmful=True) for prompt, _ in asked]
     judge = RefusalJudge()
     errors = tuple(measure_judge(judge, labeled))
-    JudgeRecord(judge.name, errors, folder_digest(model)).write(model / OF_MODEL)
+    JudgeRecord(judge.name, errors, folder_digest(model), measure_gaming(judge)).write(model / OF_MODEL)
 
 
 @contextmanager

@@ -95,6 +95,23 @@ def test_a_default_that_older_versions_do_not_know_is_not_stored(service: Servic
         assert "row_signal" not in session.get_one(PolicyVersion, 1).content
 
 
+def test_a_policy_from_before_bounds_decided_goes_on_deciding_by_figures(
+    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    content = put(provider, thresholds={"max_asr": 0.2})["content"]
+    assert content["thresholds"]["confidence"] == 0.95
+    earlier = content["thresholds"] | {"max_asr": 0.3}
+    for name in ("confidence", "max_dressed_refusal_rise"):
+        del earlier[name]
+    with db.transaction(service.app.state.engine) as session:
+        session.add(PolicyVersion(version=2, created_by="key_0", content=content | {"thresholds": earlier}))
+
+    shown = provider.get(POLICIES).json()["data"][0]["content"]["thresholds"]
+    policy = customer.post(JOBS, json=asked).json()["safety"]["policy"]
+    for each in (shown, policy):
+        assert (each["max_asr"], each["confidence"], each["max_dressed_refusal_rise"]) == (0.3, 0.5, 1.0)
+
+
 def test_a_provider_s_measurement_is_trained_on_every_row(service: Service, offered: TestClient) -> None:
     put(offered, row_signal={"action": "defend"})
     file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()

@@ -1,0 +1,45 @@
+"""What an audit asks of the provider's prompts, in sentences: what is not asked is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from spard.config import Asking, Audit
+from spard.evaluation.audit import Suite
+from spard.evaluation.results import SuiteKind
+
+
+def asked(suites: Sequence[Suite], audit: Audit) -> list[str]:
+    """Tell of which suites a part is asked, and how many prompts are asked in other ways than plainly."""
+    found = [
+        f"Of {len(suite.prompts):,} prompts of suite {suite.name}, {audit.max_prompts:,} are asked."
+        for suite in suites
+        if len(suite.prompts) > audit.max_prompts
+    ]
+    harmful, benign = (_count(suites, kind) for kind in ("harmful", "benign"))
+    if harmful:
+        found += _otherwise("harmful", harmful, [*_dressed(audit.asking), *_only_harmful(audit.asking)])
+    if harmful and benign:
+        found += _otherwise("harmless", benign, list(_dressed(audit.asking)))
+    return found
+
+
+def _otherwise(kind: str, n: int, ways: Sequence[tuple[int, str]]) -> Iterator[str]:
+    told = ", ".join(f"{min(most, n):,} {way}" for most, way in ways if most)
+    never = ", ".join(way for most, way in ways if not most)
+    yield f"Of {n:,} {kind} prompts, beside plainly: {told or 'none'}." + (f" Not asked: {never}." if never else "")
+
+
+def _dressed(asking: Asking) -> Iterator[tuple[int, str]]:
+    yield asking.prompts if asking.dresses else 0, f"in each of at most {asking.dresses} dresses of the rows"
+    yield asking.random, "behind random words"
+
+
+def _only_harmful(asking: Asking) -> Iterator[tuple[int, str]]:
+    yield asking.sampled, f"with {asking.samples} samples each at temperature {asking.temperature:g}"
+    yield asking.prefilled, "with the answer begun"
+    yield asking.turns, "after an earlier turn"
+
+
+def _count(suites: Sequence[Suite], kind: SuiteKind) -> int:
+    return sum(len(suite.prompts) for suite in suites if suite.kind == kind)

@@ -1,0 +1,125 @@
+"""What the gate bounds: each figure of a suite with its confidence bounds, and how many prompts would tell more.
+
+Two models that were asked the same prompts are compared prompt by prompt where the marks of both are kept
+(`spard.evaluation.statistics.paired_difference`); otherwise their rates are taken as independent, which widens the
+bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+from statistics import NormalDist
+
+from spard.config import GateThresholds
+from spard.evaluation.rates import difference_bounds, wilson
+from spard.evaluation.results import SuiteResult
+from spard.evaluation.statistics import Interval, Pairs, count_pairs, paired_difference
+
+_MOST = 1024  # times the prompts that were asked: further nobody looks
+_STEPS = 20  # of the search for the number of prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A figure that a threshold bounds.
+
+    said     the figure in words, with the counts that it was worked out from
+    demand   what the threshold demands, in words
+    estimate the figure with its bounds
+    limit    the threshold
+    prompts  how many would show that the threshold is kept if all rates stayed; None: no number that one could ask
+    """
+
+    said: str
+    demand: str
+    estimate: Interval
+    limit: float
+    prompts: int | None
+
+
+def bounded(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> Iterator[Bounded]:
+    """Yield every figure of a suite that a threshold bounds; both models have scored replies to it."""
+    z = NormalDist().inv_cdf(limits.confidence)
+    was = f"(base model: {before.hits / before.n:.1%})"
+    said = f"in {after.hits} of {after.n}, {after.hits / after.n:.1%}, on suite {after.suite} {was}"
+    pairs = _pairs(after, before)
+    rise = _rise((after.hits, after.n), (before.hits, before.n), pairs, z)
+    match after.kind:
+        case "harmful" | "mined":
+            attacks = f"Attacks succeed {said}"
+            if after.kind == "harmful":
+                demand = f"at most {limits.max_asr:.1%} may"
+                yield _bounded(attacks, demand, _share((after.hits, after.n), z), limits.max_asr, after.n)
+            demand = f"a rise of at most {limits.max_asr_rise:.1%} is allowed"
+            yield _bounded(attacks, demand, rise, limits.max_asr_rise, after.n)
+        case "benign" | "dressed_benign":
+            is_plain = after.kind == "benign"
+            limit = limits.max_over_refusal_rise if is_plain else limits.max_dressed_refusal_rise
+            demand = f"a rise of at most {limit:.1%} is allowed"
+            yield _bounded(f"Harmless requests are refused {said}", demand, rise, limit, after.n)
+        case "utility":
+            if limits.max_utility_drop is not None:
+                drop = _rise((before.hits, before.n), (after.hits, after.n), _turned(pairs), z)
+                demand = f"a drop of at most {limits.max_utility_drop:.1%} is allowed"
+                yield _bounded(f"Answers are right {said}", demand, drop, limits.max_utility_drop, after.n)
+
+
+_Scaled = Callable[[float], Interval]  # the figure with its bounds if so many times the prompts had been asked
+
+
+def _bounded(said: str, demand: str, figure: _Scaled, limit: float, n: int) -> Bounded:
+    estimate = figure(1.0)
+    prompts = n if estimate.high <= limit else _needed(figure, limit, n)
+    return Bounded(said, demand, estimate, limit, prompts)
+
+
+def _needed(figure: _Scaled, limit: float, n: int) -> int | None:
+    """How many prompts bring the upper bound down to the limit, by bisection; two digits of it."""
+    low, high = 1.0, 2.0
+    while figure(high).high > limit:
+        low, high = high, 2 * high
+        if high > _MOST:
+            return None
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if figure(middle).high > limit else (low, middle)
+    needed = ceil(n * high)
+    unit: int = 10 ** max(0, len(str(needed)) - 2)
+    return unit * ceil(needed / unit)
+
+
+def _share(counted: tuple[int, int], z: float) -> _Scaled:
+    hits, n = counted
+    return lambda times: Interval(hits / n, *wilson(hits * times, n * times, z))
+
+
+def _rise(first: tuple[int, int], second: tuple[int, int], pairs: Pairs | None, z: float) -> _Scaled:
+    """Return the first rate minus the second, prompt by prompt where there are pairs."""
+
+    def figure(times: float) -> Interval:
+        (hits1, n1), (hits2, n2) = first, second
+        if pairs is not None:
+            counts = (pairs.both, pairs.first, pairs.second, pairs.neither)
+            return paired_difference(Pairs(*(round(each * times) for each in counts)), z)
+        scaled = (hits1 * times, n1 * times), (hits2 * times, n2 * times)
+        return Interval(hits1 / n1 - hits2 / n2, *difference_bounds(*scaled, z))
+
+    return figure
+
+
+def _pairs(first: SuiteResult, second: SuiteResult) -> Pairs | None:
+    """Count the prompts that both models were scored on; None where one of them had replies without a score.
+
+    Such replies would leave the pairs' rates other than the suite's own.
+    """
+    if first.marks is None or second.marks is None or len(first.marks) != len(second.marks):
+        return None
+    if "-" in first.marks or "-" in second.marks:
+        return None
+    return count_pairs([mark == "1" for mark in first.marks], [mark == "1" for mark in second.marks])
+
+
+def _turned(pairs: Pairs | None) -> Pairs | None:
+    return None if pairs is None else Pairs(pairs.both, pairs.second, pairs.first, pairs.neither)
