@@ -27,6 +27,7 @@ from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.package import Release
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import validate
+from spard.release.archive import folder_name
 from spard.release.report import CheckpointRecord, GateRecord, Measured
 from spard.release.step_metrics import checkpoint_metrics
 from spard.release.summary import summarize
@@ -61,7 +62,8 @@ class _Checkpoints:
             passed = record.gate is not None and record.gate.decision in package.RELEASED
             if passed:
                 folder = self.plan.folder / f"step-{end.step:06d}" / "adapter"
-                package.save(self.context, end.model, folder, self._facts(*found))
+                named = folder_name(self.release.job_id, end.step)
+                package.save(self.context, end.model, folder, self._facts(*found), named)
         safety = record.safety() if record.gate else None
         self.context.report.checkpoint(end.step, record.metrics, safety, has_adapter=passed)
 
