@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,13 @@ from worker.workdir import Folder
 # What of the report the job itself shows.
 _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "seconds")
 _RELEASED = ("pass", "waived")
+_FAILED = "The adapter did not pass the safety audit and is not released."
+_UNDECIDED = (
+    "The safety audit could not decide, so the adapter is not released. Your files are not at fault: what the audit "
+    "measures with is the provider's, who has to mend it."
+)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +125,10 @@ def _reject(
     files: list[Uploaded],
     held: HeldArchive | None,
 ) -> bool:
-    reasons = " ".join(report["gate"]["reasons"])
-    message = f"The adapter did not pass the safety audit and is not released. {reasons}".strip()
+    reasons, is_open = " ".join(report["gate"]["reasons"]), report["gate"]["decision"] == "inconclusive"
+    message = f"{_UNDECIDED if is_open else _FAILED} {reasons}".strip()
+    if is_open:
+        log.error("%s: the audit could not decide, which only the provider can mend: %s", job.id, reasons)
     rejection = Rejection(message=message, held=held, **_common(session, job, report, files))
     return _record_last(session, claim, report) and lease.reject(session, claim, rejection)
 

@@ -97,6 +97,11 @@ def say(line: str) -> None:
     Console(highlight=False, soft_wrap=True).print(line, markup=False)
 
 
+def warn(line: str) -> None:
+    """Print a line beside the output, for people, as it is."""
+    typer.echo(line, err=True)
+
+
 def say_in_box(title: str, facts: Mapping[str, str]) -> None:
     """Print facts in a box, each with its name; those without a text are left out, and no line is cut or wrapped."""
     table = Table.grid(padding=(0, 2))

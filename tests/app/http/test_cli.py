@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 from openai import OpenAI
 
 from spard.commands import main
-from tests.app.http.conftest import Service, chat, jsonl, pool, rows
+from tests.app.http.conftest import NO_WEIGHTS, Service, chat, jsonl, pool, rows
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 120.0
@@ -55,11 +55,11 @@ def test_a_provider_sets_up_and_a_customer_goes_on(run: Any, tmp_path: Path, tra
     model = tmp_path / "tiny"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"")
+    (model / "model.safetensors").write_bytes(NO_WEIGHTS)
     (tmp_path / "pool.jsonl").write_bytes(pool())
     (tmp_path / "suite.jsonl").write_bytes(jsonl({"prompt": "a"}))
     for command in (
-        ["models", "add", "tiny", str(model)],
+        ["models", "add", "tiny", str(model), "--no-try"],
         ["pool", "import", str(tmp_path / "pool.jsonl"), "--name", "general"],
         ["suites", "import", str(tmp_path / "suite.jsonl"), "--name", "attacks", "--kind", "harmful"],
     ):
