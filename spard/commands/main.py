@@ -37,6 +37,7 @@ class Forwarded:
 
 _OWN: dict[str, Forwarded | EntryPoint] = {
     "verify": EntryPoint("verify", "spard.commands.verify:verify", GROUP),
+    "export": EntryPoint("export", "spard.commands.export:export", GROUP),
     "run": Forwarded("spard.__main__", "train", "Fine-tune and audit one recipe in this process."),
     "audit": Forwarded("spard.commands.audit", "audit", "Measure any model's safety and utility."),
     "judge": Forwarded("spard.commands.judge", "audit", "Measure a judge on replies whose harm is known."),

@@ -15,7 +15,8 @@ from spard.release.packed import root_of
 
 def folder_name(job_id: str | None, step: int | None = None) -> str:
     """Return the name of the folder that an adapter is unpacked to: a job's last one, or that of a checkpoint."""
-    return "-".join([*filter(None, [job_id, step and f"step-{step}"]), "adapter"])
+    parts = [job_id, f"step-{step}" if step else None, "adapter"]
+    return "-".join(part for part in parts if part)
 
 
 def archive(folder: Path, path: Path, top: str) -> str:
