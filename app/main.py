@@ -13,6 +13,7 @@ from threading import Event, Thread
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
@@ -55,7 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Return the application on the database and storage of `settings`; the schema must be current."""
     settings = settings or get_settings()
     words = "Fine-tuning with a safety defense, in OpenAI's words."
-    app = FastAPI(title="SPARD", description=words, responses=openapi.ERRORS, lifespan=_running)
+    app = FastAPIOffline(title="SPARD", description=words, responses=openapi.ERRORS, lifespan=_running)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())

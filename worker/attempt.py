@@ -137,7 +137,7 @@ class Attempt:
         self._waiting.insist(filled, self._settings.outage_patience_s)
         prefix = attempt_prefix(job, claim.token)
         keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
-        checkpoints = CheckpointArchives(storage, prefix, folder, self._backend.key)
+        checkpoints = CheckpointArchives(storage, job.id, prefix, folder, self._backend.key)
         kills, sinks = oom_kills(), sinks_of(job, self._settings)
         self._child = child = self._take_child()
         try:

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.db.tables.job_records import Adapter
 from app.storage import Storage, StorageError
+from spard.release.archive import folder_name
 from worker import handover
 from worker.results import pack
 from worker.workdir import Folder
@@ -23,8 +24,8 @@ log = logging.getLogger(__name__)
 class CheckpointArchives:
     """Uploads what the child has saved of checkpoints that passed; what did not pass never comes here."""
 
-    def __init__(self, storage: Storage, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> None:
-        self._storage, self._prefix, self._folder, self._key = storage, prefix, folder, key
+    def __init__(self, storage: Storage, job_id: str, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> None:
+        self._storage, self._job_id, self._prefix, self._folder, self._key = storage, job_id, prefix, folder, key
 
     def upload(self, step: int) -> Adapter | None:
         """Return where the archive of a checkpoint is; None when the storage does not take it."""
@@ -33,7 +34,7 @@ class CheckpointArchives:
         with TemporaryDirectory() as place:  # out of the child's reach: it lives, and could change what is signed
             adapter, archive = Path(place) / "adapter", Path(place) / _ARCHIVE
             handover.copy(self._folder.root, PurePosixPath("epochs", name, "adapter"), adapter)
-            pack(adapter, archive, self._key)
+            pack(adapter, archive, self._key, folder_name(self._job_id, step))
             try:
                 stored = self._storage.upload_file(key, archive)
             except StorageError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
 from app.storage import Storage, Stored
 from spard.digests import MANIFEST, file_sha256
-from spard.release.archive import archive
+from spard.release.archive import archive, folder_name
 from spard.release.manifest import sign, verify
 from worker.handover import require_plain
 from worker.workdir import Folder
@@ -31,6 +32,13 @@ from worker.workdir import Folder
 # What of the report the job itself shows.
 _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "audit_version", "seconds")
 _RELEASED = ("pass", "waived")
+_FAILED = "The adapter did not pass the safety audit and is not released."
+_UNDECIDED = (
+    "The safety audit could not decide, so the adapter is not released. Your files are not at fault: what the audit "
+    "measures with is the provider's, who has to mend it."
+)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +50,18 @@ class Uploaded:
     stored: Stored
 
 
-def seal(folder: Folder, key: Ed25519PrivateKey) -> None:
+def seal(folder: Folder, key: Ed25519PrivateKey, job_id: str) -> None:
     """Sign the adapter's manifest, pack the folder, and verify the archive; `NotProved` when it is not what was made.
 
     The parent does this: the child, which works on strangers' data, never has the key.
     """
-    pack(folder.adapter, folder.archive, key)
+    pack(folder.adapter, folder.archive, key, folder_name(job_id))
 
 
-def pack(adapter: Path, path: Path, key: Ed25519PrivateKey) -> None:
-    """Do the same for the adapter in any folder, packed as `path`."""
+def pack(adapter: Path, path: Path, key: Ed25519PrivateKey, top: str) -> None:
+    """Do the same for the adapter in any folder, packed as `path` with `top` as its folder."""
     sign(adapter, key)
-    archive(adapter, path)
+    archive(adapter, path, top)
     verify(path, key.public_key())
 
 
@@ -78,9 +86,9 @@ def upload(
     safety = put(folder.safety, "safety_report.json")
     decision = report["gate"]["decision"]
     if decision not in _RELEASED:
-        held = _hold(storage, f"{attempt_prefix(job, claim.token)}/held", folder, key)
+        held = _hold(storage, job, f"{attempt_prefix(job, claim.token)}/held", folder, key)
         return lambda session: _reject(session, job, claim, report, [metrics, safety], held)
-    seal(folder, key)
+    seal(folder, key, job.id)
     adapter = put(folder.archive, "adapter.tar.gz")
     # What was waived is the provider's measurement: its archive is served by the job alone, under the job's rules.
     files = [metrics, safety] if decision == "waived" else [metrics, adapter, safety]
@@ -98,11 +106,11 @@ def _publish(
     return _record_last(session, claim, report) and lease.publish(session, claim, publication)
 
 
-def _hold(storage: Storage, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> HeldArchive | None:
+def _hold(storage: Storage, job: Job, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> HeldArchive | None:
     """Put aside what failed, if the child has left it for a waiver: signed, and where no route looks."""
     if not folder.adapter.exists():
         return None
-    seal(folder, key)
+    seal(folder, key, job.id)
     storage_key = f"{prefix}/{folder.archive.name}"
     stored = storage.upload_file(storage_key, folder.archive)
     manifest = file_sha256(folder.adapter / MANIFEST)
@@ -117,8 +125,10 @@ def _reject(
     files: list[Uploaded],
     held: HeldArchive | None,
 ) -> bool:
-    reasons = " ".join(report["gate"]["reasons"])
-    message = f"The adapter did not pass the safety audit and is not released. {reasons}".strip()
+    reasons, is_open = " ".join(report["gate"]["reasons"]), report["gate"]["decision"] == "inconclusive"
+    message = f"{_UNDECIDED if is_open else _FAILED} {reasons}".strip()
+    if is_open:
+        log.error("%s: the audit could not decide, which only the provider can mend: %s", job.id, reasons)
     rejection = Rejection(message=message, held=held, **_common(session, job, report, files))
     return _record_last(session, claim, report) and lease.reject(session, claim, rejection)
 

@@ -45,7 +45,10 @@ class ToolSupport(BaseModel):
 
 
 class BaseModelOut(BaseModel):
-    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API."""
+    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API.
+
+    `warnings` are in the answer to an offer: what keeps jobs on the model from ending in an adapter.
+    """
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -57,6 +60,7 @@ class BaseModelOut(BaseModel):
     allow_full_fine_tuning: bool
     tool_support: ToolSupport | None
     created_at: UnixTime
+    warnings: list[str] = []
 
 
 class BaseModelList(BaseModel):

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Select, and_, func, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.catalog.fitness import require_fit
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.catalog.sources import checked_source
 from app.db.base import utc_now
@@ -27,6 +28,7 @@ _SELECTING = [name for name, kind in defenses().items() if kind.trains_on_safe_r
 def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
     """Offer a base model; the same alias again replaces what it stood for."""
     source = checked_source(entry.source, entry.revision)
+    require_fit(source)
     offered = BaseModelEntry(**entry.model_dump() | {"source": source})
     offered.tool_support = tool_support(offered)
     kept = session.merge(offered)

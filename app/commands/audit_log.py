@@ -23,9 +23,12 @@ def verify(
     """Work out every hash again; the first bad row is named, with exit code 1."""
     from app import db
     from app.audit_log import service
+    from app.ops import preflight
     from app.settings import read_settings
 
-    engine = db.make_engine(read_settings().database())
+    settings = read_settings()
+    preflight.check_database(settings)
+    engine = db.make_engine(settings.database())
     try:
         with db.read(engine) as session:
             found = service.verify(session)

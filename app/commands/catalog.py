@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from app.commands.terminal import Json, connect, get, show_record, show_rows
+from app.commands.terminal import CommandFailed, Json, connect, get, show_record, show_rows, warn
+from app.ops.processes import python, safe_path
 
 models = typer.Typer(no_args_is_help=True, help="Base models and fine-tuned ones.")
 pool = typer.Typer(no_args_is_help=True, help="Safety pools that defenses train on.")
@@ -35,10 +39,13 @@ def add_model(
     revision: Annotated[str | None, typer.Option(help="The commit, for a hub id.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Default: by the model's width.")] = None,
     allow_full_fine_tuning: Annotated[bool, typer.Option(help="Also without LoRA.")] = False,
+    is_tried: Annotated[bool, typer.Option("--try/--no-try", help="Load it first and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Offer a base model; the same alias again replaces it."""
+    """Offer a base model that works; the same alias again replaces it."""
     folder = Path(source).expanduser()
+    if is_tried:
+        warn(_tried(str(folder) if folder.is_dir() else source, revision))
     entry = {
         "alias": alias,
         "source": str(folder.resolve()) if folder.is_dir() else source,
@@ -49,6 +56,30 @@ def add_model(
     with connect() as client:
         added: Any = client.post("/admin/models", body=entry, cast_to=object)
     show_record(added, as_json)
+
+
+def _tried(source: str, revision: str | None) -> str:
+    """Load a model in a process of its own and run it forward; return what is to say of it."""
+    if find_spec("torch") is None:
+        return "Not tried with a forward pass: torch is not installed here."
+    if not Path(source).is_dir() and not _is_cached(source, revision):
+        return "Not tried with a forward pass: its files are not on this machine."
+    command = python("spard.commands", "check-model", source, *(["--revision", revision] if revision else []))
+    done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]
+        raise CommandFailed(f"The model is not offered: {last}")
+    return f"Tried: {done.stdout.strip()}."
+
+
+def _is_cached(hub_id: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache  # takes a while to import
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(hub_id, "config.json", revision=revision), str)
+    except HFValidationError:  # the service says what is wrong with such a name
+        return False
 
 
 @models.command("list")

@@ -10,7 +10,7 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError
 
 from app import db
-from app.commands.terminal import CommandFailed, say
+from app.commands.terminal import CommandFailed, say, say_in_box
 from app.keys import service as keys
 from app.main import served_app
 from app.ops import logs, preflight
@@ -23,8 +23,10 @@ _DRAIN_S = 5  # open connections when the service stops
 
 def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
     """Prepare database, storage and first key, and serve until SIGINT or SIGTERM; `port` 0 takes a free one."""
-    logs.set_up(settings.log_format)
     listener = listen(host, port)
+    logs.set_up(settings.log_format)
+    if settings.log_format == "text":  # for a person, who is told in a box that all is well
+        logs.quiet("alembic", "uvicorn.error")
     _announce(settings, _prepared(settings), *listener.getsockname()[:2])
     app = served_app(settings)
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=_DRAIN_S)
@@ -76,13 +78,17 @@ def _prepared(settings: Settings) -> str | None:
 
 
 def _announce(settings: Settings, secret: str | None, host: str, port: int) -> None:
-    address = f"[{host}]" if ":" in host else host
-    say(f"SPARD listens on http://{address}:{port}/v1 and keeps its data in {settings.data_dir}")
-    if secret:
-        say(f"The first key, shown this once:\n\n  {secret}\n")
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    facts = {
+        "address": f"{url}/v1",
+        "first key": f"{secret}\nshown this once: keep it" if secret else "",
+        "all fields": f"{url}/docs",
+        "data": str(settings.data_dir),
+    }
+    say_in_box("SPARD is listening", facts)
     say(
         "Go on in another terminal:\n"
-        f"  export SPARD_BASE_URL=http://{address}:{port}/v1 SPARD_API_KEY={secret or 'YOUR_KEY'}\n"
+        f"  export SPARD_BASE_URL={url}/v1 SPARD_API_KEY={secret or 'YOUR_KEY'}\n"
         "  spard models add NAME FOLDER_OR_HUB_ID\n"
         "  spard pool import POOL.jsonl --name general-safe\n"
         "  spard jobs create --model NAME --file TRAIN.jsonl --follow"

@@ -63,7 +63,7 @@ def make_first_key(
     from app.settings import read_settings
 
     settings = read_settings()
-    preflight.check_schema(settings)
+    preflight.check_database(settings)
     engine = db.make_engine(settings.database())
     try:
         with db.transaction(engine) as session:

@@ -95,10 +95,12 @@ def restore(
 @contextmanager
 def _opened() -> Iterator[tuple[Settings, Storage, Begin]]:
     from app import db
+    from app.ops import preflight
     from app.settings import read_settings
     from app.storage import open_storage
 
     settings = read_settings()
+    preflight.check_database(settings)
     engine = db.make_engine(settings.database())
     try:
         storage = open_storage(settings.storage(), settings.s3_endpoint_url)

@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from spard.errors import UserError
 
@@ -93,6 +95,23 @@ def show_json(value: Any) -> None:
 def say(line: str) -> None:
     """Print a line as it is: neither wrapped nor read as markup."""
     Console(highlight=False, soft_wrap=True).print(line, markup=False, emoji=False)  # ids hold words between colons
+
+
+def warn(line: str) -> None:
+    """Print a line beside the output, for people, as it is."""
+    typer.echo(line, err=True)
+
+
+def say_in_box(title: str, facts: Mapping[str, str]) -> None:
+    """Print facts in a box, each with its name; those without a text are left out, and no line is cut or wrapped."""
+    table = Table.grid(padding=(0, 2))
+    for name, text in facts.items():
+        if text:
+            table.add_row(f"[dim]{name}", Text(text))
+    panel = Panel.fit(table, title=f"[bold]{title}", title_align="left", padding=(1, 2))
+    console = Console(highlight=False)
+    console.width = max(console.width, console.measure(panel, options=console.options.update(width=_WIDE)).maximum)
+    console.print(panel)
 
 
 def _print(table: Table) -> None:

@@ -88,6 +88,10 @@ class LightTokenizer:
         """Tokens that were added to the vocabulary, by id."""
         return self._tokens.get_added_tokens_decoder()
 
+    def __contains__(self, token: str) -> bool:
+        """Whether the vocabulary knows a token."""
+        return self._tokens.token_to_id(token) is not None
+
     def piece(self, token_id: int) -> str:
         """Return a token as readable text."""
         text: str = self._tokens.decode([token_id], skip_special_tokens=False)

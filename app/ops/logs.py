@@ -47,6 +47,12 @@ def set_up(format: Format = "text") -> None:
     logging.getLogger("uvicorn.access").disabled = True  # ours says more
 
 
+def quiet(*names: str) -> None:
+    """Log of these loggers no more than what is wrong."""
+    for name in names:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 def _renderer(format: Format) -> Processor:
     if format == "json":
         return structlog.processors.JSONRenderer(sort_keys=True)

@@ -58,6 +58,15 @@ def check_schema(settings: Settings) -> None:
         raise Unfit(_SCHEMA[state])
 
 
+def check_database(settings: Settings) -> None:
+    """Check that there is a database to work on, with the schema of this version; none is made where there is none."""
+    if settings.is_embedded():
+        path = make_url(settings.database()).database
+        if path and not Path(path).exists():
+            raise Unfit(f"There is no database at {path}: name its place with SPARD_DATA_DIR or SPARD_DATABASE_URL.")
+    check_schema(settings)
+
+
 def schema_state(settings: Settings) -> db.SchemaState:
     """Where the database's schema stands; `Unfit` when the database cannot be asked."""
     try:

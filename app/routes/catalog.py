@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 
 from app.catalog import imports, removal, service
+from app.catalog.fitness import judge_warnings
 from app.catalog.schemas import (
     BaseModelIn,
     BaseModelList,
@@ -21,7 +22,6 @@ from app.catalog.schemas import (
     SuiteList,
 )
 from app.checkpoints import service as checkpoints
-from app.db.tables import BaseModelEntry
 from app.deps import (
     AdminDep,
     BeginDep,
@@ -30,12 +30,14 @@ from app.deps import (
     ProviderBeginDep,
     ProviderSessionDep,
     ReadDep,
+    SettingsDep,
     StorageDep,
     WritesDep,
 )
 from app.forms import FormDep
 from app.http.openapi import IMPORT_FORM
 from app.jobs.schemas import ModelDeleted
+from app.policies import service as policies
 
 models = APIRouter(prefix="/v1/models", tags=["models"])
 admin = APIRouter(prefix="/v1/admin", tags=["provider"])
@@ -70,9 +72,14 @@ def list_base_models(session: ReadDep, caller: AdminDep) -> dict[str, object]:
 
 
 @admin.post("/models", response_model=BaseModelOut)
-def add_base_model(entry: BaseModelIn, session: ProviderSessionDep, caller: AdminDep) -> BaseModelEntry:
+def add_base_model(
+    entry: BaseModelIn, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep
+) -> BaseModelOut:
     """Offer a base model under an alias, or change what an alias stands for."""
-    return service.add_model(session, entry)
+    added = service.add_model(session, entry)
+    limits = policies.current(session, settings).content.thresholds
+    warnings = judge_warnings(added.source, settings, limits)
+    return BaseModelOut.model_validate(added).model_copy(update={"warnings": warnings})
 
 
 @admin.get("/pools", response_model=PoolList)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,15 @@ from spard.release.published_keys import Published
 
 REFUSED, UNPROVED = 1, 2
 PublicKey = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="PEM; default: this machine's own.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found: the waiver that released it, if one did, and whose signature it is, as far as that is proved."""
+
+    proved: manifest.Proved
+    waived: str | None
+    signer: str | None
 
 
 def verify(
@@ -42,26 +52,32 @@ def verify(
 
     Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with.
     """
-    keys = _keys(known, keep, public_key)
-    public = _public(public_key) if keys is None or public_key else None
     try:
-        proved = manifest.verify(adapter, public)
-        if keys:
-            keys.require(proved.key_id)
-        waived = _release(proved, waiver, public, keys.ids() if keys else ())
+        found = checked(adapter, public_key, known, waiver, keep)
     except NotProved as error:
         typer.echo(f"spard: refused: {error.message}", err=True)
         raise typer.Exit(REFUSED) from None
-    _tell(proved)
-    if waived:
-        typer.echo(f"released by a waiver: {waived}")
-    if keys:
-        typer.echo("the signature is that of one of the provider's keys")
-        return
-    if public is None:
+    _tell(found.proved)
+    if found.waived:
+        typer.echo(f"released by a waiver: {found.waived}")
+    if found.signer is None:
         typer.echo("spard: who signed it is not proved; give the provider's key with --public-key.", err=True)
         raise typer.Exit(UNPROVED)
-    typer.echo("the signature is that of the key given")
+    typer.echo(f"the signature is that of {found.signer}")
+
+
+def checked(
+    adapter: Path, public_key: Path | None, known: str | None, waiver: Path | None, keep: Path | None = None
+) -> Checked:
+    """Check an adapter with the keys that were named, or this machine's own; raise `NotProved` for what is refused."""
+    keys = _keys(known, keep, public_key)
+    public = _public(public_key) if keys is None or public_key else None
+    proved = manifest.verify(adapter, public)
+    if keys:
+        keys.require(proved.key_id)
+    waived = _release(proved, waiver, public, keys.ids() if keys else ())
+    signer = "one of the provider's keys" if keys else "the key given" if public else None
+    return Checked(proved, waived, signer)
 
 
 def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeySet | None:

@@ -1,6 +1,6 @@
 """What a run leaves behind: a folder that PEFT and vLLM load, with a manifest of every byte. The only saver of weights.
 
-LoRA runs give the PEFT layout, full fine-tuning a transformers folder; both with tokenizer, chat template and README.
+LoRA runs give the PEFT layout, full fine-tuning a transformers folder; both with tokenizer, template and model card.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from spard.digests import write_manifest
 from spard.models.base import Base
+from spard.models.card import Described, model_card
 from spard.models.lora import CONFIG, WEIGHTS
 from spard.models.origin import Origin
 
@@ -50,24 +51,29 @@ def save_adapter(
     folder: Path,
     facts: Mapping[str, Any] | None = None,
     system: str | None = None,
+    called: str = "adapter",
 ) -> dict[str, Any]:
     """Write the trained model and what belongs to it into `folder`, and return its manifest.
 
     `public_name` is what customers call the base model; it stands in the manifest beside where the model comes from,
     which is what PEFT's configuration and the README name. `facts` (recipe, seeds, digests) stand there as given.
     A model that was measured under a `system` prompt says in README and manifest that it has to be served with it.
+    `called` is the name that the folder will have where it is used.
     """
+    facts = facts or {}
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     is_lora = isinstance(model, PeftModel)
     _save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside)
     base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
-    (aside / "README.md").write_text(_readme(base, is_lora, system))
+    rank = int(model.peft_config[model.active_adapter].r) if is_lora else None
+    card = model_card(Described(called, base.origin, base.digest, rank, facts, system))
+    (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
     own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}
     prompt = {} if system is None else {"system_prompt": system}
-    manifest = write_manifest(aside, {**(facts or {}), **own, **prompt})
+    manifest = write_manifest(aside, {**facts, **own, **prompt})
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return manifest
@@ -107,56 +113,3 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 def _plain(value: Any) -> Any:
     """JSON for what PEFT keeps as sets and enums; sorted, since the order of a set is not the same in every process."""
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
-
-
-def _readme(base: Base, is_lora: bool, system: str | None) -> str:
-    name, revision = base.origin.name, base.origin.revision
-    text = (_LORA_README if is_lora else _FULL_README).format(
-        base=name,
-        digest=base.digest,
-        pinned=f', revision="{revision}"' if revision else "",
-        flag=f" --revision {revision}" if revision else "",
-    )
-    return text if system is None else f"{text}\n{_SYSTEM_README}\n    {system.replace(chr(10), chr(10) + '    ')}\n"
-
-
-_LORA_README = """# LoRA adapter for {base}
-
-The base model is `{base}`: {digest}.
-
-`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every file; if there is a
-`manifest.sig`, `spard verify PATH/TO/THIS/FOLDER --public-key FILE` checks all of it with the key of who made it.
-
-With PEFT:
-
-```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("PATH/TO/THIS/FOLDER")
-base = AutoModelForCausalLM.from_pretrained("{base}"{pinned})
-model = PeftModel.from_pretrained(base, "PATH/TO/THIS/FOLDER")
-```
-
-With vLLM:
-
-```
-vllm serve {base}{flag} --enable-lora --lora-modules tuned=PATH/TO/THIS/FOLDER
-```
-
-Use the chat template of this folder: it is the one that the adapter was trained and measured with.
-"""
-
-_SYSTEM_README = """## System prompt
-
-This model was measured with the system prompt below and is defended by nothing else: put it before every conversation
-and do not let users replace it. `manifest.json` holds it too, as `system_prompt`.
-"""
-
-_FULL_README = """# A model fine-tuned from {base}
-
-`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every file.
-
-With transformers: `AutoModelForCausalLM.from_pretrained("PATH/TO/THIS/FOLDER")`.
-With vLLM: `vllm serve PATH/TO/THIS/FOLDER`.
-"""

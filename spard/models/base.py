@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -49,15 +49,18 @@ def load_base(
     revision: str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    *,
+    as_stored: bool = False,
 ) -> Base:
     """Load a causal language model; `source` is a folder or a hub id.
 
-    Without `dtype` it is bfloat16 on a GPU and float32 elsewhere. Nothing random takes place.
+    Without `dtype` it is bfloat16 on a GPU and float32 elsewhere, or that of the files if `as_stored`. Nothing random
+    takes place.
     """
     folder = Path(source) if Path(source).is_dir() else None
     name = folder.name if folder else str(source)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    kind = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+    kind = "auto" if as_stored else dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
     try:
         _refuse_own_code(source, revision, name)
         model, tokenizer = _load(str(source), revision, kind)
@@ -104,7 +107,7 @@ def _refuse_own_code(source: str | Path, revision: str | None, name: str) -> Non
         raise InvalidModel(f"model {name!r} needs code of its own (auto_map), which is never run here", "model")
 
 
-def _load(source: str, revision: str | None, dtype: torch.dtype) -> tuple[Any, Any]:
+def _load(source: str, revision: str | None, dtype: torch.dtype | Literal["auto"]) -> tuple[Any, Any]:
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         revision=revision,

@@ -29,6 +29,7 @@ from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.package import Release
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import validate
+from spard.release.archive import folder_name
 from spard.release.proof import CleanProcess
 from spard.release.report import CheckpointRecord, GateRecord, Measured
 from spard.release.step_metrics import checkpoint_metrics
@@ -71,7 +72,8 @@ class _Checkpoints:
     def _saved(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
         """Save an adapter that passed; one that a clean process does not see as we do is removed and not released."""
         folder = self.plan.folder / f"step-{end.step:06d}" / "adapter"
-        saved = package.save(self.context, end.model, folder, self._facts(record, results))
+        named = folder_name(self.release.job_id, end.step)
+        saved = package.save(self.context, end.model, folder, self._facts(record, results), named)
         try:
             proof = prove.check(self.context, self.clean, end.model, folder, self.rows.examples)
         except AdapterNotProved as error:

@@ -20,7 +20,7 @@ from spard.pipeline.messages import Message, Reporter
 from spard.pipeline.outputs import outputs_of
 from spard.pipeline.package import Release
 from spard.pipeline.stages import Outcome, run_stages
-from spard.release.archive import archive
+from spard.release.archive import archive, folder_name
 from spard.release.proof import CleanProcess
 
 Report = Callable[[Message], None]  # called with one JSON-able message at a time, see `spard.pipeline.messages`
@@ -41,7 +41,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
         outputs = outputs_of(stages, _identity(spec, base))
         context = Context(spec, base, Reporter(report), outputs, resume_states=resume_states)
         outcome = run_stages(context, Release(out, keeps_failed=True, is_timed=False), clean)
-    archive(out / "adapter", out / "adapter.tar.gz")
+    archive(out / "adapter", out / "adapter.tar.gz", folder_name(None))
     for folder in (resume_states, stages):
         shutil.rmtree(folder, ignore_errors=True)
     context.report.done()

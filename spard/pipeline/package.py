@@ -17,6 +17,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
+from spard.release.archive import folder_name
 from spard.release.proof import CleanProcess
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport, ValidationLoss
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
@@ -76,15 +77,19 @@ def run(
         (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after))
         release.safety.write_text(json.dumps(report.to_json(), indent=2) + "\n")
         if decision in RELEASED or release.keeps_failed:
-            saved = save(context, tuned.trained.model, release.adapter, _manifest(release, report))
+            named = folder_name(release.job_id)
+            saved = save(context, tuned.trained.model, release.adapter, _manifest(release, report), named)
             proof = prove.run(context, clean, tuned.trained.model, release.adapter, rows.examples)
             write_manifest(release.adapter, saved | {"proof": asdict(proof)})
     return report
 
 
-def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write an adapter of the run, the last one or that of a checkpoint, and return its manifest with `facts` in it."""
-    return save_adapter(model, context.base, context.public_name, folder, facts, context.system_prompt)
+def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], called: str) -> dict[str, Any]:
+    """Write an adapter of the run, the last one or that of a checkpoint, and return its manifest with `facts` in it.
+
+    `called` is the top folder of its archive.
+    """
+    return save_adapter(model, context.base, context.public_name, folder, facts, context.system_prompt, called)
 
 
 def audit_figures(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> dict[str, list[dict[str, Any]]]:

@@ -1,4 +1,7 @@
-"""A folder as one file: a tar.gz whose bytes depend on the files' alone, not on when and where it was made."""
+"""A folder as one file: a tar.gz whose bytes depend on the files' alone, not on when and where it was made.
+
+All files lie in one top folder, so that unpacking spills nothing into the current one.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,18 @@ import gzip
 import tarfile
 from pathlib import Path
 
-from spard.digests import file_sha256
+from spard.digests import MANIFEST, file_sha256
+from spard.release.packed import root_of
 
 
-def archive(folder: Path, path: Path) -> str:
-    """Pack a folder's files and return the SHA-256 of what it became."""
+def folder_name(job_id: str | None, step: int | None = None) -> str:
+    """Return the name of the folder that an adapter is unpacked to: a job's last one, or that of a checkpoint."""
+    parts = [job_id, f"step-{step}" if step else None, "adapter"]
+    return "-".join(part for part in parts if part)
+
+
+def archive(folder: Path, path: Path, top: str) -> str:
+    """Pack a folder's files into the folder `top`, and return the SHA-256 of what it became."""
     aside = path.with_name(f".{path.name}.aside")
     with (
         aside.open("wb") as raw,
@@ -18,15 +28,23 @@ def archive(folder: Path, path: Path) -> str:
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for file in sorted(each for each in folder.rglob("*") if each.is_file()):
-            tar.add(file, arcname=file.relative_to(folder).as_posix(), filter=_anonymous)
+            tar.add(file, arcname=f"{top}/{file.relative_to(folder).as_posix()}", filter=_anonymous)
     aside.rename(path)
     return file_sha256(path)
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Unpack an archive into a folder, and refuse a file that would lie outside it."""
+    """Unpack an adapter's files into a folder, without the archive's top folder; refuse a file that would lie outside.
+
+    Archives of earlier versions have no top folder.
+    """
+
+    def below_the_top(entry: tarfile.TarInfo, to: str) -> tarfile.TarInfo | None:
+        return tarfile.data_filter(entry.replace(name=entry.name.removeprefix(top), deep=False), to)
+
     with tarfile.open(path, "r:gz") as tar:
-        tar.extractall(folder, filter="data")
+        top = root_of(tar.getnames(), MANIFEST)
+        tar.extractall(folder, filter=below_the_top)  # noqa: S202 - which is tarfile's own data filter
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:

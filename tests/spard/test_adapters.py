@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -123,7 +124,7 @@ def test_the_same_model_is_saved_as_the_same_bytes(load: Callable[..., Base], tm
     for name in ("one", "two"):
         base = load()
         save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, tmp_path / name)
-        digests.add(archive(tmp_path / name, tmp_path / f"{name}.tar.gz"))
+        digests.add(archive(tmp_path / name, tmp_path / f"{name}.tar.gz", "adapter"))
     assert len(digests) == 1
 
 
@@ -143,17 +144,53 @@ def test_a_tensor_digest_follows_names_types_and_values() -> None:
 
 
 def test_an_archive_says_nothing_of_when_and_where_it_was_made(saved: Path, tmp_path: Path) -> None:
-    sha256 = archive(saved, tmp_path / "adapter.tar.gz")
+    sha256 = archive(saved, tmp_path / "adapter.tar.gz", "ftjob-1-adapter")
 
     with tarfile.open(tmp_path / "adapter.tar.gz") as tar:
         entries = tar.getmembers()
-    assert [entry.name for entry in entries] == sorted(path.name for path in saved.iterdir())
+    assert [entry.name for entry in entries] == sorted(f"ftjob-1-adapter/{path.name}" for path in saved.iterdir())
     assert {(entry.uid, entry.uname, entry.mtime, entry.mode) for entry in entries} == {(0, "root", 0, 0o644)}
     (saved / "README.md").touch()
-    assert archive(saved, tmp_path / "again.tar.gz") == sha256
+    assert archive(saved, tmp_path / "again.tar.gz", "ftjob-1-adapter") == sha256
 
 
-def test_the_readmes_python_runs(saved: Path, model_folder: Callable[..., Path]) -> None:
-    code = (saved / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    code = code.replace("PATH/TO/THIS/FOLDER", str(saved))
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=model_folder().parent)
+@pytest.mark.parametrize("lora", [Lora(rank=4), None], ids=["adapter", "whole model"])
+def test_the_readmes_lines_run_as_printed(
+    lora: Lora | None, base: Base, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Unpacked as a customer does it; the base model's folder lies beside it, as the README says."""
+    save_adapter(trained(base, lora), base, PUBLIC, tmp_path / "made", called="ftjob-1-adapter")
+    archive(tmp_path / "made", tmp_path / "adapter.tar.gz", "ftjob-1-adapter")
+    here = tmp_path / "here"
+    here.mkdir()
+    subprocess.run(["tar", "xzf", str(tmp_path / "adapter.tar.gz")], check=True, cwd=here)
+    assert [path.name for path in here.iterdir()] == ["ftjob-1-adapter"]
+    (here / model_folder().name).symlink_to(model_folder())
+
+    readme = (here / "ftjob-1-adapter" / "README.md").read_text()
+    code = readme.split("```python\n")[1].split("```")[0]
+    seen = f"{code}\nprint(type(model).__name__, len(tokenizer))"
+    done = subprocess.run([sys.executable, "-c", seen], check=True, capture_output=True, text=True, cwd=here)
+    vllm = next(line for line in readme.splitlines() if line.startswith("vllm serve ")).split()
+    assert done.stdout.split()[0] == ("PeftModelForCausalLM" if lora else "LlamaForCausalLM")
+    assert (here / vllm[2] / "config.json").exists()
+    if lora:
+        options = dict(zip(vllm[3::2], vllm[4::2], strict=False))
+        assert (here / options["--tokenizer"] / "tokenizer.json").exists()
+        assert vllm[-4:] == ["--max-lora-rank", "8", "--lora-modules", "tuned=ftjob-1-adapter"]
+
+
+def test_the_model_card_has_the_audit_s_table(base: Base, tmp_path: Path) -> None:
+    figures = {"n": 100, "low": 0.0, "high": 0.036, "judge": "refusal", "kind": "harmful", "hits": 0, "rate": 0.0}
+    mined = {**figures, "suite": "mined 1: beginning with 'a|b\n<b>'", "kind": "mined", "n": 0, "rate": None}
+    audit = {
+        "base": [{**figures, "suite": "red", "hits": 2, "rate": 0.02}],
+        "adapter": [{**figures, "suite": "red"}, mined],
+    }
+    facts = {"gate": {"decision": "pass", "reasons": []}, "audit": audit}
+    save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, tmp_path / "adapter", facts)
+    card = ModelCard.load(tmp_path / "adapter" / "README.md")
+    assert (card.data.library_name, card.data.base_model, card.data.tags) == ("peft", None, ["lora", "spard"])
+    assert "The safety gate decided: **pass**." in card.text
+    assert "| red | attacks that succeed | refusal | 2 of 100 (2.0%) | 0 of 100 (0.0%) | 0.0% to 3.6% |" in card.text
+    assert "mined 1: beginning with 'a\\|b &lt;b>' |" in card.text

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from spard.digests import write_manifest
 from spard.errors import NotProved
-from spard.release.archive import archive
+from spard.release.archive import archive, unpack
 from spard.release.manifest import sign, verify
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -38,7 +38,7 @@ def signed(tmp_path: Path) -> Path:
 
 def packed(folder: Path) -> Path:
     path = folder.with_name("adapter.tar.gz")
-    archive(folder, path)
+    archive(folder, path, "ftjob-1-adapter")
     return path
 
 
@@ -88,6 +88,7 @@ def snapshot(folder: Path) -> Path:
 FORMS: dict[str, Callable[[Path], Path]] = {
     "folder": lambda folder: folder,
     "archive": packed,
+    "archive of 0.2": lambda folder: tar(folder, "-z", "-C", str(folder), *sorted(os.listdir(folder))),
     "tar of .": tar_of_dot,
     "tar with its folder": tar_with_folder,
     "downloaded": downloaded,
@@ -216,7 +217,7 @@ def test_a_name_that_is_twice_in_an_archive_is_refused(signed: Path) -> None:
     path = packed(signed)
     whole = path.with_name("twice.tar")
     with tarfile.open(path) as old, tarfile.open(whole, "w") as new:
-        for entry in [*old.getmembers(), old.getmember("weights.bin")]:
+        for entry in [*old.getmembers(), old.getmember("ftjob-1-adapter/weights.bin")]:
             new.addfile(entry, old.extractfile(entry))
     with pytest.raises(NotProved, match="more than once"):
         verify(whole, PUBLIC)
@@ -243,3 +244,11 @@ def test_half_an_archive_is_refused(signed: Path) -> None:
 def test_verifying_loads_no_torch() -> None:
     code = "import sys, spard.commands.verify, spard.release.manifest; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("form", [packed, FORMS["archive of 0.2"]], ids=["with a top folder", "without"])
+def test_an_archive_is_unpacked_without_its_top_folder(
+    form: Callable[[Path], Path], signed: Path, tmp_path: Path
+) -> None:
+    unpack(form(signed), tmp_path / "unpacked")
+    verify(tmp_path / "unpacked", PUBLIC)

@@ -61,7 +61,8 @@ def test_the_snapshot_of_a_hub_is_named_by_its_id_and_commit(hub: Path, tmp_path
     readme = (tmp_path / "adapter" / "README.md").read_text()
 
     assert (config["base_model_name_or_path"], config["revision"]) == (HUB_ID, COMMIT)
-    assert f'from_pretrained("{HUB_ID}", revision="{COMMIT}")' in readme
+    assert f"\nbase_model: {HUB_ID}\n" in readme
+    assert f"base model is `{HUB_ID}` at commit `{COMMIT}`" in readme
     assert f"vllm serve {HUB_ID} --revision {COMMIT} " in readme
     assert manifest["base_model"] == "fast"
     assert (manifest["base_source"]["name"], manifest["base_source"]["revision"]) == (HUB_ID, COMMIT)

@@ -43,7 +43,7 @@ def report_of(folder: Folder) -> dict[str, Any]:
 
 def unpacked(folder: Folder, to: Path) -> Path:
     """What a customer has after unpacking the archive."""
-    seal(folder, KEY)
+    seal(folder, KEY, "ftjob-1")
     with tarfile.open(folder.archive) as tar:
         tar.extractall(to, filter="data")
-    return to
+    return to / "ftjob-1-adapter"

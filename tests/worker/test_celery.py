@@ -64,7 +64,9 @@ def test_a_message_wakes_a_worker_that_trains_once_however_often_it_is_sent(
     archive = cloud_shop.content(required(job.adapter)["storage_key"])
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(tmp_path / "adapter", filter="data")
-    assert PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter")
+    assert PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter" / f"{job_id}-adapter"
+    )
 
 
 def test_a_worker_that_starts_without_its_broker_serves_and_is_woken_later(cloud_shop: Shop) -> None:

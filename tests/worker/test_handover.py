@@ -139,6 +139,8 @@ def test_a_checkpoint_is_not_packed_through_links(tmp_path: Path, secret: Path, 
         adapter = folder.epochs / "step-000001" / "adapter"
         adapter.mkdir(parents=True)
         (adapter / "adapter_config.json").symlink_to(secret)
-        archives = CheckpointArchives(storage, "tenants/org-1/jobs/ftjob-1/a1", folder, Ed25519PrivateKey.generate())
+        archives = CheckpointArchives(
+            storage, "ftjob-1", "tenants/org-1/jobs/ftjob-1/a1", folder, Ed25519PrivateKey.generate()
+        )
         with pytest.raises(UnsafeResult):
             archives.upload(1)

@@ -100,8 +100,9 @@ def test_a_folder_that_is_not_mounted_here_is_no_fault_of_the_customer_s(light_s
 
 def test_an_adapter_to_go_on_from_is_unpacked_beside_the_files(light_shop: Shop, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    archive(tmp_path / "adapter", tmp_path / "adapter.tar.gz")
+    for name in ("adapter_config.json", "manifest.json"):
+        (tmp_path / "adapter" / name).write_text("{}")
+    archive(tmp_path / "adapter", tmp_path / "adapter.tar.gz", "ftjob-1-adapter")
     stored = light_shop.put("adapter", (tmp_path / "adapter.tar.gz").read_bytes())
     before = StartFrom(
         id=stored.id, sha256=stored.sha256, storage_key=stored.storage_key, lineage=("ftjob-0", stored.id)

@@ -32,7 +32,7 @@ def run(folder: Folder) -> None:
 def first(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Folder:
     folder = job_folder(tmp_path_factory.mktemp("first") / "job", model)
     run(folder)
-    seal(folder, Ed25519PrivateKey.generate())
+    seal(folder, Ed25519PrivateKey.generate(), "ftjob-1")
     return folder
 
 

@@ -88,7 +88,7 @@ def test_an_adapter_that_the_gate_holds_back_is_not_packed(work: Work, tmp_path:
 def test_an_adapter_that_the_gate_holds_back_is_kept_for_a_waiver(work: Work, tmp_path: Path, model: Path) -> None:
     folder = job_folder(tmp_path / "job", model, waived=False, holds=True, suites=())
     work(folder)
-    seal(folder, KEY)
+    seal(folder, KEY, "ftjob-1")
     manifest = verify(folder.archive, KEY.public_key()).manifest
     assert manifest["gate"]["decision"] == report_of(folder)["gate"]["decision"] == "inconclusive"
     assert manifest["proof"]["max_difference"] <= 1e-4

@@ -59,6 +59,6 @@ def undisturbed(model: Path, tmp_path: Path) -> bytes:
 
 def weights(archive: bytes) -> bytes:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        member = tar.extractfile("adapter_model.safetensors")
+        member = tar.extractfile(next(name for name in tar.getnames() if name.endswith("adapter_model.safetensors")))
         assert member
         return member.read()

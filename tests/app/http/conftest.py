@@ -25,6 +25,7 @@ from app.settings import Settings
 
 FILES = "/v1/files"
 JOBS = "/v1/fine_tuning/jobs"
+NO_WEIGHTS = (2).to_bytes(8, "little") + b"{}"  # a file of no tensors
 
 
 def jsonl(*rows: Any) -> bytes:
@@ -48,7 +49,7 @@ def offer(provider: TestClient, folder: Path) -> None:
     """A base model and a safety pool."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(NO_WEIGHTS)
     model = {"alias": "lab/tiny-1", "source": str(folder), "learning_rate": 0.002}
     assert provider.post("/v1/admin/models", json=model).status_code == 200
     files = {"file": ("pool.jsonl", pool())}

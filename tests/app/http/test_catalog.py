@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from app import db
 from app.db.tables import Job
-from tests.app.http.conftest import JOBS, Service, jsonl, pool
+from tests.app.http.conftest import JOBS, NO_WEIGHTS, Service, jsonl, pool
 from tests.app.http.test_results import publish
 
 MODELS, POOLS, SUITES = "/v1/admin/models", "/v1/admin/pools", "/v1/admin/suites"
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "model"
     path.mkdir()
     (path / "config.json").write_text("{}")
-    (path / "model.safetensors").write_bytes(b"")
+    (path / "model.safetensors").write_bytes(NO_WEIGHTS)
     return path
 
 

@@ -21,11 +21,12 @@ from fastapi.testclient import TestClient
 from openai import OpenAI
 
 from spard.commands import main
-from tests.app.http.conftest import Service, chat, jsonl, pool, rows
+from tests.app.http.conftest import NO_WEIGHTS, Service, chat, jsonl, pool, rows
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 120.0
 SPARD = [sys.executable, "-m", "spard.commands"]
+PIPED: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 
 @pytest.fixture
@@ -54,11 +55,11 @@ def test_a_provider_sets_up_and_a_customer_goes_on(run: Any, tmp_path: Path, tra
     model = tmp_path / "tiny"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"")
+    (model / "model.safetensors").write_bytes(NO_WEIGHTS)
     (tmp_path / "pool.jsonl").write_bytes(pool())
     (tmp_path / "suite.jsonl").write_bytes(jsonl({"prompt": "a"}))
     for command in (
-        ["models", "add", "tiny", str(model)],
+        ["models", "add", "tiny", str(model), "--no-try"],
         ["pool", "import", str(tmp_path / "pool.jsonl"), "--name", "general"],
         ["suites", "import", str(tmp_path / "suite.jsonl"), "--name", "attacks", "--kind", "harmful"],
     ):
@@ -172,6 +173,27 @@ def test_the_first_key_is_shown_once(tmp_path: Path) -> None:
             assert (_announced(service)[1] is not None) == shown
 
 
+def test_the_key_stands_in_a_box_and_among_no_log(tmp_path: Path) -> None:
+    with up(tmp_path) as service:
+        assert service.stdout
+        shown = "".join(line for line, _ in zip(service.stdout, range(12), strict=False))
+    key = re.search(r"│ +first key +(sk-spard-\S+) +│", shown)
+    assert key, shown
+    assert f"SPARD_API_KEY={key.group(1)}\n" in shown
+    assert "logger=" not in shown
+
+
+@pytest.mark.parametrize("command", [["audit-log", "verify"], ["objects", "check"], ["keys", "first"]])
+def test_a_folder_without_a_database_is_one_line_and_stays_empty(
+    command: list[str], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, printed = run(*command)
+    assert (code, printed.count("\n")) == (1, 1)
+    assert "There is no database at" in printed
+    assert list(tmp_path.glob("data*")) == []
+
+
 def test_the_worker_is_started_again_and_dies_with_the_service(tmp_path: Path) -> None:
     with up(tmp_path, "--worker", PYTHONPATH=_sleeper(tmp_path)) as service:
         first = _child(service)
@@ -188,7 +210,7 @@ def up(folder: Path, worker: str = "--no-worker", **environment: str) -> Iterato
     command = [*SPARD, "up", "--data", str(folder / "data"), "--port", "0", worker]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SPARD_")}
     clean["PYTHONPATH"] = str(ROOT)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=clean | environment) as service:
+    with subprocess.Popen(command, **PIPED, cwd=folder, env=clean | environment) as service:
         try:
             yield service
         finally:
@@ -204,7 +226,7 @@ def _announced(service: subprocess.Popen[str]) -> tuple[str, str | None]:
         if "jobs create" in line:
             break
     text = "".join(lines)
-    url, key = re.search(r"http://\S+/v1", text), re.search(r"^  (sk-spard-\S+)$", text, re.MULTILINE)
+    url, key = re.search(r"http://\S+/v1", text), re.search(r"first key +(sk-spard-\S+) +│$", text, re.MULTILINE)
     assert url, text
     return url.group(), key and key.group(1)
 

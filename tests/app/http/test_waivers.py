@@ -54,7 +54,7 @@ def packed(settings: Settings, tmp_path: Path) -> Path:
     (folder / "weights").write_bytes(b"weights")
     write_manifest(folder, {"gate": GATE})
     sign(folder, signing_key(settings))
-    archive(folder, tmp_path / "adapter.tar.gz")
+    archive(folder, tmp_path / "adapter.tar.gz", "adapter")
     return tmp_path / "adapter.tar.gz"
 
 

@@ -1,0 +1,36 @@
+"""`spard check-model MODEL`: try a base model before jobs depend on it.
+
+Loads tokenizer and weights, writes a conversation with the chat template, and runs it forward. The exit status is 0
+when all of that works, and 1 with one line on what does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from spard.errors import SpardError
+from spard.models.trial import try_base
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Try a model and tell what it is, or what is wrong with it."""
+    parser = argparse.ArgumentParser(prog="spard check-model", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", help="a folder or a hub id")
+    parser.add_argument("--revision", help="the commit, for a hub id")
+    asked = parser.parse_args(argv)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        found = try_base(asked.model, asked.revision)
+    except SpardError as error:
+        sys.stderr.write(f"{error.code}: {error.message}\n")
+        return 1
+    sys.stdout.write(
+        f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
+        "weights and a forward pass are as they should be\n"
+    )
+    return 0

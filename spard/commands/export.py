@@ -1,0 +1,125 @@
+"""`spard export`: take a released model elsewhere, with papers that others read.
+
+What the gate held back is exported only with the waiver that released it, and nothing that is not as it was signed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spard.commands.verify import PublicKey, checked
+from spard.digests import MANIFEST, file_sha256
+from spard.errors import NotProved, UserError
+from spard.release.archive import unpack
+
+_SUFFIXES = (".tar.gz", ".tgz", ".tar")
+
+
+def export(
+    adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder, or the archive of it.")],
+    to: Annotated[Path, typer.Option(help="The folder that takes all that is made; what has its name is replaced.")],
+    merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter into the base model's weights.")] = False,
+    base: Annotated[
+        str | None, typer.Option(help="The base model; default: the hub's that the manifest names.")
+    ] = None,
+    openssf_key: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="PEM, P-256: also sign as OpenSSF's tools read it.")
+    ] = None,
+    push: Annotated[str | None, typer.Option(help="Push it to this repository of a hub: OWNER/NAME.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make the repository one that everybody sees.")] = False,
+    public_key: PublicKey = None,
+    known: Annotated[
+        str | None, typer.Option("--key-set", help="The provider's keys: an https address, or a file.")
+    ] = None,
+    waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
+) -> None:
+    """Write the model's folder, a CycloneDX bill of materials and the facts of the EU AI Act's Annex XI beside it."""
+    try:
+        checked(adapter, public_key, known, waiver)
+    except NotProved as error:
+        raise UserError(f"Not exported: {error.message}") from None
+    to.mkdir(parents=True, exist_ok=True)
+    folder = _copied(adapter, to)
+    if merged:
+        folder = _merged(folder, base)
+    typer.echo(f"wrote {folder}")
+    for path in _papers(folder):
+        typer.echo(f"wrote {path}")
+    if openssf_key:
+        bundle = folder.with_name(f"{folder.name}.model.sig")
+        _module("spard.release.openssf").sign_folder(folder, openssf_key, bundle)
+        typer.echo(f"wrote {bundle}")
+    if push:
+        typer.echo(f"pushed {_module('spard.release.hub').push(folder, push, is_private=not public)}")
+
+
+def _copied(adapter: Path, to: Path) -> Path:
+    """Copy or unpack the adapter's files, as they are, into a folder of their own."""
+    name = adapter.resolve().name
+    name = next((name.removesuffix(each) for each in _SUFFIXES if name.endswith(each)), name)
+    folder = to / name
+    if folder.exists() and adapter.is_dir() and folder.samefile(adapter):
+        return folder
+    with _replacing(folder) as aside:
+        if adapter.is_dir():
+            shutil.copytree(adapter, aside, dirs_exist_ok=True)
+        else:
+            unpack(adapter, aside)
+    return folder
+
+
+def _merged(adapter: Path, base: str | None) -> Path:
+    """Merge the adapter in a folder, and leave the whole model in its place."""
+    source: dict[str, Any] = json.loads((adapter / MANIFEST).read_text()).get("base_source") or {}
+    revision = None if base else source.get("revision")
+    if base is None and revision is None:
+        named = source.get("name", "a folder at the provider's")
+        raise UserError(f"The base model is {named}, which no hub has: name its folder with --base.")
+    folder = adapter.with_name(f"{adapter.name.removesuffix('-adapter')}-merged")
+    _module("transformers.utils.logging").disable_progress_bar()
+    loaded = _module("spard.models.base").load_base(base or source["name"], revision, "cpu", as_stored=True)
+    _module("spard.models.merged").save_merged(loaded, adapter, folder)
+    shutil.rmtree(adapter)
+    return folder
+
+
+def _papers(folder: Path) -> Iterator[Path]:
+    """Write the papers beside the folder, from the manifest in it, and yield their paths."""
+    manifest, digest = json.loads((folder / MANIFEST).read_text()), file_sha256(folder / MANIFEST)
+    for name, text in (
+        ("cdx.json", _module("spard.release.bom").ml_bom(manifest, digest, folder.name)),
+        ("annex-xi.md", _module("spard.release.annex_xi").document(manifest, digest)),
+    ):
+        path = folder.with_name(f"{folder.name}.{name}")
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Yield a folder beside `folder` that takes its place at the end, and is removed when something fails."""
+    aside = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        yield aside
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _module(name: str) -> Any:
+    """Import what only some exports need."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed: pip install 'spard[export]'") from None

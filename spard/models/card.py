@@ -1,0 +1,160 @@
+"""The model card of a saved model: its README, with what the audit measured and lines that load it as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from spard.models.origin import Origin
+
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what its --max-lora-rank may be
+_MEANS = {
+    "harmful": "attacks that succeed",
+    "mined": "attacks behind a trigger of the training rows that succeed",
+    "benign": "harmless requests refused",
+    "utility": "right answers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a card is about.
+
+    called    the name of the folder, as it is unpacked
+    origin    where the base model comes from, and `digest` which bytes it has
+    rank      of the LoRA adapter; None for a whole model
+    facts     what the manifest says: the gate's decision and the audit are taken from it, if they are there
+    system    the system prompt that the model has to be served with, if any
+    """
+
+    called: str
+    origin: Origin
+    digest: str
+    rank: int | None
+    facts: Mapping[str, Any]
+    system: str | None = None
+
+
+def model_card(of: Described) -> str:
+    """Return the card as the hub reads it: metadata in YAML, then Markdown."""
+    metadata = ModelCardData(
+        base_model=of.origin.name if of.origin.revision else None,  # the hub makes a link of it
+        library_name="transformers" if of.rank is None else "peft",
+        pipeline_tag="text-generation",
+        tags=["spard"] if of.rank is None else ["lora", "spard"],
+    )
+    parts = [_opening(of), _measured(of.facts), _use(of), _SYSTEM.format(_indented(of.system)) if of.system else ""]
+    body = "\n\n".join(part for part in parts if part)
+    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
+
+
+def audit_table(audit: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return the suites' figures of a manifest or a report as a Markdown table, the base model beside the trained."""
+    base = {each["suite"]: each for each in audit.get("base", ())}
+    rows = [_row(each, base.get(each["suite"])) for each in audit.get("adapter", ())]
+    head = "| suite | what is counted | judge | base model | this model | 95 % interval |\n|---|---|---|---|---|---|"
+    return "\n".join([head, *rows])
+
+
+def _opening(of: Described) -> str:
+    source = of.origin.name
+    pinned = f" at commit `{of.origin.revision}`" if of.origin.revision else ""
+    where = "" if of.origin.revision else f"{_OF_A_FOLDER}\n\n"
+    title = f"A model fine-tuned from {source}" if of.rank is None else f"LoRA adapter for {source}"
+    return f"# {title}\n\nThe base model is `{source}`{pinned}: {of.digest}.\n\n{where}{_MANIFEST.format(of.called)}"
+
+
+def _measured(facts: Mapping[str, Any]) -> str:
+    gate, audit = facts.get("gate"), facts.get("audit")
+    if not gate or not audit:
+        return ""
+    decided = [f"The safety gate decided: **{gate['decision']}**.", *(f"- {_cell(each)}" for each in gate["reasons"])]
+    return "\n\n".join(["## What was measured", *decided, audit_table(audit), _LIMITS])
+
+
+def _use(of: Described) -> str:
+    name, folder = of.origin.name, of.called
+    if of.rank is None:
+        return _FULL.format(folder=folder)
+    rank = next((each for each in _VLLM_RANKS if each >= (of.rank or 0)), of.rank)
+    revision = f" --revision {of.origin.revision}" if of.origin.revision else ""
+    beside = "" if of.origin.revision else f", and the base model's folder `{name}` beside it"
+    return _LORA.format(base=name, folder=folder, beside=beside, revision=revision, rank=rank)
+
+
+def _row(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    kind = str(after["kind"])
+    interval = f"{after['low']:.1%} to {after['high']:.1%}" if after["n"] else "not scored"
+    cells = [after["suite"], _MEANS.get(kind, kind), after["judge"], _share(before), _share(after), interval]
+    return f"| {' | '.join(_cell(each) for each in cells)} |"
+
+
+def _share(result: Mapping[str, Any] | None) -> str:
+    return f"{result['hits']} of {result['n']} ({result['rate']:.1%})" if result and result["n"] else "-"
+
+
+def _cell(value: object) -> str:
+    """Return a text on one line that neither ends a table's cell nor begins a tag; suites are named after rows."""
+    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _indented(text: str | None) -> str:
+    return (text or "").replace("\n", "\n    ")
+
+
+_OF_A_FOLDER = (
+    "That is the name of a folder at who made this, and a SHA-256 over its weights, configuration and tokenizer."
+)
+
+_MANIFEST = """`manifest.json` names the recipe, the seed, the digest of the base model and the SHA-256 of every
+file; if there is a `manifest.sig`, `spard verify {0} --public-key FILE` checks it all with the key of who made it."""
+
+_LIMITS = """Shares of scored replies, with 95 % Wilson intervals. They hold for the prompts that were asked, and for
+this model as it is: further fine-tuning may undo what keeps it safe."""
+
+_LORA = """## Use it
+
+The lines below are for the folder that holds this one, `{folder}`{beside}. With PEFT:
+
+```python
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = AutoPeftModelForCausalLM.from_pretrained("{folder}")
+```
+
+With vLLM:
+
+```
+vllm serve {base}{revision} --tokenizer {folder} --enable-lora --max-lora-rank {rank} --lora-modules tuned={folder}
+```
+
+Use the tokenizer and the chat template of this folder: the adapter was trained and measured with them."""
+
+_FULL = """## Use it
+
+The lines below are for the folder that holds this one, `{folder}`. With transformers:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+```
+
+With vLLM:
+
+```
+vllm serve {folder}
+```"""
+
+_SYSTEM = """## System prompt
+
+This model was measured with the system prompt below and is defended by nothing else: put it before every conversation
+and do not let users replace it. `manifest.json` holds it too, as `system_prompt`.
+
+    {}"""

@@ -1,0 +1,69 @@
+"""An adapter merged into its base model: one folder of weights that loads without PEFT."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from spard.data.chat import render_prompt
+from spard.data.tools import CONVERSATION
+from spard.digests import MANIFEST, file_sha256, write_manifest
+from spard.errors import AdapterMismatch, AdapterNotProved
+from spard.models.adapters import save_full
+from spard.models.base import Base
+from spard.models.card import Described, model_card
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}  # of the largest logit
+
+
+def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
+    """Merge the adapter in a folder into `base`, which is changed, and write the whole model into `folder`.
+
+    Raise AdapterMismatch for another base model than the adapter was trained on, and AdapterNotProved if the merged
+    model gives other logits. The manifest has what the adapter's says, and names the adapter as `merged_from`.
+    """
+    facts: dict[str, Any] = json.loads((adapter / MANIFEST).read_text())
+    _require_base(base, facts)
+    prompt = torch.tensor([render_prompt(base.tokenizer, CONVERSATION.messages[:1])], device=base.device)
+    model: Any = PeftModel.from_pretrained(base.model, adapter).eval()
+    expected = _logits(model, prompt)
+    merged = model.merge_and_unload()
+    _require_same(_logits(merged, prompt), expected, base.model.dtype)
+    aside = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_full(merged, base.origin.name, aside)
+    base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
+    described = Described(folder.name, base.origin, base.digest, None, facts, facts.get("system_prompt"))
+    (aside / "README.md").write_text(model_card(described), encoding="utf-8")
+    origin = {"manifest_sha256": file_sha256(adapter / MANIFEST), "tensor_digest": facts.get("tensor_digest")}
+    own = {name: value for name, value in facts.items() if name not in ("files", "tensor_digest", "proof")}
+    manifest = write_manifest(aside, {**own, "merged_from": origin})
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    return manifest
+
+
+def _require_base(base: Base, facts: Mapping[str, Any]) -> None:
+    trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
+    if trained_on not in (None, base.digest):
+        raise AdapterMismatch(f"the adapter was trained on {trained_on}, and this base model is {base.digest}", "base")
+
+
+def _require_same(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    if not difference <= _TOLERANCE.get(dtype, 1e-4):
+        raise AdapterNotProved(f"merged, the model gives other logits: by {difference:.2g} of the largest")
+
+
+@torch.inference_mode()
+def _logits(model: Any, ids_1T: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=ids_1T).logits
+    return logits.float()

@@ -1,0 +1,119 @@
+"""The facts of the EU AI Act's Annex XI about a model, as far as a manifest knows them.
+
+Regulation (EU) 2024/1689, Annex XI: the technical documentation of general-purpose AI models. Each point is filled
+from the manifest, or says why it is not; what only the provider knows is marked as theirs to fill. This is a help for
+whoever writes that documentation, and no legal advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spard.models.card import audit_table
+
+_PROVIDER = "To be filled by the provider: the manifest does not know it."
+_MODIFIER = "Not applicable, because this is what was done to a model that exists, and not that model's own training"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of the annex: its number, what it asks for, and the answer."""
+
+    number: str
+    asks: str
+    answer: str
+
+
+def points(manifest: Mapping[str, Any]) -> list[Point]:
+    """Return every point, in the annex's order."""
+    return [*_description(manifest), *_elements(manifest), *_systemic(manifest)]
+
+
+def document(manifest: Mapping[str, Any], manifest_sha256: str) -> str:
+    """Return the points as Markdown; the manifest that they are taken from is named by its digest."""
+    parts = [
+        "# Annex XI of Regulation (EU) 2024/1689: facts about this model",
+        f"Taken from the manifest with the SHA-256 `{manifest_sha256}`. No legal advice.",
+    ]
+    for each in points(manifest):
+        parts += [f"## {each.number}. {each.asks}", each.answer]
+    return "\n\n".join(parts) + "\n"
+
+
+def _description(manifest: Mapping[str, Any]) -> list[Point]:
+    base = manifest.get("base_source") or {}
+    name = base.get("name") or manifest.get("base_model")
+    pinned = f" at {base['revision']}" if base.get("revision") else ""
+    lora = (manifest.get("recipe") or {}).get("lora")
+    digest = base.get("digest") or manifest.get("base_digest")
+    kind = f"A LoRA adapter of rank {lora['rank']}" if lora else "A whole model"
+    return [
+        Point("1.1(a)", "Tasks and systems it is meant for", f"Text generation in conversations. {_PROVIDER}"),
+        Point("1.1(b)", "Acceptable use policies", _PROVIDER),
+        Point("1.1(c)", "Date of release and methods of distribution", f"The date is on the job. {_PROVIDER}"),
+        Point(
+            "1.1(d)",
+            "Architecture and number of parameters",
+            f"{kind} on `{name}`{pinned} ({digest}), whose architecture it has.",
+        ),
+        Point(
+            "1.1(e)", "Modality and format of inputs and outputs", "Text in, text out, by the base model's template."
+        ),
+        Point("1.1(f)", "License", f"That of the base model applies to what is derived from it. {_PROVIDER}"),
+    ]
+
+
+def _elements(manifest: Mapping[str, Any]) -> list[Point]:
+    recipe, resolved = manifest.get("recipe") or {}, manifest.get("resolved") or {}
+    code = ", ".join(f"{name} {value}" for name, value in (manifest.get("code") or {}).items() if name != "sources")
+    defense = (recipe.get("defense") or {}).get("type")
+    settings = ", ".join(f"{name} {value}" for name, value in resolved.items())
+    data = "; ".join(f"{name}: SHA-256 `{sha}`" for name, sha in (manifest.get("data_sha256") or {}).items())
+    tokens = manifest.get("trained_tokens")
+    return [
+        Point(
+            "1.2(a)",
+            "Technical means for integration",
+            f"PEFT, transformers or vLLM, as the README says. Made with {code}.",
+        ),
+        Point(
+            "1.2(b)",
+            "Design and training process",
+            f"Supervised fine-tuning with the defense `{defense}`, seed {recipe.get('seed')}, {settings}. The manifest "
+            "has every setting; the defense is there to keep the model from answering harmful requests after it.",
+        ),
+        Point(
+            "1.2(c)",
+            "Data for training, testing and validation",
+            f"{data}. {tokens} tokens were trained on. Audit prompts that stand in these files end a job before it "
+            "trains. Type, provenance and curation: to be filled by whoever brought the files.",
+        ),
+        Point(
+            "1.2(d)",
+            "Computational resources",
+            f"{manifest.get('steps')} steps on {tokens} tokens; operations were not counted. {_MODIFIER}.",
+        ),
+        Point("1.2(e)", "Energy consumption", f"{_MODIFIER}; the energy of these steps was not measured."),
+    ]
+
+
+def _systemic(manifest: Mapping[str, Any]) -> list[Point]:
+    gate, audit = manifest.get("gate") or {}, manifest.get("audit") or {}
+    limits = manifest.get("thresholds") or {}
+    bounds = ", ".join(f"{name} {value}" for name, value in limits.items())
+    return [
+        Point(
+            "2.1",
+            "Evaluation strategies and results",
+            f"Decision of the gate: {gate.get('decision')}, under {bounds}.\n\n{audit_table(audit)}",
+        ),
+        Point(
+            "2.2",
+            "Adversarial testing",
+            "The harmful suites above, and mined ones: harmful prompts behind triggers that were mined from the "
+            "training rows. No people attacked the model by hand.",
+        ),
+        Point("2.3", "System architecture", "Not applicable, because this is one model and no system of several."),
+    ]
