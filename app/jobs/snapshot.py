@@ -115,7 +115,7 @@ def _check_file(model: BaseModelEntry, file: File, param: str, min_rows: int) ->
     if file.purpose != FINE_TUNE:
         message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
         raise InvalidRequest(message, code="invalid_training_file", param=param)
-    if file.status != "processed":
+    if files.is_unfit(file):
         raise InvalidRequest(
             f"{file.id} cannot be trained on: {file.status_details}",
             code="invalid_training_file",
