@@ -102,12 +102,17 @@ async def _counters(request: Request) -> Counters:
     return counters
 
 
+def _limits_of(settings: Settings, most_mb: int) -> Limits:
+    bad_status = "processed" if settings.bad_files == "fail" else "error"
+    return Limits(most_mb << 20, settings.max_line_bytes, settings.max_rows, bad_status)
+
+
 async def _limits(settings: SettingsDep) -> Limits:
-    return Limits(settings.max_upload_mb << 20, settings.max_line_bytes, settings.max_rows)
+    return _limits_of(settings, settings.max_upload_mb)
 
 
 async def _multipart_limits(settings: SettingsDep) -> Limits:
-    return Limits(settings.max_multipart_mb << 20, settings.max_line_bytes, settings.max_rows)
+    return _limits_of(settings, settings.max_multipart_mb)
 
 
 # scope="function": the commit comes before the response leaves, so that a 200 is never a lie.

@@ -43,7 +43,7 @@ def convert(storage: Storage, begin: Begin, file: File, limits: Limits) -> Conve
     with objects.writing(storage, begin, plan) as writing:
         stored, report = check_in(writing, key, _converted(storage, file), TrainingRows(), limits)
         received = Received(key, name, stored, report)
-        made = new_file(file_id, file.project_id, received, expires_at=file.expires_at)
+        made = new_file(file_id, file.project_id, received, limits, expires_at=file.expires_at)
         with begin() as session:
             writing.named(session, key)
             quotas.check_file(session, made)

@@ -15,6 +15,7 @@ from app.errors import InvalidRequest, InvalidState
 from app.files.counting import Allowance, Counters
 from app.files.duplicate_rows import digest
 from app.files.schemas import AuditOverlap, Overlap, Preview, PreviewRow, TokenCounts
+from app.files.service import is_unfit
 from app.storage import Storage
 from spard.data.jsonl import BadRow, numbered_rows, numbered_texts, parse_row
 from spard.data.overlap import find_leaks
@@ -109,7 +110,7 @@ def _asked(line: int, text: str) -> str:
 
 
 def _check_ready(file: File) -> None:
-    if file.status != "processed" or file.purpose != FINE_TUNE:
+    if is_unfit(file) or file.purpose != FINE_TUNE:
         message = f"{file.id} cannot be trained on: {file.status_details or 'its purpose is ' + file.purpose}"
         raise InvalidState(message, code="invalid_training_file", param="file_id")
 

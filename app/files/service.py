@@ -119,6 +119,11 @@ def errors_of(file: File) -> list[dict[str, Any]]:
     return [problem for problem in file.problems or [] if problem["severity"] == "error"]
 
 
+def is_unfit(file: File) -> bool:
+    """Whether something makes it unfit for training, whatever its `status` tells its owner."""
+    return file.status != "processed" or bool(errors_of(file))
+
+
 def _of(project_id: str) -> Select[File]:
     """Select the project's files that have not expired."""
     lives = or_(File.expires_at.is_(None), File.expires_at > timestamp())

@@ -62,7 +62,7 @@ def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: 
     plan = partial(planned, project_id=project_id, file_id=file_id, expected=form.most_bytes(limits.bytes))
     with objects.writing(storage, begin, plan) as writing:
         received = receive(writing, form, key, TrainingRows(), limits)
-        file = new_file(file_id, project_id, received, expires_at=_checked_fields(form.fields))
+        file = new_file(file_id, project_id, received, limits, expires_at=_checked_fields(form.fields))
         with begin() as session:
             writing.named(session, key)
             quotas.check_file(session, file)
@@ -81,7 +81,7 @@ def planned(session: Session, project_id: str, file_id: str, expected: int) -> S
     return [Planned(key_of(project_id, file_id), project_id, file_id, room.bytes, room.limit)]
 
 
-def new_file(file_id: str, project_id: str, received: Received, expires_at: datetime | None) -> File:
+def new_file(file_id: str, project_id: str, received: Received, limits: Limits, *, expires_at: datetime | None) -> File:
     """Return the row for a training file whose bytes are in storage."""
     report = received.report
     return File(
@@ -92,7 +92,7 @@ def new_file(file_id: str, project_id: str, received: Received, expires_at: date
         bytes=received.stored.bytes,
         sha256=received.stored.sha256,
         storage_key=received.key,
-        status="error" if report.errors else "processed",
+        status=limits.bad_status if report.errors else "processed",
         status_details=_details(report),
         rows=report.rows,
         problems=report.listed(),

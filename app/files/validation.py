@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from app.errors import InvalidRequest, TooLarge
 from app.files.duplicate_rows import Repeats
@@ -37,11 +38,12 @@ _HEAD = 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one file may be at most."""
+    """What one file may be at most, and what is told of one that cannot be trained on."""
 
     bytes: int
     line_bytes: int
     rows: int
+    bad_status: Literal["error", "processed"] = "error"  # `processed`, as at OpenAI, where jobs on such files fail
 
 
 class Validator:

@@ -120,7 +120,7 @@ def _check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, m
     if file.purpose != FINE_TUNE:
         message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
         raise InvalidRequest(message, code="invalid_training_file", param=param)
-    if file.status != "processed":
+    if files.is_unfit(file):
         raise InvalidRequest(
             f"{file.id} cannot be trained on: {file.status_details}",
             code="invalid_training_file",

@@ -106,7 +106,7 @@ def _complete(
             message = f"The MD5 of the file is {digest.hexdigest()}, not {ask.md5.lower()}."
             raise InvalidRequest(message, code="md5_mismatch", param="md5")
         received = Received(key, upload.filename, stored, report)
-        file = new_file(file_id, upload.project_id, received, _expiry(upload))
+        file = new_file(file_id, upload.project_id, received, limits, expires_at=_expiry(upload))
         with begin() as session:
             writing.named(session, key)
             return service.complete(session, upload.project_id, upload.id, ask.part_ids, file), file
