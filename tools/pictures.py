@@ -1,7 +1,7 @@
 """The pictures of the documentation: a running service's pages as Chromium draws them.
 
-    make demo's service, or any other with a job that succeeded and its undefended twin, then
-    python -m tools.pictures http://127.0.0.1:8000 --to docs/pictures     with the key in SPARD_API_KEY
+make demo's service, or any other with a job that succeeded and its undefended twin, then
+python -m tools.pictures http://127.0.0.1:8000 --to docs/pictures     with the key in SPARD_API_KEY
 """
 
 from __future__ import annotations

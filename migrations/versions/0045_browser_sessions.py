@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0045"
-down_revision = "0039"
+down_revision = "0040"
 
 
 def upgrade() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0045"
-down_revision = "0039"
+revision = "0046"
+down_revision = "0045"
 
 
 def upgrade() -> None:
