@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from app.dashboard.pages import files, jobs, new_job, provider, sign_in
+from app.dashboard.pages import chat, files, jobs, new_job, provider, sign_in
 
-ROUTERS = (sign_in.router, new_job.router, jobs.router, files.router, provider.router)  # the first that matches answers
+ROUTERS = (
+    sign_in.router,
+    new_job.router,
+    jobs.router,
+    files.router,
+    chat.router,
+    provider.router,
+)  # the first that matches answers

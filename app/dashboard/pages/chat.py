@@ -1,0 +1,95 @@
+"""A base model and a fine-tuned one, asked the same and shown side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from anyio import create_task_group
+from fastapi import APIRouter, Query, Request
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from app.catalog import service as catalog
+from app.dashboard.rendering import page
+from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
+from app.db.tables import Job
+from app.deps import LookDep, ReadDep
+from app.errors import AppError, InvalidRequest
+from app.inference import chat
+from app.inference.schemas import ChatCreate
+from app.inference.service import Serving
+
+router = APIRouter(include_in_schema=False)
+
+_TOKENS = 256  # of a reply
+_CHARS = 16_000  # of a question
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one model said, or why it did not."""
+
+    model: str
+    name: str
+    text: str = ""
+    problem: str = ""
+
+
+@router.get("/chat")
+def chat_page(
+    request: Request, viewer: ViewerDep, session: ReadDep, model: Annotated[str, Query(max_length=256)] = ""
+) -> Response:
+    """Show what can be asked."""
+    models = [each.id for each in catalog.models(session, viewer.project_id)]
+    return page(
+        request, "chat", viewer, models=models, model=model or (models[-1] if models else ""), answers=[], question=""
+    )
+
+
+@router.post("/chat")
+async def ask(request: Request, viewer: FormViewerDep, look: LookDep) -> Response:
+    """Ask the model and the base model that it was trained from."""
+    form = await request.form()
+    model, question = str(form.get("model", "")), str(form.get("question", "")).strip()[:_CHARS]
+    with look() as session:
+        models = [each.id for each in catalog.models(session, viewer.project_id)]
+        base = _base_of(session, viewer, model)
+    answers = [Answer(base, "Base model")] if base else []
+    answers.append(Answer(model, "This model" if base else "Base model"))
+    serving: Serving = request.app.state.serving
+    async with create_task_group() as group:
+        for answer in answers:
+            group.start_soon(_ask, serving, viewer, answer, question)
+    return page(request, "chat", viewer, models=models, model=model, answers=answers, question=question)
+
+
+def _base_of(session: Session, viewer: Viewer, model: str) -> str | None:
+    """Return the base model of a fine-tuned model of the project; None for any other name."""
+    job: Job | None = catalog.tuned(session, viewer.project_id, model)
+    return job.model if job else None
+
+
+async def _ask(serving: Serving, viewer: Viewer, answer: Answer, question: str) -> None:
+    try:
+        asked = _request(answer.model, question)
+        reply = await serving.open(viewer.principal, asked.model, asked.ask(), "chat.completions")
+        try:
+            found = await chat.whole(reply, asked)
+        except AppError as error:
+            reply.fail(error)
+            raise
+        finally:
+            await reply.close()
+        answer.text = found.choices[0].message.content or ""
+    except AppError as error:
+        answer.problem = error.message
+
+
+def _request(model: str, question: str) -> ChatCreate:
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": question}]}
+    try:
+        return ChatCreate.model_validate(body | {"temperature": 0, "max_tokens": _TOKENS})
+    except ValidationError:
+        raise InvalidRequest("Write a question first.", param="question") from None
