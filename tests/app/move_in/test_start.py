@@ -9,7 +9,6 @@ HEAVY = (
     "numpy",
     "fastapi",
     "sqlalchemy",
-    "pydantic",
     "uvicorn",
     "app.main",
     "app.db",
