@@ -168,3 +168,23 @@ print(json.dumps({"kind": "said", "said": said}), flush=True)
         finally:
             child.kill()
     assert message == {"kind": "said", "said": [True, True, False] if kind == "namespaces" else [False]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clean_process_can_be_started_again_behind_the_walls(tmp_path: Path, model: Path, kind: walls.Kind) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    code = """
+import json, subprocess, sys
+sys.stdin.readline()
+code = "import safetensors.torch"
+done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, capture_output=True, text=True)
+print(json.dumps({"kind": "well", "status": done.returncode, "said": done.stderr[-500:]}), flush=True)
+"""
+    child = Child([sys.executable, "-P", "-c", code], environment(settings), Cell(Walls(kind)))
+    try:
+        child.work(Folder(job_folder(tmp_path / "job", model).root))
+        message = child.receive(WAIT_S)
+    finally:
+        child.kill()
+    assert message is not None
+    assert message["status"] == 0, message["said"]
