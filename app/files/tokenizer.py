@@ -83,6 +83,12 @@ class LightTokenizer:
         """Tokens that were added to the vocabulary, by id."""
         return self._tokens.get_added_tokens_decoder()
 
+    @property
+    def start(self) -> list[int]:
+        """The token that the tokenizer puts before every text, if there is one."""
+        found: list[int] = self._tokens.encode("").ids[:1]
+        return found
+
     def piece(self, token_id: int) -> str:
         """Return a token as readable text."""
         text: str = self._tokens.decode([token_id], skip_special_tokens=False)
