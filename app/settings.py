@@ -103,6 +103,9 @@ class Settings(BaseSettings):
     serving_idle_s: float = Field(default=900.0, gt=0)  # after which an engine that nobody asks ends
     serving_start_s: float = Field(default=300.0, gt=0)  # to load a base model
     serving_stall_s: float = Field(default=120.0, gt=0)  # between two tokens of a reply
+    serving_url: str | None = None  # of a vLLM server that answers instead, with /v1; None: engines of this process
+    serving_api_key: SecretStr | None = None
+    serving_adapters_dir: Path | None = None  # that the API writes and that server reads, under the same path
     max_reply_tokens: int = Field(default=16_384, ge=1)  # of one reply
 
     # Prompts of each suite that the checkpoint of an epoch is audited with; fewer than 20 decide nothing. 0: ends of

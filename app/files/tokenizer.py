@@ -92,6 +92,12 @@ class LightTokenizer:
         """Whether the vocabulary knows a token."""
         return self._tokens.token_to_id(token) is not None
 
+    @property
+    def start(self) -> list[int]:
+        """The token that the tokenizer puts before every text, if there is one."""
+        found: list[int] = self._tokens.encode("").ids[:1]
+        return found
+
     def piece(self, token_id: int) -> str:
         """Return a token as readable text."""
         text: str = self._tokens.decode([token_id], skip_special_tokens=False)

@@ -50,7 +50,10 @@ class Embedded:
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
         engine, proof = await asyncio.wrap_future(self._engine(model)), None
-        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(engine.ready)), self._settings.serving_start_s)
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(engine.ready)), self._settings.serving_start_s)
+        except TimeoutError:
+            raise Unavailable("The model is still being loaded; try again.", code="engine_timeout") from None
         for _ in range(_TRIES):
             stream = engine.generate(project, ask, 8 * self._settings.serving_rows)
             try:

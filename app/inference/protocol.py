@@ -56,6 +56,7 @@ class Ask(TypedDict):
     seed: int | None
     stop: list[str]
     top_logprobs: int | None  # None: no log probabilities
+    as_ids: bool  # tokens are told by their numbers, as `token_id:7`: texts of two may be the same
 
 
 class Alternative(TypedDict):

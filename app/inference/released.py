@@ -32,9 +32,10 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A model that may answer the caller. `source` and `revision` are the base model's."""
+    """A model that may answer the caller. `base`, `source` and `revision` are the base model's."""
 
     name: str
+    base: str
     source: str
     revision: str | None
     archive: Archive | None = None  # None: the base model itself
@@ -76,7 +77,7 @@ def refuse(name: str) -> NoReturn:
 def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> Released:
     if policy.models is not None and entry.alias not in policy.models and "admin" not in caller.scopes:
         refuse(entry.alias)
-    return Released(entry.alias, entry.source, entry.revision)
+    return Released(entry.alias, entry.alias, entry.source, entry.revision)
 
 
 def _own(own: OwnModel, caller: Principal) -> Released:
@@ -88,4 +89,5 @@ def _own(own: OwnModel, caller: Principal) -> Released:
     if adapter is None:
         refuse(own.name)
     archive = Archive(adapter["storage_key"], adapter["sha256"], job.id, job.recipe["lora"] is not None)
-    return Released(own.name, job.spec.model.source, job.spec.model.revision, archive)
+    base = job.spec.model
+    return Released(own.name, base.alias, base.source, base.revision, archive)

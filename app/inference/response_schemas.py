@@ -142,4 +142,5 @@ class ResponseCreate(Body):
             "seed": None,
             "stop": [],
             "top_logprobs": None,
+            "as_ids": False,
         }

@@ -137,6 +137,7 @@ class Sampling(Body):
             "seed": self.seed,
             "stop": stop,
             "top_logprobs": None,
+            "as_ids": False,
         }
 
     @property

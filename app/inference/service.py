@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from typing import cast
+from typing import Protocol, cast
 
 from anyio import CancelScope, to_thread
 from sqlalchemy import Engine
@@ -19,7 +19,7 @@ from app.inference.calls import Admitted, Outcome
 from app.inference.embedded import Embedded
 from app.inference.engine_process import Stream, engine_lost
 from app.inference.protocol import Ask, Proof, Said
-from app.inference.released import check_again
+from app.inference.released import Released, check_again
 from app.inference.watch import Watch
 from app.keys.service import Principal
 from app.settings import Settings
@@ -93,12 +93,35 @@ class Reply:
             await to_thread.run_sync(self._serving.finish, self._caller, self.call, self.outcome)
 
 
+class Engines(Protocol):
+    """Whatever writes replies: engines of this process, or a server of the provider's."""
+
+    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+        """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
+
+    def pids(self) -> list[int]:
+        """Return the numbers of processes of ours that run for it."""
+
+    def close(self) -> None:
+        """End what runs for it."""
+
+
+def engines_of(settings: Settings, storage: Storage) -> Engines:
+    """Return the engines that the settings name."""
+    own = Embedded(settings, storage)
+    if settings.serving_url is None:
+        return own
+    from app.inference.vllm import Vllm  # imports the client of OpenAI, which others do not need
+
+    return Vllm(settings, storage, own)
+
+
 class Serving:
     """The models that this process answers with."""
 
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
         self.settings, self._engine, self._limits = settings, engine, limits
-        self.engines = Embedded(settings, storage)
+        self.engines = engines_of(settings, storage)
         self.watch = Watch(engine, settings)
 
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:

@@ -80,6 +80,7 @@ class Asked:
             "seed": None,
             "stop": [],
             "top_logprobs": None,
+            "as_ids": False,
         }
         ask |= cast(Ask, more)
         self.engine.take({"op": "generate", "id": self.asked, "project": project, "ask": ask})

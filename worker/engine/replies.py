@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from jinja2 import TemplateError
 from torch import Tensor
 
 from app.inference.protocol import Ask, Finish, Said, Token
@@ -14,7 +13,7 @@ from spard.data.chat import end_tokens, render_conversation, tool_support
 from spard.data.control_tokens import Shield, pieces
 from spard.data.rows import example
 from spard.data.tools import parts_of
-from spard.errors import InvalidData, SpardError
+from spard.errors import SpardError
 from spard.models.base import Base
 from spard.pipeline.messages import Message
 from worker.engine.sampling import Sampler, described
@@ -59,7 +58,8 @@ class Prompts:
         """Return the tokens that end a reply: all special ones, but where tools are offered not those of a call."""
         ends = {*self._stated, *end_tokens(self._tokenizer)}
         if ask["tools"]:
-            ends -= set(self._tokenizer.convert_tokens_to_ids(list(_CALL_TOKENS))) - self._stated
+            added = self._tokenizer.get_added_vocab()
+            ends -= {added[token] for token in _CALL_TOKENS if token in added} - self._stated
         return frozenset(ends)
 
     def _conversation(self, ask: Ask, system: str | None) -> list[int]:
@@ -70,8 +70,8 @@ class Prompts:
         try:
             found = example(cast(Message, raw), 1)
             return render_conversation(self._tokenizer, found.messages, system, found.tools)
-        except (TemplateError, TypeError, ValueError, InvalidData) as error:
-            why = str(error).splitlines()[0][:300]
+        except Exception as error:  # a template is a program: whatever it does with these messages ends them alone
+            why = (str(error).splitlines() or [type(error).__name__])[0][:300]
             raise Refused("invalid_messages", f"The model's chat template refuses these messages: {why}") from error
 
     def _text(self, text: str, system: str | None) -> list[int]:
@@ -92,7 +92,6 @@ class Reply:
     tokenizer: Any
     ends: Collection[int]
     limit: int
-    is_limited: bool  # by what was asked or by the context
     sampler: Sampler = field(init=False)
     text: Text = field(init=False)
     written: int = 0
@@ -111,7 +110,7 @@ class Reply:
         self.sampler.note(token)
         self.written += 1
         if (count := self.ask["top_logprobs"]) is not None:
-            self._waiting.append(described(self.tokenizer, logits_V, token, count))
+            self._waiting.append(described(self.tokenizer, logits_V, token, count, as_ids=self.ask["as_ids"]))
         more = self.text.add(token)
         if self.text.is_stopped:
             self.finish = "stop"
@@ -132,4 +131,4 @@ def replies_to(base: Base, number: int, ask: Ask, ids: Sequence[int], prompts: P
     room, asked = prompts.positions - len(ids), ask["max_tokens"]
     limit = room if asked is None else min(room, asked)
     ends = prompts.ends(ask)
-    return [Reply(number, i, ask, base.tokenizer, ends, limit, limit == asked) for i in range(ask["n"])]
+    return [Reply(number, i, ask, base.tokenizer, ends, limit) for i in range(ask["n"])]

@@ -11,6 +11,8 @@ from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from app.inference.protocol import Alternative, Ask, Token
 
+_LEAST = -9999.0  # of a log probability, as OpenAI tells it
+
 
 class Sampler:
     """Chooses the tokens of one reply. Temperature 0 is greedy; a seed gives the same tokens for the same logits."""
@@ -52,16 +54,13 @@ class Sampler:
         return logits_V
 
 
-def described(tokenizer: Any, logits_V: Tensor, token: int, count: int) -> Token:
+def described(tokenizer: Any, logits_V: Tensor, token: int, count: int, *, as_ids: bool) -> Token:
     """Return a token with its log probability, and the `count` likeliest ones at its place."""
     logprobs_V = logits_V.log_softmax(dim=-1)
-    values, places = logprobs_V.topk(count)
-    likeliest = [
-        _alternative(tokenizer, int(i), float(x)) for i, x in zip(places.tolist(), values.tolist(), strict=True)
-    ]
-    return {**_alternative(tokenizer, token, float(logprobs_V[token])), "top_logprobs": likeliest}
 
+    def alternative(number: int) -> Alternative:
+        text: str = f"token_id:{number}" if as_ids else tokenizer.decode([number])
+        logprob = max(float(logprobs_V[number]), _LEAST)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}
 
-def _alternative(tokenizer: Any, token: int, logprob: float) -> Alternative:
-    text: str = tokenizer.decode([token])
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode(errors="replace"))}
+    return {**alternative(token), "top_logprobs": [alternative(i) for i in logprobs_V.topk(count).indices.tolist()]}

@@ -16,7 +16,7 @@ from spard.errors import SpardError
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, names_of
 from worker.engine.batch import BASE, Batch
-from worker.engine.replies import Prompts, Refused, Reply, replies_to
+from worker.engine.replies import Prompts, Reply, replies_to
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Engine:
             replies = replies_to(self._base, waiting.id, ask, ids, self._prompts)
             self._batch.model = self._adapters.model
             self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
-        except Refused as error:
+        except SpardError as error:
             return self._tell({"kind": "failed", "id": waiting.id, "code": error.code, "message": error.message})
         self._replies += replies
         return self._tell({"kind": "started", "id": waiting.id, "prompt_tokens": len(ids)})

@@ -1,0 +1,129 @@
+"""What replies cost: rows, quotas and rates in tokens, and entries in the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai import RateLimitError
+from sqlalchemy import select
+
+from app import db
+from app.commands.chat import chat
+from app.db.tables import AuditEntry, InferenceCall, Quota
+from app.inference.engine_process import Stream
+from app.inference.protocol import Ask, Proof
+from app.inference.released import Released
+from tests.app.inference.conftest import Lab
+
+READ, MESSAGES = 3, [{"role": "user", "content": "Hello there"}]
+PROOF: Proof = {"tensor_digest": "sha256:0", "max_difference": 0.0, "difference_to_base": 1.0}
+
+
+class Words:
+    """An engine that writes as many words as it may."""
+
+    def __init__(self) -> None:
+        self.asks: list[Ask] = []
+
+    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+        self.asks.append(ask)
+        stream, most = Stream(1, lambda number: None), ask["max_tokens"] or 0
+        for i in range(1, most + 1):
+            finish: Any = "length" if i == most else None
+            stream.put({"kind": "piece", "id": 1, "index": 0, "text": "on ", "reply_tokens": i, "finish": finish})
+        stream.put({"kind": "done", "id": 1, "reply_tokens": most})
+        return stream, READ, PROOF if len(self.asks) == 1 else None
+
+
+Limit = Callable[..., Any]
+
+
+@pytest.fixture
+def words(served_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Words:
+    engine = Words()
+    monkeypatch.setattr(served_lab.app.state.serving, "engines", engine)
+    return engine
+
+
+@pytest.fixture
+def limited(served_lab: Lab, request: pytest.FixtureRequest) -> Limit:
+    """A client of a project of the test's own, with limits."""
+    project = f"org-{request.node.name[:40]}"
+
+    def limit(**limits: int) -> Any:
+        client = served_lab.client(project)
+        with db.transaction(served_lab.app.state.engine) as session:
+            session.merge(Quota(project_id=project, **limits))
+        return client
+
+    return limit
+
+
+def ask(client: Any, tokens: int) -> Any:
+    return client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=tokens)
+
+
+def test_a_day_has_so_many_tokens(served_lab: Lab, words: Words, limited: Limit) -> None:
+    client = limited(max_tokens_per_day=20)
+    assert ask(client, 10).usage.total_tokens == 10 + READ
+    assert ask(client, 10).usage.total_tokens == 7 + READ  # what is left is what a reply may have
+    with pytest.raises(RateLimitError) as over:
+        ask(client, 10)
+    assert (over.value.code, over.value.response.headers["x-should-retry"]) == ("quota_exceeded", "false")
+
+
+def test_a_minute_has_so_many_tokens(words: Words, limited: Limit) -> None:
+    client = limited(tokens_per_minute=12)
+    ask(client, 10)
+    with pytest.raises(RateLimitError) as over:
+        ask(client, 1)
+    assert over.value.code == "rate_limit_exceeded"
+    assert int(over.value.response.headers["retry-after"]) >= 1
+
+
+def test_each_request_is_a_row_without_its_words(served_lab: Lab, words: Words, limited: Limit) -> None:
+    client = limited()
+    name = served_lab.release(41, "org-test_each_request_is_a_row_without_its_w")
+    client.chat.completions.create(model=name, messages=[{"role": "user", "content": "a secret"}], max_tokens=4)
+    with db.read(served_lab.app.state.engine) as session:
+        (call,) = session.scalars(select(InferenceCall).where(InferenceCall.model == name))
+        entries = [
+            (entry.action, entry.details) for entry in session.scalars(select(AuditEntry)) if entry.target == name
+        ]
+    assert (call.status, call.prompt_tokens, call.reply_tokens) == ("done", READ, 4)
+    assert call.first_token_s is not None
+    assert call.seconds is not None
+    assert call.first_token_s <= call.seconds
+    assert [action for action, _ in entries] == ["model.called", "model.loaded"]
+    assert entries[1][1] == {"sha256": call.archive_sha256, **PROOF}
+    assert "secret" not in repr([vars(call), entries])
+    client.chat.completions.create(model=name, messages=MESSAGES, max_tokens=1)
+    with db.read(served_lab.app.state.engine) as session:
+        again = session.scalars(select(AuditEntry.action).where(AuditEntry.target == name)).all()
+    assert list(again) == ["model.called", "model.loaded"]
+
+
+def test_the_provider_sees_the_sums(served_lab: Lab, words: Words, limited: Limit) -> None:
+    client = limited()
+    ask(client, 5)
+    ask(client, 6)
+    provider = served_lab.client("org-provider", "admin", "customer")
+    usage: Any = provider.get("/admin/usage", cast_to=object)
+    (mine,) = [each for each in usage["data"] if each["project_id"] == "org-test_the_provider_sees_the_sums"]
+    assert (mine["calls"], mine["prompt_tokens"], mine["reply_tokens"]) == (2, 2 * READ, 11)
+
+
+def test_spard_chat_prints_the_reply(
+    served_lab: Lab, words: Words, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARD_BASE_URL", served_lab.url)
+    monkeypatch.setenv("SPARD_API_KEY", served_lab.key())
+    chat("tiny", "Hello there", system="Be short.", max_tokens=3)
+    assert capsys.readouterr().out == "on on on \n"
+    assert [message["role"] for message in words.asks[0]["messages"] or []] == ["system", "user"]
+    lines = iter(["One", "Two", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    chat("tiny", max_tokens=1)
+    assert [message.get("content") for message in words.asks[2]["messages"] or []] == ["One", "on ", "Two"]
