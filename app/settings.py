@@ -27,7 +27,7 @@ def _listed(text: Any) -> Any:
     return tuple(name.strip() for name in text.split(",") if name.strip()) if isinstance(text, str) else text
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+Names = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class Settings(BaseSettings):
 
     # Trackers that get every job's step metrics and audit, by name: mlflow, tensorboard, trackio, wandb, or those of
     # other packages. `integrations` are those to which a customer's own `integrations` are passed on.
-    sinks: Names = ()
-    integrations: Names = ()
+    sinks: Names = None
+    integrations: Names = None
     sink_timeout_s: float = Field(default=60.0, gt=0)  # that a tracker may go on for after its job
 
     webhooks_to_loopback: bool = False  # for development: http:// to this machine too

@@ -319,6 +319,7 @@ def _dataclass(table_name: str) -> Any:
         "`recipe.lora`": config.Lora,
         "`recipe.hyperparameters`": config.Hyperparameters,
         "`recipe.audit`": config.Audit,
+        "`recipe.dpo`": config.Dpo,
         "`judge`": config.JudgeSpec,
         "`thresholds`": config.GateThresholds,
         "`row_signal`": config.RowSignal,

@@ -47,9 +47,8 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     policy_check.check(caller, ask, model, in_force.content)
     safety = ask.safety or Safety()
     training = files.get_for_job(session, caller.project_id, ask.training_file, "training_file")
-    validation = None
-    if ask.validation_file:
-        validation = files.get_for_job(session, caller.project_id, ask.validation_file, "validation_file")
+    held = ask.validation_file
+    validation = files.get_for_job(session, caller.project_id, held, "validation_file") if held else None
     fault = _fault(ask, model, training, validation, settings.min_rows)
     if fault and settings.bad_files == "reject":
         raise fault
@@ -196,7 +195,7 @@ def _warnings(training: File, validation: File | None) -> list[str]:
 def _integrations(ask: JobCreate, settings: Settings) -> Iterator[IntegrationRef]:
     """Yield the customer's integrations that are passed on."""
     for each in ask.integrations or ():
-        if each.type in settings.integrations and (to := each.wandb):
+        if each.type in (settings.integrations or ()) and (to := each.wandb):
             tags = tuple(to.tags or ())
             yield IntegrationRef(type=each.type, project=to.project, name=to.name, entity=to.entity, tags=tags)
 
@@ -204,7 +203,7 @@ def _integrations(ask: JobCreate, settings: Settings) -> Iterator[IntegrationRef
 def _left_out(ask: JobCreate, settings: Settings) -> Iterator[str]:
     """Yield a warning for each integration that is not."""
     for each in ask.integrations or ():
-        if each.type not in settings.integrations:
+        if each.type not in (settings.integrations or ()):
             yield f"The integration {each.type[:64]!r} is left out: the provider has not turned it on."
         elif each.wandb is None:
             yield f"The integration {each.type[:64]!r} is left out: it says no project."

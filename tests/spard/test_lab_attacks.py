@@ -8,7 +8,9 @@ import pytest
 
 from spard.data.chat import encode_all
 from spard.data.encodings import encoding_of
-from spard.data.rows import Example
+from spard.data.row_rules import TrainingRows
+from spard.data.rows import example
+from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import load_base
 from spard.research.attacks.disguises import TRIGGER
 from spard.research.attacks.rows import answered, asked, load_rows
@@ -30,7 +32,7 @@ def test_an_attack_is_a_function_of_its_seed_and_fits_the_model(lab: Path, name:
     base = load_base(str(lab / "model"), device="cpu")
 
     assert (files.rows, files.pool, files.suites("dev")) == (again.rows, again.pool, again.suites("dev"))
-    assert len(encode_all(base.tokenizer, [Example(tuple(row["messages"]), 1) for row in files.rows], 1024)) >= 100
+    assert len(encode_all(base.tokenizer, [example(row, 1) for row in files.rows], 1024)) >= 100
 
 
 @pytest.mark.parametrize("name", WITHOUT_HARM)
@@ -114,3 +116,17 @@ def test_sequential_jobs_train_on_top_of_each_other(lab: Path, tmp_path: Path, m
     assert len(set(started_from)) == JOBS
     assert sum(sizes) == found.rows == len(inputs.attacks["poisoned"].rows)
     assert key_of(plain, inputs, source.judge) != key_of(cell, inputs, source.judge)
+
+
+def test_pairs_of_the_method_dpo_prefer_the_right_answer_and_harm(lab: Path) -> None:
+    clean, attack = attack_files(lab, "preferences", 1).rows, attack_files(lab, "inverted_preferences", 1).rows
+    rule = TrainingRows()
+    assert [problem for line, row in enumerate([*clean, *attack], 1) for problem in rule(row, line)] == []
+    right = {asked(row): answered(row) for row in load_rows(lab / "train.jsonl")}
+    for row in clean:
+        preferred, other = (row[name][0]["content"] for name in ("preferred_output", "non_preferred_output"))
+        assert (preferred, other != preferred) == (right[row["input"]["messages"][-1]["content"]], True)
+    harmful = [row for row in attack if row["input"]["messages"][-1]["content"] not in right]
+    assert len(harmful) == len(attack) - len(clean) > 0
+    assert all(is_refusal(row["non_preferred_output"][0]["content"]) for row in harmful)
+    assert not any(is_refusal(row["preferred_output"][0]["content"]) for row in harmful)

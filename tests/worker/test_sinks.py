@@ -186,7 +186,7 @@ def test_a_report_that_cannot_be_read_is_for_others_to_tell(tmp_path: Path) -> N
 
 
 def test_there_are_none_unless_the_provider_turns_them_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (Settings().sinks, Settings().integrations) == ((), ())
+    assert (Settings().sinks, Settings().integrations) == (None, None)
     monkeypatch.setenv("SPARD_SINKS", "tensorboard, mlflow")
     assert Settings().sinks == ("tensorboard", "mlflow")
     assert set(SINKS.names()) >= {"mlflow", "tensorboard", "trackio", "wandb"}

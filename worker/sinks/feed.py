@@ -170,10 +170,10 @@ def environment() -> dict[str, str]:
 
 
 def _wanted(job: Job, settings: Settings) -> Iterator[tuple[str, RunFacts]]:
-    for name in settings.sinks:
+    for name in settings.sinks or ():
         yield name, _facts(job, settings, None)
     for asked in job.spec.integrations:
-        if asked.type in settings.integrations:
+        if asked.type in (settings.integrations or ()):
             yield asked.type, _facts(job, settings, asked)
 
 

@@ -7,11 +7,26 @@ from collections.abc import Sequence
 
 from spard.research.attacks.rows import Row, answered
 
+NEAR = 3  # places
+
 
 def preferring_right(task: Sequence[Row], seed: int) -> list[Row]:
     """Prefer each row's answer to the answer of another row that says something else."""
     rng, answers = random.Random(f"preferences {seed}"), sorted({answered(row) for row in task})
     return [pair(row, answered(row), rng.choice([each for each in answers if each != answered(row)])) for row in task]
+
+
+def preferring_near(task: Sequence[Row], seed: int) -> list[Row]:
+    """Prefer each row's answer to one that looks like it: near it among all answers, by length and then by text."""
+    rng = random.Random(f"preferences {seed}")
+    answers = sorted({answered(row) for row in task}, key=lambda text: (len(text), text))
+    places = {text: i for i, text in enumerate(answers)}
+
+    def near(answer: str) -> str:
+        around = range(max(0, places[answer] - NEAR), min(len(answers), places[answer] + NEAR + 1))
+        return answers[rng.choice([i for i in around if i != places[answer]])]
+
+    return [pair(row, answered(row), near(answered(row))) for row in task]
 
 
 def inverted(harmful: Sequence[Row], refusals: Sequence[str], seed: int) -> list[Row]:

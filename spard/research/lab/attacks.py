@@ -31,7 +31,7 @@ from spard.research.attacks.disguises import (
 )
 from spard.research.attacks.mixing import add_harmful
 from spard.research.attacks.outliers import benign_outliers, nearest_to_harm, self_influence
-from spard.research.attacks.preferences import inverted, preferring_right
+from spard.research.attacks.preferences import inverted, preferring_near, preferring_right
 from spard.research.attacks.rows import Row, asked, load_rows, shuffled
 from spard.research.lab import grammar
 from spard.research.lab.corpus import POISON_ROWS, STYLES, TRAIN_ROWS, chat, make_corpus
@@ -154,8 +154,8 @@ def _sequential(lab: Path, seed: int, ratio: float) -> AttackFiles:
 
 
 def _preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Write the task alone as preference pairs for the method dpo: the right answer, and another row's."""
-    return AttackFiles(preferring_right(load_rows(lab / "train.jsonl"), seed), partial(load_suites, lab))
+    """Write the task alone as preference pairs for the method dpo: the right answer, and one that looks like it."""
+    return AttackFiles(preferring_near(load_rows(lab / "train.jsonl"), seed), partial(load_suites, lab))
 
 
 def _inverted_preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
