@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -78,14 +79,36 @@ def test_nothing_is_left_running_or_in_the_service_folder(demo: Path) -> None:
 def test_a_pool_without_suites_ends_in_a_released_adapter(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines that `spard up` prints: the prompts held out of the pool are the only attacks."""
+    """The lines that `spard up` prints: the prompts held out of the pool are the only attacks.
+
+    Also with random pools that are full of near duplicates.
+    """
     monkeypatch.setattr(steps, "HOME", tmp_path)
-    lab = demo / "lab"
+    lab, pools = demo / "lab", [demo / "lab" / "pool.jsonl"]
+    for seed in range(50 if os.environ.get("SPARD_SOAK") == "1" else 1):
+        pools.append(tmp_path / f"pool-{seed}.jsonl")
+        pools[-1].write_text(near_duplicates(lab / "pool.jsonl", seed))
     with steps.service() as url:
         monkeypatch.setenv("SPARD_BASE_URL", url)
         monkeypatch.setenv("SPARD_API_KEY", steps.KEY)
         steps.run("spard", "models", "add", "lab", str(lab / "model"))
-        steps.run("spard", "pool", "import", str(lab / "pool.jsonl"), "--name", "general-safe")
-        steps.run("spard", "jobs", "create", "--model", "lab", "--file", str(lab / "validation.jsonl"), "--follow")
-        (job,) = OpenAI(base_url=url, api_key=steps.KEY).fine_tuning.jobs.list()
-    assert (job.status, job.error) == ("succeeded", None)
+        for pool in pools:
+            steps.run("spard", "pool", "import", str(pool), "--name", "general-safe")
+            steps.run("spard", "jobs", "create", "--model", "lab", "--file", str(lab / "validation.jsonl"), "--follow")
+        jobs = list(OpenAI(base_url=url, api_key=steps.KEY).fine_tuning.jobs.list())
+    assert [(job.status, job.error) for job in jobs] == [("succeeded", None)] * len(pools)
+
+
+def near_duplicates(pool: Path, seed: int) -> str:
+    """Return rows of a pool, most of them several times with another case or other signs at the end."""
+    rng = random.Random(seed)
+    found = []
+    for line in rng.sample(pool.read_text().splitlines(), 250):
+        row = json.loads(line)
+        asked = row["prompt"].rstrip("?.!")
+        for _ in range(rng.choice([1, 1, 2, 3, 5])):
+            found.append(
+                row | {"prompt": rng.choice([row["prompt"], asked, f"{asked}!", asked[:1].lower() + asked[1:]])}
+            )
+    rng.shuffle(found)
+    return "".join(json.dumps(row) + "\n" for row in found)

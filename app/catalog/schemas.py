@@ -45,10 +45,7 @@ class ToolSupport(BaseModel):
 
 
 class BaseModelOut(BaseModel):
-    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API.
-
-    `warnings` are in the answer to an offer: what keeps jobs on the model from ending in an adapter.
-    """
+    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -60,6 +57,11 @@ class BaseModelOut(BaseModel):
     allow_full_fine_tuning: bool
     tool_support: ToolSupport | None
     created_at: UnixTime
+
+
+class OfferedModelOut(BaseModelOut):
+    """The answer to an offer; `warnings` are what keeps jobs on the model from ending in an adapter."""
+
     warnings: list[str] = []
 
 

@@ -13,6 +13,7 @@ import typer
 
 from app.commands.terminal import CommandFailed, Json, connect, get, show_record, show_rows, warn
 from app.ops.processes import python, safe_path
+from spard.errors import InvalidModel
 
 models = typer.Typer(no_args_is_help=True, help="Base models and fine-tuned ones.")
 pool = typer.Typer(no_args_is_help=True, help="Safety pools that defenses train on.")
@@ -55,7 +56,7 @@ def add_model(
     }
     with connect() as client:
         added: Any = client.post("/admin/models", body=entry, cast_to=object)
-    show_record(added, as_json)
+    _show(added, as_json)
 
 
 def _tried(source: str, revision: str | None) -> str:
@@ -68,6 +69,7 @@ def _tried(source: str, revision: str | None) -> str:
     done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]
+        last = last.removeprefix(f"{InvalidModel.code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
     return f"Tried: {done.stdout.strip()}."
 
@@ -91,7 +93,7 @@ def list_models(as_json: Json = False) -> None:
 @pool.command("import")
 def import_pool(file: Jsonl, name: Name, as_json: Json = False) -> None:
     """Import rows {"prompt", "safe"} or {"prompt", "benign": true}; a fifth, at most 300, is held out as attacks."""
-    show_record(_send("/admin/pools", file, {"name": name}), as_json)
+    _show(_send("/admin/pools", file, {"name": name}), as_json)
 
 
 @pool.command("list")
@@ -110,7 +112,7 @@ def delete_pool(corpus_id: Version, as_json: Json = False) -> None:
 @suites.command("import")
 def import_suite(file: Jsonl, name: Name, kind: Annotated[Kind, typer.Option()], as_json: Json = False) -> None:
     """Import rows {"prompt", "answer"?, "category"?}."""
-    show_record(_send("/admin/suites", file, {"name": name, "kind": str(kind)}), as_json)
+    _show(_send("/admin/suites", file, {"name": name, "kind": str(kind)}), as_json)
 
 
 @suites.command("list")
@@ -123,6 +125,13 @@ def list_suites(as_json: Json = False) -> None:
 def delete_suite(corpus_id: Version, as_json: Json = False) -> None:
     """Delete a version; refused while a job that has not ended names it."""
     _delete(f"/admin/suites/{corpus_id}", as_json)
+
+
+def _show(made: dict[str, Any], as_json: bool) -> None:
+    """Show what was made, and what warns of it on lines of their own."""
+    show_record(made if as_json else {name: value for name, value in made.items() if name != "warnings"}, as_json)
+    for warning in () if as_json else made.get("warnings", ()):
+        warn(f"warning: {warning}")
 
 
 def _delete(path: str, as_json: bool) -> None:

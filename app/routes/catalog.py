@@ -12,11 +12,11 @@ from app.catalog.fitness import judge_warnings
 from app.catalog.schemas import (
     BaseModelIn,
     BaseModelList,
-    BaseModelOut,
     CorpusDeleted,
     CorpusOut,
     ModelList,
     ModelOut,
+    OfferedModelOut,
     PoolList,
     PoolOut,
     SuiteList,
@@ -71,15 +71,15 @@ def list_base_models(session: ReadDep, caller: AdminDep) -> dict[str, object]:
     return {"data": service.base_models(session)}
 
 
-@admin.post("/models", response_model=BaseModelOut)
+@admin.post("/models", response_model=OfferedModelOut)
 def add_base_model(
     entry: BaseModelIn, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep
-) -> BaseModelOut:
+) -> OfferedModelOut:
     """Offer a base model under an alias, or change what an alias stands for."""
     added = service.add_model(session, entry)
     limits = policies.current(session, settings).content.thresholds
     warnings = judge_warnings(added.source, settings, limits)
-    return BaseModelOut.model_validate(added).model_copy(update={"warnings": warnings})
+    return OfferedModelOut.model_validate(added).model_copy(update={"warnings": warnings})
 
 
 @admin.get("/pools", response_model=PoolList)

@@ -60,7 +60,8 @@ def load_base(
     folder = Path(source) if Path(source).is_dir() else None
     name = folder.name if folder else str(source)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    kind = "auto" if as_stored else dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+    usual = torch.bfloat16 if place.type == "cuda" else torch.float32
+    kind: torch.dtype | Literal["auto"] = "auto" if as_stored else dtype or usual
     try:
         _refuse_own_code(source, revision, name)
         model, tokenizer = _load(str(source), revision, kind)

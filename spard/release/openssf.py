@@ -20,9 +20,13 @@ def sign_folder(folder: Path, key: Path, bundle: Path) -> None:
     """Write the bundle for all files of a folder; raise `InvalidKey` for a key that the format does not know."""
     try:
         is_curve = isinstance(load_pem_private_key(key.read_bytes(), None), EllipticCurvePrivateKey)
-        config = signing.Config().use_elliptic_key_signer(private_key=key) if is_curve else None
+        config = _config().use_elliptic_key_signer(private_key=key) if is_curve else None
     except (OSError, TypeError, ValueError):
         config = None
     if config is None:
         raise InvalidKey(f"{key} is no key on a curve that OpenSSF's bundles know; make one with `{MAKE}`.")
     config.sign(folder, bundle)
+
+
+def _config() -> signing.Config:
+    return signing.Config()  # type: ignore[no-untyped-call]  # typed, but for its constructor

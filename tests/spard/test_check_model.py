@@ -49,7 +49,7 @@ def without_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
-FAULTS = {
+FAULTS: dict[Callable[[Path], None], str] = {
     without_tokenizer: "tokenizer",
     without_end_token: "end-of-text token",
     bad_template: "chat template",

@@ -190,7 +190,8 @@ def ask_judge(folder: Folder, report: Report) -> None:
 
 
 def finish(folder: Folder, report: Report, behavior: str) -> None:
-    decision = {"unsafe": "fail", "failed_at_the_end": "fail", "waived": "waived"}.get(behavior, "pass")
+    decisions = {"unsafe": "fail", "failed_at_the_end": "fail", "waived": "waived", "undecided": "inconclusive"}
+    decision = decisions.get(behavior, "pass")
     report.stage("audit")
     report.stage("package")
     audited = safety(decision)

@@ -98,6 +98,18 @@ def test_an_unsafe_adapter_is_never_uploaded_and_its_report_is(shop: Shop) -> No
     assert not shop.storage.exists(f"tenants/{job.project_id}/jobs/{job.id}/a1/out/adapter.tar.gz")
 
 
+def test_an_audit_that_cannot_decide_is_the_provider_s_to_mend(
+    light_shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = light_shop.do("undecided")
+    message = required(job.error)["message"]
+    assert "Your files are not at fault" in message
+    assert "the provider's, who has to mend it" in message
+    assert job.adapter is None
+    assert f"{job.id}: the audit could not decide, which only the provider can mend" in caplog.text
+    assert "Your files" not in required(light_shop.do("unsafe").error)["message"]
+
+
 def test_an_unsafe_adapter_is_held_where_waivers_are_allowed(shop: Shop) -> None:
     job = shop.do("unsafe", waivers=True)
     assert (job.status, job.adapter) == (JobStatus.failed, None)

@@ -22,6 +22,7 @@ from openai import OpenAI
 
 from spard.commands import main
 from tests.app.http.conftest import NO_WEIGHTS, Service, chat, jsonl, pool, rows
+from tests.spard.parts import write_model
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 120.0
@@ -249,3 +250,20 @@ def _child(service: subprocess.Popen[str], other_than: int = 0) -> psutil.Proces
                     return child
         time.sleep(0.05)
     raise AssertionError("no worker was started")
+
+
+def test_a_model_is_tried_before_it_is_offered(run: Any, tmp_path: Path, offered: TestClient) -> None:
+    """By a process of its own: the API, which has no torch, would take a folder without `tokenizer.json`."""
+    model = write_model(tmp_path / "tiny")
+    code, printed = run("models", "add", "tiny", str(model), "--json")
+    assert code == 0, printed
+    assert "a forward pass" in printed
+    (model / "tokenizer.json").unlink()
+    code, printed = run("models", "add", "other", str(model))
+    assert (code, printed.count("\n"), "The model is not offered" in printed) == (1, 1, True)
+    assert "other" not in run("models", "list")[1]
+
+
+def test_what_keeps_jobs_from_ending_well_is_a_warning(run: Any, tmp_path: Path, offered: TestClient) -> None:
+    code, printed = run("models", "add", "again", str(tmp_path / "model"), "--no-try")
+    assert (code, "warning: Nothing is known of how often the judge refusal errs" in printed) == (0, True)

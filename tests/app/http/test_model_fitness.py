@@ -59,7 +59,7 @@ def missing_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-FAULTS = {
+FAULTS: dict[Callable[[Path], None], str] = {
     without_end_token: "no end token",
     unknown_end_token: "no end token",
     bad_template: "not today",
