@@ -45,13 +45,13 @@ class Client:
 
 
 _CLI = {
-    name: Deviation("ValidationError", "its own bug: the command is bound to the arguments of another one")
+    name: Deviation("errors.pydantic.dev", "its own bug: the command is bound to the arguments of another one")
     for name in ("files.retrieve", "files.delete")
 }
 _TYPES = {
     "a job paused": Deviation("paused", "the status stands in the example of its `pause` endpoint, not in its enum"),
     "jobs, one of them paused": Deviation("paused", "likewise, in a list"),
-    "events of the audit": Deviation("moderation_checks", "its guide has this type of event, its enum has not"),
+    "an event of the audit": Deviation("moderation_checks", "its guide has this type of event, its enum has not"),
 }
 _NODE = {"an integration with W&B": Deviation("Integrations are not supported", "no sink of metrics is built in")}
 

@@ -19,8 +19,8 @@ const upload = (fields) => {
   form.append("file", new Blob([train]), "train.jsonl");
   return ask("POST", "/files", { form });
 };
-const page = (type) => `{ object: "list"; data: Array<${type}>; has_more: boolean }`;
-const list = (type) => `{ object: "list"; data: Array<${type}> }`;
+const page = (each) => ({ each, whole: '{ object: "list"; data: []; has_more: boolean }' });
+const list = (each) => ({ each, whole: '{ object: "list"; data: [] }' });
 
 const tuning = "OpenAI.FineTuning";
 const [Job, Event] = [`${tuning}.FineTuningJob`, `${tuning}.FineTuningJobEvent`];
@@ -61,7 +61,7 @@ async function answers() {
   const audits = events.data.filter((event) => event.type === "moderation_checks");
   const others = events.data.filter((event) => event.type !== "moderation_checks");
   note("events", page(Event), { ...events, data: others });
-  if (audits.length) note("events of the audit", `Array<${Event}>`, audits); // a service without a worker has none
+  if (audits.length) note("an event of the audit", Event, audits[0]); // a service without a worker has none
   const checkpoints = await ask("GET", `/fine_tuning/jobs/${jobId}/checkpoints`);
   note("checkpoints", page(Checkpoint), checkpoints);
   const permissions = `/fine_tuning/checkpoints/${checkpoints.data[0].fine_tuned_model_checkpoint}/permissions`;
@@ -92,9 +92,15 @@ async function answers() {
   return found;
 }
 
+const fits = (type, value) => `fits<${type}>()(${JSON.stringify(value)});`;
+const line = ([, type, value]) =>
+  typeof type === "string"
+    ? fits(type, value)
+    : [fits(type.whole, { ...value, data: [] }), ...value.data.map((each) => fits(type.each, each))].join(" ");
+
 /** What the compiler says of each answer, which stands in a line of its own: fields of ours beside OpenAI's are fine. */
 function judge(found) {
-  const lines = found.map(([, type, value]) => `fits<${type}>()(${JSON.stringify(value)});`);
+  const lines = found.map(line);
   const source = ['import OpenAI from "openai";', "const fits = <T>() => <U extends T>(value: U) => value;", ...lines];
   const name = path.join(folder, "answers.ts");
   fs.writeFileSync(name, source.join("\n"));
@@ -115,7 +121,7 @@ function judge(found) {
   const errors = source.map(() => null);
   for (const { file, start, messageText } of said) {
     const { line } = file.getLineAndCharacterOfPosition(start);
-    errors[line] = ts.flattenDiagnosticMessageText(messageText, "\n");
+    errors[line] = `${errors[line] ?? ""}${ts.flattenDiagnosticMessageText(messageText, "\n")}\n`;
   }
   if (errors[0]) throw new Error(errors[0]);
   return errors.slice(2);
