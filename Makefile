@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage soak check house mutants lock clean
+.PHONY: help setup demo test coverage soak clients check house mutants lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -25,8 +25,12 @@ demo: setup  ## run a poisoned file through the service, undefended and defended
 test: setup  ## run the tests
 	$(BIN)/python -m pytest -n 2
 
-soak: setup  ## inject 1,000 faults and 200 kills for each defense; FAULT_SEED=N repeats a run
+soak: setup  ## inject 1,000 faults and 200 kills for each defense, run all clients; FAULT_SEED=N repeats a run
 	SPARD_SOAK=1 $(BIN)/python -m pytest tests/faults
+	$(BIN)/python -m tests.clients
+
+clients: setup  ## install and run other people's clients against the service; ONLY=KEYS INFERENCE=1 WRITE=1
+	$(BIN)/python -m tests.clients $(if $(ONLY),--only $(ONLY)) $(if $(INFERENCE),--with-inference) $(if $(WRITE),--write)
 
 coverage: setup  ## run the tests and show which lines they miss
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered

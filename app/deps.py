@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -103,7 +103,7 @@ async def _counters(request: Request) -> Counters:
 
 
 def _limits_of(settings: Settings, most_mb: int) -> Limits:
-    bad_status = "processed" if settings.bad_files == "fail" else "error"
+    bad_status: Literal["error", "processed"] = "processed" if settings.bad_files == "fail" else "error"
     return Limits(most_mb << 20, settings.max_line_bytes, settings.max_rows, bad_status)
 
 

@@ -78,7 +78,7 @@ def _lend_torch(folder: Path) -> None:
         found = distribution(name)
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             if not (lent / top).exists():
-                (lent / top).symlink_to(found.locate_file(top))
+                (lent / top).symlink_to(str(found.locate_file(top)))
     packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     Path(packages, "lent.pth").write_text(f"{lent}\n")
 

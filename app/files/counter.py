@@ -130,8 +130,8 @@ def _counted(line: int, row: Encoded | InvalidData) -> Counted:
 def _shown(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> ShownRow:
     if isinstance(row, InvalidData):
         return {"line": line, "error": row.message}
-    shown: ShownRow = {"line": line}
-    shown.update(_answer(tokenizer, row))
+    own = _answer(tokenizer, row)
+    shown: ShownRow = {"line": line, **own}
     if row.rejected is not None:
         shown["non_preferred"] = _answer(tokenizer, row.rejected)
     return shown

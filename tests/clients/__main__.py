@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from tests import surroundings
 from tests.clients import report
 from tests.clients.matrix import CLIENTS, CONSUMERS
-from tests.clients.running import Outcome, run
+from tests.clients.running import Outcome, read, run
 from tests.clients.service import desk, make_lab
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,12 +34,13 @@ def main() -> int:
     with TemporaryDirectory(prefix="service-", dir=HOME) as folder, desk(Path(folder), lab) as place:
         for client in (*CLIENTS, *CONSUMERS):
             if any(part in client.key for part in asked.only.split(",")):
-                outcomes.append(run(client, place, *flags))
-                report.keep(HOME / "figures", outcomes[-1], with_inference=asked.with_inference)
+                reads = client.runtime == "consumer"
+                outcomes.append(read(client, place.base, place.adapter) if reads else run(client, place, *flags))
+                report.keep(report.FIGURES, outcomes[-1], with_training=True, with_inference=asked.with_inference)
                 sys.stdout.write(report.line(outcomes[-1]) + "\n")
                 sys.stdout.flush()
     if asked.write:
-        report.write(ROOT / "docs" / "clients.md", HOME / "figures")
+        report.write(ROOT / "docs" / "clients.md", report.FIGURES)
     return int(any(outcome.faults for outcome in outcomes))
 
 

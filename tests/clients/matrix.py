@@ -45,15 +45,15 @@ class Client:
 
 
 _CLI = {
-    name: Deviation("ValidationError", "its own bug: the command is bound to the arguments of another one")
+    name: Deviation("errors.pydantic.dev", "its own bug: the command is bound to the arguments of another one")
     for name in ("files.retrieve", "files.delete")
 }
 _TYPES = {
     "a job paused": Deviation("paused", "the status stands in the example of its `pause` endpoint, not in its enum"),
-    "jobs": Deviation("paused", "likewise: a list with a paused job"),
-    "events of the audit": Deviation("moderation_checks", "its guide has this type of event, its enum has not"),
+    "jobs, one of them paused": Deviation("paused", "likewise, in a list"),
+    "an event of the audit": Deviation("moderation_checks", "its guide has this type of event, its enum has not"),
 }
-_NODE = {"an integration with W&B": Deviation("integrations_not_supported", "no sink of metrics is built in")}
+_NODE = {"an integration with W&B": Deviation("Integrations are not supported", "no sink of metrics is built in")}
 
 CLIENTS = (
     Client("openai for Node", "7.57.0", "openai", "node.cjs", "node", deviations=_NODE),

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from tests.clients.matrix import CLIENTS, CONSUMERS, Client
 from tests.clients.running import Outcome
+from tests.environments import ROOT
 
+FIGURES = ROOT / "out" / "clients" / "figures"
 _BEGIN, _END = "<!-- written by `make clients` -->", "<!-- end of what is written -->"
 
 
@@ -23,6 +25,7 @@ class Figures:
     argued: list[str]
     failed: list[str]
     not_run: str | None
+    with_training: bool
     with_inference: bool
 
 
@@ -37,7 +40,7 @@ def line(outcome: Outcome) -> str:
     )
 
 
-def keep(folder: Path, outcome: Outcome, *, with_inference: bool) -> None:
+def keep(folder: Path, outcome: Outcome, *, with_training: bool, with_inference: bool) -> None:
     """Keep the figures of this run in place of those of the client's run before."""
     figures = Figures(
         packages=list(outcome.client.packages),
@@ -46,6 +49,7 @@ def keep(folder: Path, outcome: Outcome, *, with_inference: bool) -> None:
         argued=outcome.deviating,
         failed=list(outcome.faults),
         not_run=outcome.not_run,
+        with_training=with_training,
         with_inference=with_inference,
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +89,7 @@ def _row(client: Client, found: Figures | None) -> str:
     parts = [
         f"failed: {', '.join(found.failed)}" if found.failed else "",
         f"{len(found.argued)} argued" if found.argued else "",
+        "" if found.with_training else "without training",
         "with inference" if found.with_inference else "",
     ]
     return (

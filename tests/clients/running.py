@@ -5,16 +5,30 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tests import environments
 from tests.clients.matrix import Client
-from tests.clients.service import Desk
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 1800
+
+
+class Place(Protocol):
+    """A service, and what a customer of it holds."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def admin_key(self) -> str: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def job(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -52,17 +66,22 @@ class Outcome:
         return error is not None and argued is not None and argued.says in error
 
 
-def run(client: Client, desk: Desk, *flags: str) -> Outcome:
+def run(client: Client, place: Place, *flags: str) -> Outcome:
     """Install a client where it is not installed yet, and run its script against the service."""
+    return _run(client, [place.url, place.key, place.admin_key, str(place.folder), place.job, *flags], place.folder)
+
+
+def read(client: Client, base: Path, adapter: Path) -> Outcome:
+    """The same for a reader of archives, beside the folder of the base model."""
+    return _run(client, [str(base), str(adapter)], base.parent)
+
+
+def _run(client: Client, asked: list[str], folder: Path) -> Outcome:
     try:
-        command = _command(client)
+        command, needs = _command(client)
     except environments.NotInstalled as error:
         return Outcome(client, {}, str(error))
-    if client.runtime == "consumer":
-        asked, folder = [str(desk.base), str(desk.adapter)], desk.base.parent
-    else:
-        asked, folder = [desk.url, desk.key, desk.admin_key, str(desk.folder), desk.job, *flags], desk.folder
-    return Outcome(client, dict(_checks([*command[0], *asked], command[1], folder)))
+    return outcome_of(client, _done([*command, *asked], needs, folder))
 
 
 def _command(client: Client) -> tuple[list[str], dict[str, str]]:
@@ -74,9 +93,9 @@ def _command(client: Client) -> tuple[list[str], dict[str, str]]:
     return [str(python), "-m", f"tests.clients.scripts.{client.script}"], {"PYTHONPATH": str(environments.ROOT)}
 
 
-def _checks(command: list[str], needs: dict[str, str], folder: Path) -> Iterator[tuple[str, str | None]]:
+def _done(command: list[str], needs: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARD_", "PYTHON"))}
-    done = subprocess.run(
+    return subprocess.run(
         command,
         cwd=folder,
         env=environment | needs | {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
@@ -85,9 +104,12 @@ def _checks(command: list[str], needs: dict[str, str], folder: Path) -> Iterator
         timeout=LIMIT_S,
         check=False,
     )
-    for line in done.stdout.splitlines():
-        if line.startswith('{"check"'):
-            told = json.loads(line)
-            yield told["check"], told["error"]
-    if done.returncode:
-        yield "runs to its end", done.stdout[-1000:] + done.stderr[-3000:]
+
+
+def outcome_of(client: Client, done: subprocess.CompletedProcess[str]) -> Outcome:
+    """What a script told; that it ended before its time is a failed check too."""
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
+    checks: dict[str, str | None] = {each["check"]: each["error"] for each in told}
+    if done.returncode or not checks:
+        checks["runs to its end"] = done.stderr[-3000:]
+    return Outcome(client, checks)

@@ -67,7 +67,7 @@ def desk(folder: Path, lab: Path) -> Iterator[Desk]:
         ]
         job = finish_a_job(running, keys[0], folder / "train.jsonl")
         adapter = unpack(running, keys[0], job, folder / "archive")
-        yield Desk(running, *keys, folder, job, base, adapter)
+        yield Desk(running, keys[0], keys[1], folder, job, base, adapter)
 
 
 def _of_2024(model: Path, folder: Path) -> Path:

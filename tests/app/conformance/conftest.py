@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,10 @@ from app.jobs.results import Publication, fine_tuned_model
 from app.main import create_app
 from app.settings import Settings
 from app.storage import Storage
+from tests import environments
 from tests.app.http.conftest import FILES, JOBS, Service, offer, rows, served
 from tests.app.parts import epoch_end
 
-ROOT = Path(__file__).parents[3]
 CLIENTS = {1: "1.109.1", 2: "2.54.0", 3: "3.52.0"}
 _CSV = b"step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy\n1,0.5,0.5,,\n"
 
@@ -65,19 +63,11 @@ def outcome(request: pytest.FixtureRequest, live: tuple[Service, str]) -> dict[s
 
 
 def environment(name: str, requirement: str) -> Path:
-    """The Python of an environment of its own, made the first time that it is asked for."""
-    folder = ROOT / f".venv-{name}"
-    python, ready = folder / "bin" / "python", folder / requirement.replace("==", "-")
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not ready.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            done = subprocess.run([*install, requirement], capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"{requirement} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-            ready.touch()
-    return python
+    """The Python of an environment of its own; the test is skipped where it cannot be had."""
+    try:
+        return environments.python(name, requirement)
+    except environments.NotInstalled as error:
+        pytest.skip(str(error))
 
 
 def _archive(storage: Storage, step: int) -> Adapter:
@@ -86,8 +76,8 @@ def _archive(storage: Storage, step: int) -> Adapter:
     return {"storage_key": key, "sha256": stored.sha256, "bytes": stored.bytes}
 
 
-def finish_a_job(service: Service) -> None:
-    """End a job as a worker would, with checkpoints and results."""
+def finish_a_job(service: Service) -> str:
+    """End a job as a worker would, with checkpoints and results; its id."""
     customer, storage = service.client("org-customer", "customer"), service.app.state.storage
     file = customer.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
     job_id = customer.post(JOBS, json={"model": "lab/tiny-1", "training_file": file["id"]}).json()["id"]
@@ -110,3 +100,4 @@ def finish_a_job(service: Service) -> None:
         storage.write(f"{key}/safety.json", [b'{"gate": {"decision": "pass", "reasons": []}}'])
         safety: SafetySummary = {"gate": {"decision": "pass", "reasons": []}}
         assert lease.publish(session, claim, Publication(model, 10, [csv.id], adapter, safety, f"{key}/safety.json"))
+    return str(job_id)

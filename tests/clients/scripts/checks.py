@@ -15,7 +15,7 @@ from typing import Any
 
 Check = Callable[[], Any]
 ENDED = ("succeeded", "failed", "cancelled")
-MODEL = "lab"  # the only thing beside address and key that a customer has to change
+MODEL = os.environ.get("CLIENT_MODEL", "lab")  # the only thing beside address and key that a customer has to change
 
 
 @dataclass(frozen=True)

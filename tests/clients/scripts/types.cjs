@@ -19,8 +19,8 @@ const upload = (fields) => {
   form.append("file", new Blob([train]), "train.jsonl");
   return ask("POST", "/files", { form });
 };
-const page = (type) => `{ object: "list"; data: Array<${type}>; has_more: boolean }`;
-const list = (type) => `{ object: "list"; data: Array<${type}> }`;
+const page = (each) => ({ each, whole: '{ object: "list"; data: []; has_more: boolean }' });
+const list = (each) => ({ each, whole: '{ object: "list"; data: [] }' });
 
 const tuning = "OpenAI.FineTuning";
 const [Job, Event] = [`${tuning}.FineTuningJob`, `${tuning}.FineTuningJobEvent`];
@@ -47,20 +47,21 @@ async function answers() {
   const given = await ask("POST", "/uploads", { json: about });
   note("an upload cancelled", "OpenAI.Upload", await ask("POST", `/uploads/${given.id}/cancel`));
 
-  const wish = { model: "lab", training_file: file.id, validation_file: file.id, metadata: { a: "b" }, suffix: "types" };
+  const wish = { model: process.env.CLIENT_MODEL ?? "lab", training_file: file.id, validation_file: file.id, metadata: { a: "b" }, suffix: "types" };
   const job = note("a job created", Job, await ask("POST", "/fine_tuning/jobs", { json: wish }));
   let paused = await ask("POST", `/fine_tuning/jobs/${job.id}/pause`);
   while (paused.status !== "paused") paused = await ask("GET", `/fine_tuning/jobs/${job.id}`);
   note("a job paused", Job, paused);
+  note("jobs, one of them paused", page(Job), await ask("GET", "/fine_tuning/jobs?limit=100"));
   note("a job resumed", Job, await ask("POST", `/fine_tuning/jobs/${job.id}/resume`));
+  note("a page of jobs", page(Job), await ask("GET", "/fine_tuning/jobs?limit=1"));
   note("a job cancelled", Job, await ask("POST", `/fine_tuning/jobs/${job.id}/cancel`));
   const ended = note("a job that succeeded", Job, await ask("GET", `/fine_tuning/jobs/${jobId}`));
-  note("jobs", page(Job), await ask("GET", "/fine_tuning/jobs?limit=100"));
   const events = await ask("GET", `/fine_tuning/jobs/${jobId}/events?limit=100`);
   const audits = events.data.filter((event) => event.type === "moderation_checks");
   const others = events.data.filter((event) => event.type !== "moderation_checks");
   note("events", page(Event), { ...events, data: others });
-  note("events of the audit", `Array<${Event}>`, audits);
+  if (audits.length) note("an event of the audit", Event, audits[0]); // a service without a worker has none
   const checkpoints = await ask("GET", `/fine_tuning/jobs/${jobId}/checkpoints`);
   note("checkpoints", page(Checkpoint), checkpoints);
   const permissions = `/fine_tuning/checkpoints/${checkpoints.data[0].fine_tuned_model_checkpoint}/permissions`;
@@ -91,9 +92,15 @@ async function answers() {
   return found;
 }
 
+const fits = (type, value) => `fits<${type}>()(${JSON.stringify(value)});`;
+const line = ([, type, value]) =>
+  typeof type === "string"
+    ? fits(type, value)
+    : [fits(type.whole, { ...value, data: [] }), ...value.data.map((each) => fits(type.each, each))].join(" ");
+
 /** What the compiler says of each answer, which stands in a line of its own: fields of ours beside OpenAI's are fine. */
 function judge(found) {
-  const lines = found.map(([, type, value]) => `fits<${type}>()(${JSON.stringify(value)});`);
+  const lines = found.map(line);
   const source = ['import OpenAI from "openai";', "const fits = <T>() => <U extends T>(value: U) => value;", ...lines];
   const name = path.join(folder, "answers.ts");
   fs.writeFileSync(name, source.join("\n"));
@@ -114,7 +121,7 @@ function judge(found) {
   const errors = source.map(() => null);
   for (const { file, start, messageText } of said) {
     const { line } = file.getLineAndCharacterOfPosition(start);
-    errors[line] = ts.flattenDiagnosticMessageText(messageText, "\n");
+    errors[line] = `${errors[line] ?? ""}${ts.flattenDiagnosticMessageText(messageText, "\n")}\n`;
   }
   if (errors[0]) throw new Error(errors[0]);
   return errors.slice(2);
