@@ -92,8 +92,8 @@ def test_an_epoch_that_a_clean_process_does_not_see_alike_is_not_released(
     monkeypatch.setattr("spard.pipeline.audit.gate", lambda *args: Gate("pass", ()))
     folder, save = folder_of(tmp_path / "job", model, prompts=20), package.save
 
-    def damaged(context: Any, trained: Any, place: Path, facts: Any) -> Any:
-        saved = save(context, trained, place, facts)
+    def damaged(context: Any, trained: Any, place: Path, facts: Any, called: str) -> Any:
+        saved = save(context, trained, place, facts, called)
         if place.parent.name == "step-000002":
             (place / "adapter_model.safetensors").write_bytes(b"")
         return saved

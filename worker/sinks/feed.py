@@ -41,7 +41,8 @@ class Sinks:
     """Those of one attempt: the provider's, and the customer's where the provider passes them on."""
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
-        self._feeds, self._status = list(feeds), cast(Status, "interrupted")
+        self._feeds = list(feeds)
+        self._status: Status = "interrupted"
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Tell a step's metrics, in the names of the metrics file; numbers that are not finite are left out."""

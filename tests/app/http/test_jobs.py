@@ -284,7 +284,7 @@ def test_a_crowd_at_once_is_accepted_and_every_job_is_there(customer: TestClient
     assert {job["id"] for job in customer.get(JOBS, params={"limit": 100}).json()["data"]} == accepted
 
 
-WANDB = {"type": "wandb", "wandb": {"project": "mine", "entity": "us", "tags": ["a"]}}
+WANDB: dict[str, Any] = {"type": "wandb", "wandb": {"project": "mine", "entity": "us", "tags": ["a"]}}
 
 
 def test_an_integration_that_is_off_is_a_warning(customer: TestClient, asked: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ class Lab:
         folder = make_adapter(self.model, self.home / job_id, seed, {"job_id": job_id})
         sign(folder, signing_key(self.settings))
         packed = self.home / f"{job_id}.tar.gz"
-        archive(folder, packed)
+        archive(folder, packed, f"{job_id}-adapter")
         stored = self.app.state.storage.upload_file(f"tenants/{project}/jobs/{job_id}/a1/adapter.tar.gz", packed)
         spec = JobSpec(
             model=ModelRef(alias="tiny", source=str(self.model)),
