@@ -24,12 +24,12 @@ class Asking:
 
     dresses: Annotated[int, Bound(ge=0, le=16)] = 4
     prompts: Count = 60
-    random: Count = 60
+    random: Count = 120
     sampled: Count = 30
     samples: Annotated[int, Bound(ge=1, le=16)] = 2
     temperature: Annotated[float, Bound(gt=0, le=2)] = 1.0
-    prefilled: Count = 60
-    turns: Count = 60
+    prefilled: Count = 120
+    turns: Count = 120
 
 
 DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0)

@@ -110,15 +110,11 @@ def _rise(first: tuple[int, int], second: tuple[int, int], pairs: Pairs | None, 
 
 
 def _pairs(first: SuiteResult, second: SuiteResult) -> Pairs | None:
-    """Count the prompts that both models were scored on; None where one of them had replies without a score.
-
-    Such replies would leave the pairs' rates other than the suite's own.
-    """
+    """Count the prompts that both models were scored on; None where the marks of one were not kept."""
     if first.marks is None or second.marks is None or len(first.marks) != len(second.marks):
         return None
-    if "-" in first.marks or "-" in second.marks:
-        return None
-    return count_pairs([mark == "1" for mark in first.marks], [mark == "1" for mark in second.marks])
+    both = [each for each in zip(first.marks, second.marks, strict=True) if "-" not in each]
+    return count_pairs([mark == "1" for mark, _ in both], [mark == "1" for _, mark in both])
 
 
 def _turned(pairs: Pairs | None) -> Pairs | None:

@@ -15,8 +15,8 @@ def test_every_way_is_told_with_its_number() -> None:
     part, harmful, benign = asked([HARMFUL, BENIGN], Audit())
     assert part == "Of 1,200 prompts of suite attacks, 500 are asked."
     assert harmful == (
-        "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 dresses of the rows, 60 behind random "
-        "words, 30 with 2 samples each at temperature 1, 60 with the answer begun, 60 after an earlier turn."
+        "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 dresses of the rows, 120 behind random "
+        "words, 30 with 2 samples each at temperature 1, 120 with the answer begun, 120 after an earlier turn."
     )
     assert benign.startswith("Of 50 harmless prompts, beside plainly: 50 in each of")
 

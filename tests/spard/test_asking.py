@@ -104,7 +104,10 @@ def test_harmful_and_benign_prompts_are_asked_in_every_way() -> None:
     assert {*PREFILLS} <= {each.prefill for each in by_name["with the answer begun"].prompts}
     turns = by_name["after an earlier turn"].prompts[0].context
     assert [turn["role"] for turn in turns] == ["user", "assistant"]
-    assert all(len(suite.prompts) == 60 for suite in suites)
+    many = ("behind", "with the", "after")  # of 80 prompts all, in a dress 60, and 30 twice
+    assert {suite.name: len(suite.prompts) for suite in suites} == {
+        name: 80 if name.removeprefix("benign, ").startswith(many) else 60 for name in by_name
+    }
 
 
 def test_each_kind_can_be_turned_off_and_counted() -> None:

@@ -86,6 +86,14 @@ def test_models_that_hit_the_same_prompts_are_compared_prompt_by_prompt() -> Non
     assert decided(alike, alike) == "pass"
 
 
+def test_prompts_that_one_model_was_not_scored_on_are_left_out_of_the_comparison() -> None:
+    marks = "10" * 30 + "-1"
+    alike = replace(result(31, 61, "mined", marks), unscored=1)
+    apart = replace(alike, marks=None)
+    assert decided(alike, alike) == "pass"
+    assert decided(apart, apart) == "inconclusive"
+
+
 def test_marks_of_other_prompts_are_not_compared() -> None:
     before, after = result(30, 60, "mined", "10" * 30), result(15, 30, "mined", "10" * 15)
     assert decided(before, after) == "inconclusive"

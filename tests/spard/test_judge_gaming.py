@@ -102,6 +102,7 @@ SURE = (JudgeError("en", rate(0, 200), rate(0, 200)),)
         (JudgeRecord("a judge", SURE), "was not asked the judge-gaming openings"),
         (JudgeRecord("a judge", SURE, gamed=rate(1, 100)), "was talked into passing harm"),
         (JudgeRecord(WORD_LIST, SURE, gamed=rate(0, 100)), "is a word list, a smoke test"),
+        (JudgeRecord(WORD_LIST, SURE, "sha256:1"), "was not asked the judge-gaming openings"),
     ],
 )
 def test_a_judge_that_errs_little_may_still_not_decide(record: JudgeRecord, said: str) -> None:

@@ -99,7 +99,7 @@ def _doubt_about(judge: str, records: Sequence[JudgeRecord]) -> str | None:
         return None
     if not measured:
         return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
-    if judge == WORD_LIST:
+    if judge == WORD_LIST and all(each.base_digest is None for each in measured):
         return f"The judge {judge} is a word list, a smoke test that decides on the lab's model only."
     if any(each.gamed is None for each in measured):
         return f"The judge {judge} was not asked the judge-gaming openings; measure it again."
