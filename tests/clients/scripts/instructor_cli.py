@@ -86,11 +86,6 @@ def job() -> str:
     return _start("create-from-id", file())
 
 
-def watch() -> None:
-    with watching("jobs", "list", "--limit", "3", "--poll", "1") as process:
-        read_until(process, f"({job()[:12]})")
-
-
 def cancel() -> None:
     assert "cancelled successfully" in ask("jobs", "cancel", job())
     until(lambda: client.fine_tuning.jobs.retrieve(job()).status == "cancelled", 60)
@@ -106,7 +101,6 @@ CHECKS: dict[str, Check] = {
     "files status": status,
     "jobs create-from-file": from_file,
     "jobs create-from-id": job,
-    "jobs list": watch,
     "jobs cancel": cancel,
     "files delete right after": delete,
 }
