@@ -131,7 +131,12 @@ def _shown(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> 
     if isinstance(row, InvalidData):
         return {"line": line, "error": row.message}
     own = _answer(tokenizer, row)
-    shown: ShownRow = {"line": line, **own}
+    shown: ShownRow = {
+        "line": line,
+        "n_tokens": own["n_tokens"],
+        "n_trained": own["n_trained"],
+        "tokens": own["tokens"],
+    }
     if row.rejected is not None:
         shown["non_preferred"] = _answer(tokenizer, row.rejected)
     return shown

@@ -53,11 +53,10 @@ _TYPES = {
     "jobs, one of them paused": Deviation("paused", "likewise, in a list"),
     "an event of the audit": Deviation("moderation_checks", "its guide has this type of event, its enum has not"),
 }
-_NODE = {"an integration with W&B": Deviation("Integrations are not supported", "no sink of metrics is built in")}
 
 CLIENTS = (
-    Client("openai for Node", "7.57.0", "openai", "node.cjs", "node", deviations=_NODE),
-    Client("openai for Node", "6.49.0", "openai", "node.cjs", "node", deviations=_NODE),
+    Client("openai for Node", "7.57.0", "openai", "node.cjs", "node"),
+    Client("openai for Node", "6.49.0", "openai", "node.cjs", "node"),
     Client(
         "OpenAI's types, as published with openai for Node",
         "7.57.0",

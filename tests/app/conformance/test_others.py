@@ -42,7 +42,7 @@ def test_a_client_finds_what_it_expects(
     for name, content in {"train": rows(40), "validation": rows(12), "bad": b'{"messages": []}\n' * 20}.items():
         (tmp_path / f"{name}.jsonl").write_bytes(content)
     keys = [service.add_key("org-customer", *scopes) for scopes in (["customer"], ["admin", "customer"])]
-    found = run(client, Counter(url, *keys, tmp_path, finish_a_job(service)))
+    found = run(client, Counter(url, keys[0], keys[1], tmp_path, finish_a_job(service)))
     if _IS_SOAK:
         report.keep(report.FIGURES, found, with_training=False, with_inference=False)
     if found.not_run:
