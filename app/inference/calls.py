@@ -17,6 +17,8 @@ from app.http.rate_limit import RateLimits
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released, released
 from app.keys.service import Principal
+from app.policies import service as policies
+from app.policies.schemas import GuardRule
 from app.quotas import service as quotas
 from app.settings import Settings
 
@@ -30,6 +32,7 @@ class Admitted:
     id: str
     model: Released
     max_tokens: int
+    guard: GuardRule | None
 
 
 @dataclass(slots=True)
@@ -68,7 +71,7 @@ def admit(
     session.flush()
     if is_first:
         audit_log.record(session, "model.called", name, sha256=call.archive_sha256, endpoint=endpoint)
-    return Admitted(call.id, model, most)
+    return Admitted(call.id, model, most, policies.current(session, settings).content.serving.guard)
 
 
 def note_load(session: Session, model: Released, proof: Proof) -> None:

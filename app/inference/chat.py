@@ -13,7 +13,7 @@ from app.inference.schemas import ChatCreate
 from app.inference.service import Reply
 from app.inference.tool_calls import Sieve, ToolCall
 
-Reason = Literal["stop", "length", "tool_calls"]
+Reason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class CalledOut(BaseModel):

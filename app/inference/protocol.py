@@ -24,7 +24,7 @@ from typing import Literal, NotRequired, TypedDict
 
 MAX_LINE = 4 << 20
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "content_filter"]
 
 
 class Message(TypedDict):

@@ -72,7 +72,7 @@ class ResponseUsage(BaseModel):
 class Incomplete(BaseModel):
     """Why an answer has no end of its own."""
 
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
+    reason: Literal["max_output_tokens", "content_filter"] = "max_output_tokens"
 
 
 class ResponseOut(BaseModel):
@@ -123,14 +123,16 @@ class _Answer:
 
     def shown(self) -> ResponseOut:
         reply, ask, is_over = self.reply, self.ask, self.finish is not None
-        status: Status = "incomplete" if self.finish == "length" else "completed" if is_over else "in_progress"
+        status: Status = (
+            "incomplete" if self.finish in ("length", "content_filter") else "completed" if is_over else "in_progress"
+        )
         read, written = reply.outcome.prompt_tokens, reply.outcome.reply_tokens
         usage = ResponseUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
         return ResponseOut(
             id=self.id("resp"),
             created_at=reply.created,
             status=status,
-            incomplete_details=Incomplete() if self.finish == "length" else None,
+            incomplete_details=_why(self.finish),
             instructions=ask.instructions,
             max_output_tokens=ask.max_output_tokens,
             model=ask.model,
@@ -193,6 +195,12 @@ async def events(reply: Reply, ask: ResponseCreate) -> AsyncIterator[Event]:
             yield event
     end = answer.shown()
     yield {"type": f"response.{end.status}", "response": end.model_dump()}
+
+
+def _why(finish: Finish | None) -> Incomplete | None:
+    if finish == "content_filter":
+        return Incomplete(reason="content_filter")
+    return Incomplete() if finish == "length" else None
 
 
 def _called(call: ToolCall) -> OutputCall:

@@ -204,3 +204,10 @@ class CompletionCreate(Sampling):
         ask["prompt"] = self.prompt if isinstance(self.prompt, str) else self.prompt[0]
         ask["max_tokens"], ask["top_logprobs"] = self.max_tokens or 16, self.logprobs
         return ask
+
+
+class Moderation(BaseModel):
+    """Texts to be looked at by the provider's moderation endpoint; `model` is its own where it is left out."""
+
+    model: Name | None = None
+    input: Text | Annotated[list[Text | Loose], Field(max_length=1000)]

@@ -18,6 +18,7 @@ from app.inference import calls
 from app.inference.calls import Admitted, Outcome
 from app.inference.embedded import Embedded
 from app.inference.engine_process import Stream, engine_lost
+from app.inference.guard import FILTERED, guard_of
 from app.inference.protocol import Ask, Proof, Said
 from app.inference.released import Released, check_again
 from app.inference.watch import Watch
@@ -39,6 +40,7 @@ class Reply:
         self._stream: Stream | None = None
         self._written: dict[int, int] = {}  # tokens, by the index of the reply
         self._is_closed = False
+        self._guard = guard_of(call.guard, serving.settings)
 
     @property
     def fingerprint(self) -> str | None:
@@ -47,7 +49,9 @@ class Reply:
         return f"sha256:{archive.sha256}" if archive else None
 
     async def begin(self, ask: Ask) -> None:
-        """Have an engine read the prompt."""
+        """Have an engine read the prompt, unless the guard refuses it."""
+        if self._guard:
+            await self._guard.check_input(ask)
         model = self.call.model
         stream, tokens, proof = await self._serving.engines.start(model, self._caller.project_id, ask)
         self._stream, self.outcome.prompt_tokens = stream, tokens
@@ -57,7 +61,21 @@ class Reply:
             await to_thread.run_sync(self._serving.note_load, self._caller, self.call, proof)
 
     async def pieces(self) -> AsyncIterator[Said]:
-        """Yield the pieces; raise the error that ends them early."""
+        """Yield the pieces; raise the error that ends them early. Behind a guard they come when all have ended."""
+        if self._guard is None or not self._guard.rule.output:
+            async for said in self._as_written():
+                yield said
+            return
+        written = [said async for said in self._as_written()]
+        for index in sorted({said["index"] for said in written}):
+            own = [said for said in written if said["index"] == index]
+            if await self._guard.flags(["".join(said["text"] for said in own)]):
+                self.outcome.status = FILTERED
+                own = [{**own[-1], "text": "", "tokens": [], "finish": FILTERED}]
+            for said in own:
+                yield said
+
+    async def _as_written(self) -> AsyncIterator[Said]:
         stream = cast(Stream, self._stream)
         while True:
             said = await stream.next(self._serving.settings.serving_stall_s)

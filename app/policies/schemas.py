@@ -71,6 +71,17 @@ class Range(Body):
         return " ".join(ends) or "any number"
 
 
+class GuardRule(Body):
+    """A moderation endpoint of OpenAI's form; its key is the deployment's SPARD_GUARD_API_KEY."""
+
+    base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")]
+    model: Annotated[str, Field(min_length=1, max_length=200)] = "omni-moderation-latest"
+    input: bool = Field(default=True, description="Requests that it flags are refused.")
+    output: bool = Field(
+        default=True, description="Replies that it flags are not shown; streams come when they are whole."
+    )
+
+
 class Serving(Body):
     """How models answer under a version; it applies to replies that are being written, too."""
 
@@ -78,6 +89,7 @@ class Serving(Body):
         default_factory=list,
         description="Names of models that answer nobody: base models, with all that was trained on them, or others.",
     )
+    guard: GuardRule | None = None
 
 
 class Policy(Body):

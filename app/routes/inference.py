@@ -13,15 +13,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from app.deps import CustomerDep
-from app.errors import AppError
+from app.deps import CustomerDep, ReadDep, SettingsDep
+from app.errors import AppError, NotFound
 from app.inference import chat, completions, responses
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion
+from app.inference.guard import guard_of
 from app.inference.response_schemas import ResponseCreate
 from app.inference.responses import ResponseOut
-from app.inference.schemas import ChatCreate, CompletionCreate
+from app.inference.schemas import ChatCreate, CompletionCreate, Moderation
 from app.inference.service import Reply, Serving
+from app.policies import service as policies
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 
@@ -75,6 +77,16 @@ async def create_response(ask: ResponseCreate, request: Request, caller: Custome
         return await _whole(reply, responses.whole(reply, ask))
 
     return await _unless_gone(request, answer)
+
+
+@router.post("/moderations", response_model=None)
+async def create_moderation(body: Moderation, caller: CustomerDep, session: ReadDep, settings: SettingsDep) -> Response:
+    """Ask the moderation endpoint that the policy in force names; its answer is passed on as it is."""
+    guard = guard_of(policies.current(session, settings).content.serving.guard, settings)
+    if guard is None:
+        raise NotFound("The policy in force names no moderation endpoint.", code="no_guard")
+    found = await guard.moderate(body.model_dump(exclude_none=True))
+    return Response(json.dumps(found), media_type="application/json")
 
 
 class _Events(StreamingResponse):

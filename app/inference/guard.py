@@ -1,0 +1,66 @@
+"""A moderation endpoint that a policy names: it is asked about what comes in and what goes out.
+
+Where it does not answer, nothing is answered either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from app.errors import InvalidRequest, Unavailable
+from app.inference.protocol import Ask
+from app.policies.schemas import GuardRule
+from app.settings import Settings
+
+FILTERED: Literal["content_filter"] = (
+    "content_filter"  # OpenAI's word, for a reply that ends so and for a request that is refused
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A policy's rule, and the key of its endpoint."""
+
+    rule: GuardRule
+    key: str
+
+    async def check_input(self, ask: Ask) -> None:
+        """Raise for a request that the endpoint flags."""
+        said = [str(message.get("content") or "") for message in ask["messages"] or []]
+        texts = [text for text in [*said, ask["prompt"] or ""] if text]
+        if self.rule.input and texts and await self.flags(texts):
+            message = "The request was flagged by the provider's moderation, and is not answered."
+            raise InvalidRequest(message, code=FILTERED, param="messages")
+
+    async def flags(self, texts: Sequence[str]) -> bool:
+        """Return whether the endpoint flags one of the texts."""
+        found = await self.moderate({"input": list(texts)})
+        try:
+            return any(result["flagged"] for result in found["results"])  # type: ignore[index]
+        except (KeyError, TypeError):
+            raise _away() from None
+
+    async def moderate(self, body: dict[str, object]) -> object:
+        """Return what the endpoint says of a request of its own form."""
+        from openai import APIError, AsyncOpenAI  # takes half a second to import, and few policies name a guard
+
+        try:
+            async with AsyncOpenAI(base_url=self.rule.base_url, api_key=self.key, max_retries=1, timeout=30) as client:
+                return await client.post("/moderations", cast_to=object, body={"model": self.rule.model, **body})
+        except APIError:
+            raise _away() from None
+
+
+def guard_of(rule: GuardRule | None, settings: Settings) -> Guard | None:
+    """Return the guard that a policy names; None where it names none."""
+    if rule is None:
+        return None
+    return Guard(rule, settings.guard_api_key.get_secret_value() if settings.guard_api_key else "none")
+
+
+def _away() -> Unavailable:
+    return Unavailable(
+        "The provider's moderation does not answer, so that nothing is answered.", code="guard_unavailable"
+    )
