@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 
 from sqlalchemy import ColumnElement, Select, func, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.db.base import new_id, utc_now
-from app.db.tables import ApiKey, DeletedModel, IdempotencyKey, Job, JobEvent, JobMetric, JobStatus
+from app.db.base import new_id
+from app.db.tables import DeletedModel, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.http.pagination import Page, invalid_cursor, page
-from app.jobs import control, events, release, scheduling, transitions
+from app.jobs import control, events, release, scheduling, submissions, transitions
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
 from app.jobs.snapshot import freeze
+from app.jobs.submissions import Submission
 from app.keys.service import Principal
 from app.ops.broker import wake
 from app.quotas import service as quotas
@@ -30,22 +28,13 @@ from spard.config.run_spec import to_mapping
 
 log = logging.getLogger(__name__)
 
-_RETRY_WINDOW = timedelta(minutes=15)
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """How often a request was sent: the key its sender gave it, and which attempt this is."""
-
-    idempotency_key: str | None
-    retry_count: int
 
 
 def create(session: Session, caller: Principal, ask: JobCreate, submission: Submission, settings: Settings) -> JobOut:
     """Queue a job, or find the one that the same request has made before."""
     job_id, digest = new_id("ftjob-"), ask.digest()
-    earlier = _earlier(session, caller, submission, digest, job_id)
+    earlier = submissions.earlier(session, caller, submission, digest, job_id)
     if earlier is not None:
         return _shown(session, earlier)
     frozen = freeze(session, caller, ask, settings)
@@ -234,30 +223,3 @@ def _tell(session: Session, job: Job) -> None:
         events.append(session, job.id, "info", "message", message)
     for warning in job.warnings or []:
         events.append(session, job.id, "warn", "message", warning)
-
-
-def _earlier(session: Session, caller: Principal, submission: Submission, digest: str, job_id: str) -> Job | None:
-    """Return the job that an earlier sending made; locks the key's row, so that of two at once one waits."""
-    lock = select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update(key_share=True)
-    session.execute(lock)
-    if submission.idempotency_key is not None:
-        return _reserve(session, caller, submission.idempotency_key, digest, job_id)
-    if submission.retry_count > 0:
-        same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
-        recent = Job.created_at > utc_now() - _RETRY_WINDOW
-        return session.scalar(_of(caller.project_id).where(same, recent).order_by(Job.created_at.desc()).limit(1))
-    return None
-
-
-def _reserve(session: Session, caller: Principal, key: str, digest: str, job_id: str) -> Job | None:
-    """Take the idempotency key for this job, or find whose it is."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    row = {"project_id": caller.project_id, "key": key, "request_hash": digest, "job_id": job_id}
-    session.execute(dialect.insert(IdempotencyKey).values(**row).on_conflict_do_nothing())
-    taken = session.get_one(IdempotencyKey, (caller.project_id, key))
-    if taken.job_id == job_id:
-        return None
-    if taken.request_hash != digest:
-        message = "This Idempotency-Key was used for another request; take a new one."
-        raise InvalidRequest(message, code="idempotency_mismatch", param="Idempotency-Key")
-    return session.get_one(Job, taken.job_id)

@@ -35,6 +35,7 @@ from app.jobs.estimate import Estimate, estimate
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
 from app.jobs.stream import Cursor, Streams, begin
+from app.jobs.submissions import Submission
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 
@@ -55,9 +56,9 @@ _WITHOUT = ("null", "")  # the second is what the client for Node makes of null
 def _submission(
     idempotency_key: Annotated[str | None, Header(pattern=r"^[\x21-\x7e]{1,255}$")] = None,
     x_stainless_retry_count: Annotated[str, Header()] = "0",
-) -> service.Submission:
+) -> Submission:
     count = int(x_stainless_retry_count) if re.fullmatch(r"[0-9]{1,4}", x_stainless_retry_count) else 0
-    return service.Submission(idempotency_key, count)
+    return Submission(idempotency_key, count)
 
 
 def _filters(request: Request) -> dict[str, str] | None:
@@ -79,7 +80,7 @@ def create_job(
     ask: JobCreate,
     session: SessionDep,
     caller: CustomerDep,
-    submission: Annotated[service.Submission, Depends(_submission)],
+    submission: Annotated[Submission, Depends(_submission)],
     settings: SettingsDep,
 ) -> JobOut:
     """Fine-tune a base model on an uploaded file, with the defense that `safety` names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from anyio import create_task_group
 from fastapi import APIRouter, Query, Request
@@ -88,8 +88,10 @@ async def _ask(serving: Serving, viewer: Viewer, answer: Answer, question: str) 
 
 
 def _request(model: str, question: str) -> ChatCreate:
-    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": question}]}
+    messages = [{"role": "user", "content": question}]
     try:
-        return ChatCreate.model_validate(body | {"temperature": 0, "max_tokens": _TOKENS})
+        return ChatCreate.model_validate(
+            {"model": model, "messages": messages, "temperature": 0, "max_tokens": _TOKENS}
+        )
     except ValidationError:
         raise InvalidRequest("Write a question first.", param="question") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
@@ -50,8 +50,16 @@ async def job_page(
     def shown() -> Response:
         seen, events = _seen(look, storage, viewer, job_id)
         name = "job_live" if "hx-request" in request.headers else "job"
-        found: dict[str, Any] = {"report": seen.report, "view": seen.view(), "events": events}
-        return page(request, name, viewer, job=seen.job, is_over=seen.job.status in TERMINAL, **found)
+        return page(
+            request,
+            name,
+            viewer,
+            job=seen.job,
+            is_over=seen.job.status in TERMINAL,
+            report=seen.report,
+            view=seen.view(),
+            events=events,
+        )
 
     return await viewer.lanes.reads.of(viewer.project_id).run(shown)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -14,18 +15,22 @@ from starlette.responses import RedirectResponse, Response
 from app.catalog import service as catalog
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
-from app.db.tables.files import FINE_TUNE
+from app.db.tables import File
+from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.deps import BeginDep, CountersDep, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
 from app.errors import AppError, InvalidRequest
 from app.files import preview, upload
 from app.files import service as files
 from app.files.counting import Allowance
+from app.files.schemas import Validation
 from app.forms import upload_form
 from app.http.multipart import Form
 from app.http.validation_errors import first_fault
 from app.jobs import service
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
+from app.jobs.schemas import JobOut
+from app.jobs.submissions import Submission
 from app.policies import service as policies
 from app.settings import Settings
 from spard import config
@@ -38,46 +43,66 @@ _PLAIN = {"model", "training_file", "suffix"}
 _NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
 
 
-@router.get("", name="new_job")
+Asked = Mapping[str, str | int | float]  # what a form holds, by the names of its fields
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What the page of a new job shows: without a file the place to drop one, with one what was found in it."""
+
+    file: File | None
+    validation: Validation | None
+    recent: Sequence[File]
+    models: Sequence[str]
+    defenses: Sequence[str]
+    asked: Asked
+    error: AppError | None = None
+
+
+@router.get("")
 def new_job_page(
     request: Request,
     viewer: ViewerDep,
     session: ReadDep,
     settings: SettingsDep,
     file: Annotated[str | None, Query(max_length=64)] = None,
-    model: Annotated[str | None, Query(max_length=128)] = None,
+    model: Annotated[str, Query(max_length=128)] = "",
     of: Annotated[str | None, Query(max_length=64, alias="from")] = None,
 ) -> Response:
     """Ask for a file; once there is one, show what was found in it and how it would be trained."""
-    asked: dict[str, Any] = {"defense": "spard"}
+    asked: Asked = {"defense": "spard"}
     if of is not None:
         job = service.retrieve(session, viewer.project_id, of)
-        asked = {"defense": job.safety["defense"]["type"], **job.hyperparameters, "seed": job.seed}
+        asked = {"defense": job.safety["defense"]["type"], "seed": job.seed, **_numbers(job)}
         file, model = file or job.training_file, model or job.model
-    return page(request, "new_job", viewer, **_shown(session, viewer, settings, file, asked | {"model": model}))
+    return page(request, "new_job", viewer, new=_shown(session, viewer, settings, file, {**asked, "model": model}))
+
+
+def _numbers(job: JobOut) -> Asked:
+    numbers = job.hyperparameters
+    return {name: value for name in _NUMBERS if isinstance(value := numbers.get(name), int | float | str)}
 
 
 def _shown(
     session: Session,
     viewer: Viewer,
     settings: Settings,
-    file_id: str | None,
-    asked: Mapping[str, Any],
+    file_id: str | int | float | None,
+    asked: Asked,
     error: AppError | None = None,
-) -> dict[str, Any]:
-    """Return what the page of a new job shows; `asked` is what its form holds already."""
-    found = files.get(session, viewer.project_id, file_id) if file_id else None
+) -> NewJob:
+    found = files.get(session, viewer.project_id, str(file_id)) if file_id else None
     policy = policies.current(session, settings).content
     recent = files.list_files(session, viewer.project_id, FINE_TUNE, None, _FILES, ascending=False).data
-    return {
-        "file": found,
-        "validation": files.validation(session, viewer.project_id, found.id) if found else None,
-        "recent": recent if found is None else [],
-        "models": [entry.alias for entry in catalog.base_models(session)],
-        "defenses": list(config.defenses()) if viewer.is_provider else policy.defenses,
-        "asked": asked,
-        "error": error,
-    }
+    return NewJob(
+        file=found,
+        validation=files.validation(session, viewer.project_id, found.id) if found else None,
+        recent=recent if found is None else [],
+        models=[entry.alias for entry in catalog.base_models(session)],
+        defenses=list(config.defenses()) if viewer.is_provider else policy.defenses,
+        asked=asked,
+        error=error,
+    )
 
 
 @router.get("/preview")
@@ -145,12 +170,12 @@ async def create_job(
         try:
             ask = _request(asked)
             with begin() as session:
-                submission = service.Submission(asked.get("once") or None, 0)
+                submission = Submission(asked.get("once") or None, 0)
                 job = service.create(session, viewer.principal, ask, submission, settings)
         except AppError as error:
             with look() as session:
                 shown = _shown(session, viewer, settings, asked.get("training_file"), asked, error)
-            return page(request, "new_job", viewer, status=error.status, **shown)
+            return page(request, "new_job", viewer, status=error.status, new=shown)
         return RedirectResponse(f"/jobs/{job.id}", 303)
 
     return await viewer.lanes.writes.of(viewer.project_id).run(created)
@@ -160,7 +185,8 @@ def _request(asked: dict[str, str]) -> JobCreate:
     """Turn the form into the request that the API takes; empty fields are left to the provider."""
     body: dict[str, Any] = {name: asked[name] for name in _PLAIN if asked.get(name)}
     numbers = {name: _number(name, asked[name]) for name in _NUMBERS if asked.get(name)}
-    body["method"] = {"type": "supervised", "supervised": {"hyperparameters": numbers}}
+    method = "dpo" if asked.get("row_format") == PREFERENCE else "supervised"
+    body["method"] = {"type": method, method: {"hyperparameters": numbers}}
     body["safety"] = {"defense": {"type": asked.get("defense", "spard")}}
     if asked.get("seed"):
         body["seed"] = _number("seed", asked["seed"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -27,7 +26,7 @@ def page(seen: Seen) -> str:
     return _TEMPLATES.get_template("report.html.jinja").render(job=seen.job, view=seen.view(), facts=facts)
 
 
-def _facts(job: JobOut, report: SafetyReport) -> Mapping[str, Any]:
+def _facts(job: JobOut, report: SafetyReport) -> Mapping[str, str | int]:
     rate, chosen = report.trigger_rate, report.selected
     lineage = job.safety["lineage"]
     return ({"Started from": job.model} if lineage else {}) | {

@@ -175,7 +175,8 @@ class Checks:
         self._fails(openai.NotFoundError, "fine_tune_not_found", lambda: api.fine_tuning.jobs.retrieve("ftjob-0"))
         self._fails(openai.NotFoundError, "model_not_found", lambda: api.models.retrieve("ft:a/b:c::d"))
         self._fails(openai.BadRequestError, "model_not_found", lambda: self._job(model="gpt-7"))
-        self._fails(openai.BadRequestError, "method_not_supported", lambda: self._job(method={"type": "dpo"}))
+        self._fails(openai.BadRequestError, "method_mismatch", lambda: self._job(method={"type": "dpo"}))
+        self._fails(openai.BadRequestError, "method_not_supported", lambda: self._job(method={"type": "reinforcement"}))
         self._fails(
             openai.BadRequestError, "invalid_purpose", lambda: api.files.create(file=("a.jsonl", ROWS), purpose="batch")
         )

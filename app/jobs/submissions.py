@@ -1,0 +1,57 @@
+"""Requests for a job that were sent before: by the key that the sender gave them, or as a client's own retry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from app.db.base import utc_now
+from app.db.tables import ApiKey, IdempotencyKey, Job
+from app.errors import InvalidRequest
+from app.keys.service import Principal
+
+_RETRY_WINDOW = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How often a request was sent: the key its sender gave it, and which attempt this is."""
+
+    idempotency_key: str | None
+    retry_count: int
+
+
+def earlier(session: Session, caller: Principal, submission: Submission, digest: str, job_id: str) -> Job | None:
+    """Return the job that an earlier sending made; locks the key's row, so that of two at once one waits."""
+    lock = select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update(key_share=True)
+    session.execute(lock)
+    if submission.idempotency_key is not None:
+        return _reserve(session, caller, submission.idempotency_key, digest, job_id)
+    if submission.retry_count > 0:
+        same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
+        recent = Job.created_at > utc_now() - _RETRY_WINDOW
+        return session.scalar(
+            select(Job)
+            .where(Job.project_id == caller.project_id, same, recent)
+            .order_by(Job.created_at.desc())
+            .limit(1)
+        )
+    return None
+
+
+def _reserve(session: Session, caller: Principal, key: str, digest: str, job_id: str) -> Job | None:
+    """Take the idempotency key for this job, or find whose it is."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    row = {"project_id": caller.project_id, "key": key, "request_hash": digest, "job_id": job_id}
+    session.execute(dialect.insert(IdempotencyKey).values(**row).on_conflict_do_nothing())
+    taken = session.get_one(IdempotencyKey, (caller.project_id, key))
+    if taken.job_id == job_id:
+        return None
+    if taken.request_hash != digest:
+        message = "This Idempotency-Key was used for another request; take a new one."
+        raise InvalidRequest(message, code="idempotency_mismatch", param="Idempotency-Key")
+    return session.get_one(Job, taken.job_id)
