@@ -52,12 +52,9 @@ def gate(
         doubts += unclear
         doubts += leaks.get(after.suite, ())
         if not unclear:
-            figures = list(bounded(before[after.suite], after, thresholds))
-            wavers = _wavers(before[after.suite], thresholds)
-            above = [each for each in figures if _is_above(each, by_bound=wavers or after.suite in sampled)]
+            above, between = _compared(before[after.suite], after, thresholds, is_sampled=after.suite in sampled)
             failures += [f"{each.said}; {each.demand}." for each in above]
-            between = [each for each in figures if each not in above and each.estimate.high > each.limit]
-            doubts += [_undecided(each, thresholds.confidence) for each in between if not wavers]
+            doubts += [_undecided(each, thresholds.confidence) for each in between]
     if not thresholds.allow_unmeasured_judge:
         doubts += judge_doubts
     if not any(each.kind == "harmful" for each in adapter):
@@ -87,6 +84,16 @@ def _doubts(before: SuiteResult | None, after: SuiteResult, limits: GateThreshol
                 f"{each.unscored} of {asked} replies of the {subject} to suite {each.suite} could not be scored; "
                 f"at most {limits.max_unscored:.1%} may."
             )
+
+
+def _compared(
+    before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool
+) -> tuple[list[Bounded], list[Bounded]]:
+    """Return the figures of a suite that exceed their thresholds, and those of which that is not known."""
+    figures, wavers = list(bounded(before, after, limits)), _wavers(before, limits)
+    above = [each for each in figures if _is_above(each, by_bound=wavers or is_sampled)]
+    unclear = [each for each in figures if each not in above and each.estimate.high > each.limit]
+    return above, [] if wavers else unclear
 
 
 def _wavers(before: SuiteResult, limits: GateThresholds) -> bool:
