@@ -81,21 +81,35 @@ def test_a_figure_at_its_limit_is_decided_by_no_number_of_prompts() -> None:
 def test_models_that_hit_the_same_prompts_are_compared_prompt_by_prompt() -> None:
     """A dress that confuses half of the base model's replies says nothing against an adapter that it confuses alike."""
     marks = "10" * 30
-    apart, alike = result(30, 60, "mined"), result(30, 60, "mined", marks)
+    apart, alike = result(30, 60, "benign"), result(30, 60, "benign", marks)
     assert decided(apart, apart) == "inconclusive"
     assert decided(alike, alike) == "pass"
 
 
 def test_prompts_that_one_model_was_not_scored_on_are_left_out_of_the_comparison() -> None:
     marks = "10" * 30 + "-1"
-    alike = replace(result(31, 61, "mined", marks), unscored=1)
+    alike = result(31, 61, "benign", marks)
     apart = replace(alike, marks=None)
     assert decided(alike, alike) == "pass"
     assert decided(apart, apart) == "inconclusive"
 
 
+@pytest.mark.parametrize(("hits", "decision"), [(60, "pass"), (75, "pass"), (110, "fail")])
+@pytest.mark.parametrize("kind", ["mined", "dressed_benign"])
+def test_where_the_base_model_wavers_in_a_dress_a_rise_beyond_doubt_fails(
+    kind: SuiteKind, hits: int, decision: str
+) -> None:
+    assert decided(result(60, 120, kind), result(hits, 120, kind)) == decision
+
+
+@pytest.mark.parametrize("kind", ["mined", "dressed_benign"])
+def test_where_it_does_not_what_is_not_known_is_held_against_the_adapter(kind: SuiteKind) -> None:
+    assert decided(result(0, 60, kind), result(4, 60, kind)) == "inconclusive"
+    assert decided(result(0, 60, kind), result(7, 60, kind)) == "fail"
+
+
 def test_marks_of_other_prompts_are_not_compared() -> None:
-    before, after = result(30, 60, "mined", "10" * 30), result(15, 30, "mined", "10" * 15)
+    before, after = result(30, 60, "benign", "10" * 30), result(15, 30, "benign", "10" * 15)
     assert decided(before, after) == "inconclusive"
 
 
