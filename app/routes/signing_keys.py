@@ -8,7 +8,7 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.errors import Unavailable
+from app.errors import NotFound
 from app.settings import Settings
 from app.signing import NoSigningKey, published_keys
 
@@ -29,6 +29,6 @@ def list_signing_keys(request: Request) -> Response:
             text = published_keys(settings)
         except NoSigningKey as error:  # its text names places on this machine
             log.warning("signing keys are not shown: %s", error.message)
-            raise Unavailable("This service has no signing key at the moment.") from None
+            raise NotFound("This service has no signing key.", code="no_signing_key") from None
         request.app.state.published_keys = now, text
     return Response(text, media_type="application/json", headers={"cache-control": f"public, max-age={_KEPT_S}"})

@@ -69,7 +69,7 @@ def test_a_revoked_key_is_refused_by_address_and_by_saved_file(
 
 def test_a_service_without_a_key_says_so_and_names_no_place(service: Service, settings: Settings) -> None:
     got = service.http.get(URL)
-    assert got.status_code == 503
+    assert got.status_code == 404
     assert str(settings.data_dir) not in got.text
     assert not (settings.data_dir / "signing_key.pem").exists()
 
