@@ -18,9 +18,9 @@ from threading import Event, Lock, Thread
 from huggingface_hub import snapshot_download
 
 from app.catalog import weights
-from app.errors import AppError, TooManyRequests, Unavailable
+from app.errors import AppError, InvalidState, TooManyRequests, Unavailable
 from app.inference import archives, memory
-from app.inference.engine_process import EngineProcess, Stream
+from app.inference.engine_process import EngineProcess, Stream, engine_lost
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.settings import Settings
@@ -84,7 +84,7 @@ class Embedded:
     async def _loaded(self, engine: EngineProcess, model: Released) -> Proof:
         archive = model.archive
         if archive is None:
-            raise Unavailable("The engine does not know its base model.", code="engine_failed")
+            raise engine_lost()
         provide = partial(archives.fetch, self._storage, self._settings, archive)
         loading = engine.load(archive.sha256, provide)
         return await asyncio.shield(asyncio.wrap_future(loading))
@@ -127,7 +127,7 @@ class Embedded:
         try:
             return snapshot_download(model.source, revision=model.revision, local_files_only=True)
         except (OSError, ValueError):
-            raise Unavailable(
+            raise InvalidState(
                 "The model's files are not on the machine that serves it.", code="engine_failed"
             ) from None
 
