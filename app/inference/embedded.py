@@ -109,7 +109,10 @@ class Embedded:
             self._engines.pop(key, None)
         folder = self._folder() / token_hex(6)
         source = self._source(model, folder)
-        self._make_room(source)
+        size = weights.parameters(source)
+        if size is None:
+            raise InvalidState("The model's weights cannot be read where it is served.", code="engine_failed")
+        self._make_room(size)
         engine = EngineProcess(self._settings, source, None, folder)
         with self._lock:
             self._engines[key] = engine
@@ -131,9 +134,9 @@ class Embedded:
                 "The model's files are not on the machine that serves it.", code="engine_failed"
             ) from None
 
-    def _make_room(self, source: str) -> None:
+    def _make_room(self, parameters: int) -> None:
         """End engines that nobody waits for until there is room for one more; 429 where there is none."""
-        needed = ((weights.parameters(source) or 0) * _BYTES_EACH >> 20) + _OWN_MB
+        needed = (parameters * _BYTES_EACH >> 20) + _OWN_MB
         while len(self._engines) >= self._settings.serving_models or self._is_short(needed):
             idle = [key for key, each in self._engines.items() if each.is_idle or not each.is_alive]
             if not idle:
