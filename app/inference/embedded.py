@@ -18,9 +18,9 @@ from threading import Event, Lock, Thread
 from huggingface_hub import snapshot_download
 
 from app.catalog import weights
-from app.errors import AppError, TooManyRequests, Unavailable
+from app.errors import AppError, InvalidState, TooManyRequests, Unavailable
 from app.inference import archives, memory
-from app.inference.engine_process import EngineProcess, Stream
+from app.inference.engine_process import EngineProcess, Stream, engine_lost
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.settings import Settings
@@ -84,7 +84,7 @@ class Embedded:
     async def _loaded(self, engine: EngineProcess, model: Released) -> Proof:
         archive = model.archive
         if archive is None:
-            raise Unavailable("The engine does not know its base model.", code="engine_failed")
+            raise engine_lost()
         provide = partial(archives.fetch, self._storage, self._settings, archive)
         loading = engine.load(archive.sha256, provide)
         return await asyncio.shield(asyncio.wrap_future(loading))
@@ -109,7 +109,10 @@ class Embedded:
             self._engines.pop(key, None)
         folder = self._folder() / token_hex(6)
         source = self._source(model, folder)
-        self._make_room(source)
+        size = weights.parameters(source)
+        if size is None:
+            raise InvalidState("The model's weights cannot be read where it is served.", code="engine_failed")
+        self._make_room(size)
         engine = EngineProcess(self._settings, source, None, folder)
         with self._lock:
             self._engines[key] = engine
@@ -127,13 +130,13 @@ class Embedded:
         try:
             return snapshot_download(model.source, revision=model.revision, local_files_only=True)
         except (OSError, ValueError):
-            raise Unavailable(
+            raise InvalidState(
                 "The model's files are not on the machine that serves it.", code="engine_failed"
             ) from None
 
-    def _make_room(self, source: str) -> None:
+    def _make_room(self, parameters: int) -> None:
         """End engines that nobody waits for until there is room for one more; 429 where there is none."""
-        needed = ((weights.parameters(source) or 0) * _BYTES_EACH >> 20) + _OWN_MB
+        needed = (parameters * _BYTES_EACH >> 20) + _OWN_MB
         while len(self._engines) >= self._settings.serving_models or self._is_short(needed):
             idle = [key for key, each in self._engines.items() if each.is_idle or not each.is_alive]
             if not idle:

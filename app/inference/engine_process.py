@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import IO, cast
 
-from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from app.errors import AppError, InvalidRequest, InvalidState, TooManyRequests, Unavailable
 from app.inference.archives import NotServed
 from app.inference.protocol import MAX_LINE, Ask, Proof, Said
 from app.ops.children import environment, secret_places
@@ -191,7 +191,7 @@ class EngineProcess:
                     self._hear(json.loads(line))
         self._process.wait()
         if not self.ready.done():
-            self.ready.set_exception(Unavailable("The model cannot be loaded for serving.", code="engine_failed"))
+            self.ready.set_exception(InvalidState("The model cannot be loaded for serving.", code="engine_failed"))
         for stream in list(self._streams.values()):
             stream.put(engine_lost())
         for adapter in list(self._loads):

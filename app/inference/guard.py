@@ -32,7 +32,7 @@ class Guard:
         texts = [text for text in [*said, ask["prompt"] or ""] if text]
         if self.rule.input and texts and await self.flags(texts):
             message = "The request was flagged by the provider's moderation, and is not answered."
-            raise InvalidRequest(message, code=FILTERED, param="messages")
+            raise InvalidRequest(message, code="content_filter", param="messages")
 
     async def flags(self, texts: Sequence[str]) -> bool:
         """Return whether the endpoint flags one of the texts."""
