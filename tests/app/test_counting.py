@@ -48,7 +48,8 @@ def test_counts_are_those_of_training(counters: Counters, entry: BaseModelEntry)
             assert (row["line"], row["code"]) == (301, "template_render_failed")
             continue
         expected = encode(tokenizer, example(parse_row(text, line), line), 10_000)
-        assert row == [line, len(expected.ids), sum(label != NO_LOSS for label in expected.labels)]
+        n = len(expected.ids)
+        assert row == [line, n, sum(label != NO_LOSS for label in expected.labels), n]
 
 
 def test_an_allowance_ends_the_counting_and_says_how_far_it_came(counters: Counters, entry: BaseModelEntry) -> None:

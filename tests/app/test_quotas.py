@@ -179,10 +179,13 @@ def test_usage_sums_jobs_erased_jobs_and_files_of_each_project(projects: Engine)
         session.add_all([file_of(3, 2), file_of(4, None), file_of(5, None, OTHER)])
         session.flush()
         found = quotas.usage(session, utc_now() - DAY, utc_now() + DAY)
+    calls = {"calls": 0, "prompt_tokens": 0, "reply_tokens": 0}
     assert {each.pending_bytes for each in found} == {0}
     assert [each.model_dump(exclude={"object", "pending_bytes"}) for each in found] == [
-        {"project_id": MINE, "jobs": 3, "gpu_seconds": 7.001, "trained_tokens": 5, "file_bytes": 7, "file_rows": 2},
-        {"project_id": OTHER, "jobs": 0, "gpu_seconds": 0.0, "trained_tokens": 0, "file_bytes": 5, "file_rows": 0},
+        {"project_id": MINE, "jobs": 3, "gpu_seconds": 7.001, "trained_tokens": 5, "file_bytes": 7, "file_rows": 2}
+        | calls,
+        {"project_id": OTHER, "jobs": 0, "gpu_seconds": 0.0, "trained_tokens": 0, "file_bytes": 5, "file_rows": 0}
+        | calls,
     ]
 
 
