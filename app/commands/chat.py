@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from app.commands.terminal import CommandFailed, connect
-
-if TYPE_CHECKING:
-    from openai import OpenAI
 
 
 def chat(
@@ -22,15 +21,15 @@ def chat(
 ) -> None:
     """Ask a model; replies appear as they are written."""
     messages: list[Any] = [{"role": "system", "content": system}] if system else []
-    ask: dict[str, Any] = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
     with connect() as client:
+        ask = partial(client.chat.completions.create, model=model, temperature=temperature, max_tokens=max_tokens)
         if prompt is not None:
-            _answer(client, ask, [*messages, {"role": "user", "content": prompt}])
+            _answer(ask, [*messages, {"role": "user", "content": prompt}])
             return
         client.models.retrieve(model)  # a name that does not answer is told before the first question
         while question := _question():
             messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": _answer(client, ask, messages)})
+            messages.append({"role": "assistant", "content": _answer(ask, messages)})
 
 
 def _question() -> str:
@@ -41,13 +40,13 @@ def _question() -> str:
         return ""
 
 
-def _answer(client: OpenAI, ask: dict[str, Any], messages: list[Any]) -> str:
+def _answer(ask: Callable[..., Any], messages: list[Any]) -> str:
     """Print a reply while it comes, and return it; one that breaks off fails the command."""
     from openai import APIConnectionError, APIError, APIStatusError
 
     said = ""
     try:
-        for chunk in client.chat.completions.create(**ask, messages=messages, stream=True):
+        for chunk in ask(messages=messages, stream=True):
             text = (chunk.choices[0].delta.content if chunk.choices else None) or ""
             said += text
             sys.stdout.write(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -19,11 +19,12 @@ from jinja2 import TemplateError
 
 from spard.data.control_tokens import MARK, Shield, pieces
 from spard.data.control_tokens import end_tokens as end_tokens
+from spard.data.encoded import NO_LOSS as NO_LOSS
+from spard.data.encoded import Encoded as Encoded
 from spard.data.rows import Example, Message, is_learned, with_rejected
 from spard.data.tools import PROBES, has_tools, stand_ins
 from spard.errors import ExampleTooLong, InvalidData, MethodMismatch, NoTrainableTokens, ToolsNotRendered
 
-NO_LOSS = -100
 _REFUSED = (TemplateError, TypeError)  # by the template itself, or by what it does with a value
 UNBOUNDED = 2**31  # tokens: the limit of rows that may have any length
 DATE = "26 Jul 2024"  # some templates write today's date: the same row would train differently tomorrow
@@ -34,41 +35,6 @@ PLAIN_TEMPLATE = (
     "{{ eos_token if message['role'] == 'assistant' else '' }}\n{% endfor %}"
     "{% if add_generation_prompt %}### assistant:\n{% endif %}"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Token ids and, position by position, the label to predict there or `NO_LOSS`.
-
-    `is_variant` marks a safe row that was made of another one (`spard.pipeline.augment`), and `twin` is the place of
-    that other one among the safe rows. Of a preference pair it has the preferred answer, and `rejected` the other one.
-    """
-
-    ids: tuple[int, ...]
-    labels: tuple[int, ...]
-    is_variant: bool = False
-    twin: int | None = field(default=None, compare=False)
-    rejected: Encoded | None = None
-
-    @property
-    def both(self) -> tuple[Encoded, ...]:
-        """What goes through the model: the row, and of a pair the other conversation after it."""
-        return (self,) if self.rejected is None else (self, self.rejected)
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens go through the model, of a pair those of both conversations."""
-        return sum(len(row.ids) for row in self.both)
-
-    @property
-    def longest(self) -> int:
-        """The tokens of the longer conversation of a pair; of other rows simply theirs."""
-        return max(len(row.ids) for row in self.both)
-
-    @property
-    def is_learned(self) -> bool:
-        """Whether loss falls on a token, of a pair on one of each answer."""
-        return all(any(label != NO_LOSS for label in row.labels) for row in self.both)
 
 
 def render_prompt(

@@ -13,7 +13,7 @@ from app import db
 from app.db.tables import Job
 from app.db.tables.job_spec import JobSpec
 from app.jobs.lineage import LONGEST
-from tests.app.http.conftest import FILES, JOBS, Service, rows
+from tests.app.http.conftest import FILES, JOBS, NO_WEIGHTS, Service, rows
 from tests.app.http.test_results import MODEL, publish
 
 
@@ -50,7 +50,7 @@ def test_the_report_says_where_the_job_started(
     job_id = customer.post(JOBS, json=asked | {"model": MODEL}).json()["id"]
     publish(service, "pass", f"{MODEL}2")
     page = customer.get(f"{JOBS}/{job_id}/safety", headers={"accept": "text/html"}).text
-    assert f"<td>Started from</td><td><code>{MODEL}</code>" in page
+    assert f'<th scope="row">Started from</th><td><code>{MODEL}</code>' in page
 
 
 def test_its_own_model_is_named_after_the_base_model(
@@ -91,8 +91,8 @@ def test_a_base_model_that_has_changed_is_refused(
     customer: TestClient, offered: TestClient, asked: dict[str, Any], first: str, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "other" / name).write_text("{}")
+    (tmp_path / "other" / "config.json").write_text('{"another": true}')
+    (tmp_path / "other" / "model.safetensors").write_bytes(NO_WEIGHTS)
     entry = {"alias": "lab/tiny-1", "source": str(tmp_path / "other")}
     assert offered.post("/v1/admin/models", json=entry).status_code == 200
 
