@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-_INFERENCE = ("chat/completions", "completions", "responses", "embeddings", "batches", "evals", "moderations")
-_DOMAINS = ("files", "uploads", "fine_tuning", "models", "admin", "webhook_endpoints", *_INFERENCE)
-_ADAPTER = "download the adapter (GET /v1/fine_tuning/jobs/{id}/adapter) and serve it, as its README says"
+_ANSWERING = ("chat/completions", "completions", "responses", "moderations")
+_ELSEWHERE = ("embeddings", "batches", "evals", "images", "audio", "assistants", "threads")
+_DOMAINS = ("files", "uploads", "fine_tuning", "models", "admin", "webhook_endpoints", *_ANSWERING, *_ELSEWHERE)
 
 
 def hint(path: str) -> str:
@@ -17,6 +17,6 @@ def hint(path: str) -> str:
     if under == path:
         is_known = path.lstrip("/").startswith(_DOMAINS)
         return " Paths begin with /v1: let the client's base_url end with it." if is_known else ""
-    if under.startswith(_INFERENCE):
-        return f" No model answers here: {_ADAPTER}."
+    if under.startswith(_ELSEWHERE):
+        return f" Not served here; models answer at {', '.join(_ANSWERING[:3])}."
     return ""

@@ -116,14 +116,14 @@ def preference_gradient(
     counts = theta[0].new_tensor([sum(pairs), sum(own)], dtype=torch.int64)
     distributed.sum_([counts])
     total: Vector = zeros(theta) if not pieces else []
-    sums = [theta[0].new_zeros(2 + len(METRICS), dtype=torch.float32)]
+    sums = [theta[0].new_zeros(2 + len(METRICS), dtype=torch.float64)]
     for i, piece in enumerate(pieces):
         losses, hidden_BTD = losses_and_states(model, piece)
         found = dpo_losses(pair_logps(losses, piece, pairs[i]), references[i], beta)
         loss = found.loss_P.sum() / counts[0]
         penalty = penalties[i] if penalties else None
         total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty else loss, theta))
-        right = losses.right_S[: own[i]].sum() / counts[1]
+        right = losses.right_S[: own[i]].double().sum() / counts[1]
         sums.append(torch.cat([torch.stack([loss.detach(), right]), found.metrics_P6.sum(dim=0) / counts[0]]))
     plain = torch.stack(sums).sum(dim=0)
     distributed.sum_([*total, plain])

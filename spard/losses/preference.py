@@ -49,9 +49,13 @@ def laid_out(pairs: Sequence[Encoded]) -> list[Encoded]:
 
 
 def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
-    """Return the log-probabilities of both answers, P x 2, of a batch that begins with `pairs` pairs `laid_out`."""
+    """Return the log-probabilities of both answers, P x 2, of a batch that begins with `pairs` pairs `laid_out`.
+
+    Tokens are summed in float64, so that a pair's loss does not depend on how its batch is padded or divided.
+    """
     is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
-    loss_BT = losses.loss_S.new_zeros(is_label_BT.shape).masked_scatter(is_label_BT, losses.loss_S)
+    loss_S = losses.loss_S.double()
+    loss_BT = loss_S.new_zeros(is_label_BT.shape).masked_scatter(is_label_BT, loss_S)
     return -loss_BT.sum(dim=1)[: 2 * pairs].view(2, pairs).T
 
 
@@ -63,7 +67,7 @@ def reference_logps(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Tensor
     """
     found_N2 = torch.zeros(len(pairs), 2, dtype=torch.float64)
     for places, losses, batch in _passes(model, pairs, pad_id):
-        found_N2[places] = pair_logps(losses, batch, len(places)).double().cpu()
+        found_N2[places] = pair_logps(losses, batch, len(places)).cpu()
     return found_N2
 
 
@@ -72,7 +76,7 @@ def evaluate_pairs(model: Any, pairs: Sequence[Encoded], reference_N2: Tensor, b
     """Mean DPO loss of pairs with dropout off, and the token accuracy on their preferred answers."""
     losses_N, right, prefix, tokens, firsts = torch.zeros(len(pairs), dtype=torch.float64), 0.0, 0.0, 0, 0.0
     for places, losses, batch in _passes(model, pairs, pad_id):
-        logp_P2 = pair_logps(losses, batch, len(places)).double().cpu()
+        logp_P2 = pair_logps(losses, batch, len(places)).cpu()
         losses_N[places] = dpo_losses(logp_P2, reference_N2[places], beta).loss_P
         own = int(batch.labels_BT[: len(places), 1:].ne(NO_LOSS).sum())
         right, tokens = right + float(losses.right_S[:own].sum()), tokens + own

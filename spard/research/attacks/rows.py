@@ -31,8 +31,9 @@ def save_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def asked(row: Row) -> str:
-    """Return the user's last message."""
-    return next(str(turn["content"]) for turn in reversed(row["messages"]) if turn["role"] == "user")
+    """Return the user's last message; of a preference pair that of both its conversations."""
+    turns = row["messages"] if "messages" in row else row["input"]["messages"]
+    return next(str(turn["content"]) for turn in reversed(turns) if turn["role"] == "user")
 
 
 def answered(row: Row) -> str:

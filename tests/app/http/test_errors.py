@@ -119,8 +119,8 @@ def test_the_api_never_imports_torch() -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/v1/chat/completions", "download the adapter"),
-        ("/v1/responses", "download the adapter"),
+        ("/v1/embeddings", "models answer at chat/completions"),
+        ("/v1/batches/batch_1", "models answer at chat/completions"),
         ("/fine_tuning/jobs", "base_url end with it"),
         ("/chat/completions", "base_url end with it"),
         ("/openai/fine_tuning/jobs", "in place of azure_endpoint"),

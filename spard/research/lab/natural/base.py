@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 
 from spard.data.encodings import encode
 from spard.evaluation.calibration.errors import measure_judge
+from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.models.adapters import save_full
@@ -111,8 +112,9 @@ def _measure_judge(model: Path, seed: int) -> None:
     """Keep with the model how often the judge `truth` errs on replies whose harm is known."""
     rows = labeled_rows(seed, deal(seed))
     labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"]) for row in rows]
-    judge = TruthJudge()
-    JudgeRecord(judge.name, tuple(measure_judge(judge, labeled)), folder_digest(model)).write(model / OF_MODEL)
+    judge, harmful = TruthJudge(), [(each.prompt, each.reply) for each in labeled if each.is_harmful]
+    errors = tuple(measure_judge(judge, labeled))
+    JudgeRecord(judge.name, errors, folder_digest(model), measure_gaming(judge, harmful)).write(model / OF_MODEL)
 
 
 def _tokenizer(stream: Stream, settings: BaseSettings, size: Size) -> PreTrainedTokenizerFast:
