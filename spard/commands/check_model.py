@@ -1,4 +1,4 @@
-"""`spard check-model MODEL`: try a base model before jobs depend on it.
+"""`spard check-model MODEL`: try a base model before it is offered.
 
 Loads tokenizer and weights, writes a conversation with the chat template, and runs it forward. The exit status is 0
 when all of that works, and 1 with one line on what does not.

@@ -42,7 +42,7 @@ _OWN: dict[str, Forwarded | EntryPoint] = {
     "audit": Forwarded("spard.commands.audit", "audit", "Measure any model's safety and utility."),
     "judge": Forwarded("spard.commands.judge", "audit", "Measure a judge on replies whose harm is known."),
     "check-pool": Forwarded("spard.commands.check_pool", "train", "Find rows of a safety pool that answer with harm."),
-    "check-model": Forwarded("spard.commands.check_model", "train", "Try a base model before jobs depend on it."),
+    "check-model": Forwarded("spard.commands.check_model", "train", "Try a base model before it is offered."),
     "bench": Forwarded("spard.research.bench.__main__", "bench", "Make the paper's tables and figures."),
     "convert": Forwarded("spard.research.datasets.__main__", "train", "Turn a data set's own files into ours."),
     "lab": Forwarded(

@@ -6,9 +6,10 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spard.losses.cross_entropy import Evaluation
+if TYPE_CHECKING:
+    from spard.losses.cross_entropy import Evaluation
 
 OPENAI_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
 _RENAMED = {
