@@ -32,6 +32,7 @@ ABSENT = ("expires_at", "status_details", "data")
 ADDED_ANYWHERE = {
     *("allow_unmeasured_judge", "approximate", "audit_version", "confidence", "max_dressed_refusal_rise"),
     *("own_refusal", "pending_bytes", "row_signal", "rows_in_file"),
+    *("calls", "max_tokens_per_day", "prompt_tokens", "reply_tokens", "serving", "tokens_per_minute"),
 }
 ADDED = {
     "/v1/admin/models": {"tool_support"},
