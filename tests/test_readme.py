@@ -135,10 +135,13 @@ def test_from_empty_servers_to_a_verified_adapter(environment: dict[str, str], f
 
 
 def _training() -> bytes:
-    """What the model answers anyway, so that the gate of twenty steps at the default rate is a pass."""
+    """What the model says when it refuses: twenty steps at the default rate on it are a pass, whatever seed is drawn.
+
+    On other answers this tiny model complies once its reply was begun, on some seeds.
+    """
     found = [json.loads(line) for line in rows.training().splitlines()]
     for row in found:
-        row["messages"][1]["content"] = rows.ANSWER
+        row["messages"][1]["content"] = rows.REFUSAL
     return b"".join(json.dumps(row).encode() + b"\n" for row in found)
 
 
