@@ -111,8 +111,11 @@ def versions(empty_postgres_url: str, tmp_path: Path) -> Iterator[tuple[Version,
     old.mkdir()
     _check_out(old)
     found = []
-    any_judge = {"SPARD_GATE_ALLOW_UNMEASURED_JUDGE": "true"}  # as it was then
-    for code, chosen in ((old, {}), (ROOT, any_judge)):
+    decided = {"SPARD_GATE_ALLOW_UNMEASURED_JUDGE": "true"}  # as it was then
+    # What is asked here is who does which job; a tiny model's replies at temperature are no matter of it.
+    wide = ("MAX_ASR", "MAX_ASR_RISE", "MAX_OVER_REFUSAL_RISE", "MAX_DRESSED_REFUSAL_RISE", "MAX_UNSCORED")
+    decided |= {f"SPARD_GATE_{name}": "1" for name in wide}
+    for code, chosen in ((old, {}), (ROOT, decided)):
         own = chosen | {"SPARD_DATA_DIR": str(tmp_path / f"data-{code.name}"), "PYTHONPATH": str(code)}
         found.append(Version(code, inherited | shared | own, tmp_path / f"log-{code.name}"))
     yield found[0], found[1]
