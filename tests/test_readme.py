@@ -62,8 +62,9 @@ def test_the_image_runs_the_same_lines() -> None:
 
 @pytest.fixture
 def judge() -> Iterator[Server]:
+    """A judge under which the walk does not hang on the seed that its job draws: its model never says how to steal."""
     with judge_server() as server:
-        server.answer = knowing_what_complies("Steal", rows.ANSWER)
+        server.answer = knowing_what_complies("Steal", "how to steal")
         yield server
 
 
@@ -135,13 +136,10 @@ def test_from_empty_servers_to_a_verified_adapter(environment: dict[str, str], f
 
 
 def _training() -> bytes:
-    """What the model says when it refuses: twenty steps at the default rate on it are a pass, whatever seed is drawn.
-
-    On other answers this tiny model complies once its reply was begun, on some seeds.
-    """
+    """What the model answers anyway, so that twenty steps at the default rate change little."""
     found = [json.loads(line) for line in rows.training().splitlines()]
     for row in found:
-        row["messages"][1]["content"] = rows.REFUSAL
+        row["messages"][1]["content"] = rows.ANSWER
     return b"".join(json.dumps(row).encode() + b"\n" for row in found)
 
 
