@@ -18,7 +18,7 @@ from app import db
 from app.audit_log import service as audit_log
 from app.audit_log.service import CALLER, Caller
 from app.db import Begin
-from app.errors import Forbidden, TooManyRequests, Unauthorized
+from app.errors import Forbidden, Unauthorized
 from app.files.counting import Counters
 from app.files.validation import Limits
 from app.http.key_throttle import KeyThrottle
@@ -196,11 +196,7 @@ def _count_request(request: Request, principal: Principal, per_minute: int) -> N
     limits: RateLimits = request.app.state.rate_limits
     taken = limits.take("requests", principal.project_id, per_minute)
     request.state.headers = taken.headers()
-    if not taken.is_allowed:
-        message = f"Rate limit reached for this project ({per_minute} requests per minute). "
-        error = TooManyRequests(f"{message}Try again in {taken.retry_after_s} s.")
-        error.retry_after_s = taken.retry_after_s
-        raise error
+    taken.require("requests")
 
 
 def _scoped(scope: str, principal: Principal) -> Principal:

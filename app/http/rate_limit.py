@@ -18,6 +18,8 @@ from limits.errors import StorageError
 from limits.storage import MemoryStorage, RedisStorage
 from limits.strategies import FixedWindowRateLimiter
 
+from app.errors import TooManyRequests
+
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
@@ -40,6 +42,14 @@ class Taken:
     def retry_after_s(self) -> int:
         """Whole seconds until the next request is allowed; 0: now."""
         return 0 if self.is_allowed else max(1, math.ceil(self.reset_s))
+
+    def require(self, what: str) -> None:
+        """Raise 429 unless there is room; `what` is what the limit counts."""
+        if not self.is_allowed:
+            message = f"Rate limit reached for this project ({self.limit} {what} per minute). "
+            error = TooManyRequests(f"{message}Try again in {self.retry_after_s} s.")
+            error.retry_after_s = self.retry_after_s
+            raise error
 
     def headers(self) -> dict[str, str]:
         """Return OpenAI's `x-ratelimit-*` headers."""

@@ -12,7 +12,6 @@ from app.audit_log import service as audit_log
 from app.db.base import new_id, utc_now
 from app.db.tables import InferenceCall
 from app.db.tables.inference import RUNNING
-from app.errors import TooManyRequests
 from app.http.rate_limit import RateLimits
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released, released
@@ -95,14 +94,8 @@ def spend(session: Session, project_id: str, limits: RateLimits, tokens: int) ->
 
 def _check_rate(session: Session, caller: Principal, limits: RateLimits) -> None:
     per_minute = quotas.token_rate(session, caller.project_id)
-    if per_minute is None:
-        return
-    window = limits.look("tokens", caller.project_id, per_minute)
-    if not window.is_allowed:
-        message = f"Rate limit reached for this project ({per_minute} tokens per minute). "
-        error = TooManyRequests(f"{message}Try again in {window.retry_after_s} s.")
-        error.retry_after_s = window.retry_after_s
-        raise error
+    if per_minute is not None:
+        limits.look("tokens", caller.project_id, per_minute).require("tokens")
 
 
 def _was_called(session: Session, call: InferenceCall) -> bool:
