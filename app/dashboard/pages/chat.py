@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from anyio import create_task_group
 from fastapi import APIRouter, Query, Request
 from pydantic import ValidationError
-from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from app.catalog import service as catalog
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
-from app.db.tables import Job
+from app.db import Begin
 from app.deps import LookDep, ReadDep
 from app.errors import AppError, InvalidRequest
 from app.inference import chat
@@ -53,11 +53,9 @@ async def ask(request: Request, viewer: FormViewerDep, look: LookDep) -> Respons
     """Ask the model and the base model that it was trained from."""
     form = await request.form()
     model, question = str(form.get("model", "")), str(form.get("question", "")).strip()[:_CHARS]
-    with look() as session:
-        models = [each.id for each in catalog.models(session, viewer.project_id)]
-        base = _base_of(session, viewer, model)
+    models, base = await viewer.lanes.reads.of(viewer.project_id).run(partial(_models, look, viewer, model))
     answers = [Answer(base, "Base model")] if base else []
-    answers.append(Answer(model, "This model" if base else "Base model"))
+    answers.append(Answer(model, "This model"))
     serving: Serving = request.app.state.serving
     async with create_task_group() as group:
         for answer in answers:
@@ -65,10 +63,11 @@ async def ask(request: Request, viewer: FormViewerDep, look: LookDep) -> Respons
     return page(request, "chat", viewer, models=models, model=model, answers=answers, question=question)
 
 
-def _base_of(session: Session, viewer: Viewer, model: str) -> str | None:
-    """Return the base model of a fine-tuned model of the project; None for any other name."""
-    job: Job | None = catalog.tuned(session, viewer.project_id, model)
-    return job.model if job else None
+def _models(look: Begin, viewer: Viewer, model: str) -> tuple[list[str], str | None]:
+    """Return what can be asked, and the base model of a fine-tuned model of the project; None for any other name."""
+    with look() as session:
+        job = catalog.tuned(session, viewer.project_id, model)
+        return [each.id for each in catalog.models(session, viewer.project_id)], job.model if job else None
 
 
 async def _ask(serving: Serving, viewer: Viewer, answer: Answer, question: str) -> None:

@@ -9,14 +9,13 @@ from starlette.responses import RedirectResponse, Response
 
 from app.audit_log import service as audit_log
 from app.dashboard.rendering import page
-from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
-from app.db import Begin
-from app.db.tables import TERMINAL, JobEvent, JobStatus
+from app.dashboard.viewer import FormViewerDep, ViewerDep
+from app.db.tables import TERMINAL, JobStatus
 from app.deps import AfterQuery, BeginDep, LookDep, QuickStorageDep, ReadDep, SessionDep
 from app.errors import InvalidRequest, NotFound
 from app.jobs import service
-from app.jobs.reports.gather import Seen, gather, read
-from app.storage import Storage
+from app.jobs.reports.gather import gather, read
+from app.jobs.reports.service import read_report
 
 router = APIRouter(include_in_schema=False)
 
@@ -48,7 +47,10 @@ async def job_page(
     """Show one job: the verdict, what was measured, how it was trained, its rows, its files, its events."""
 
     def shown() -> Response:
-        seen, events = _seen(look, storage, viewer, job_id)
+        with look() as session:
+            gathered = gather(session, viewer.project_id, job_id)
+            events = service.latest_messages(session, viewer.project_id, job_id, _EVENTS)
+        seen = read(storage, gathered)
         name = "job_live" if "hx-request" in request.headers else "job"
         return page(
             request,
@@ -66,18 +68,24 @@ async def job_page(
 
 @router.get("/jobs/{job_id}/risky-rows/{line}")
 async def risky_row(
-    job_id: str, line: int, request: Request, viewer: ViewerDep, begin: BeginDep, storage: QuickStorageDep
+    job_id: str,
+    line: int,
+    request: Request,
+    viewer: ViewerDep,
+    look: LookDep,
+    begin: BeginDep,
+    storage: QuickStorageDep,
 ) -> Response:
     """Show the text of a row that looks like harm; that it was looked at is logged."""
 
     def shown() -> Response:
-        with begin() as session:
-            gathered = gather(session, viewer.project_id, job_id)
-            audit_log.record(session, "risky_row.shown", job_id, line=line)
-        report = read(storage, gathered).report
-        row = next((row for row in (report.risky_rows or () if report else ()) if row.line == line), None)
+        with look() as session:
+            _, key = service.reported(session, viewer.project_id, job_id)
+        row = next((row for row in read_report(storage, key).risky_rows or () if row.line == line), None)
         if row is None:
             raise NotFound("No such row in the report of this job.")
+        with begin() as session:
+            audit_log.record(session, "risky_row.shown", job_id, line=line)
         return page(request, "risky_row", viewer, job_id=job_id, row=row)
 
     return await viewer.lanes.reads.of(viewer.project_id).run(shown)
@@ -96,7 +104,9 @@ async def compare_page(
     def shown() -> Response:
         if not 2 <= len(set(ids)) <= _COMPARED:
             raise InvalidRequest(f"Choose two to {_COMPARED} jobs to compare.", param="ids")
-        seen = [_seen(look, storage, viewer, job_id)[0] for job_id in dict.fromkeys(ids)]
+        with look() as session:
+            gathered = [gather(session, viewer.project_id, job_id) for job_id in dict.fromkeys(ids)]
+        seen = [read(storage, each) for each in gathered]
         return page(request, "compare", viewer, jobs=[(each.job, each.view()) for each in seen])
 
     return await viewer.lanes.reads.of(viewer.project_id).run(shown)
@@ -121,10 +131,3 @@ def resume(job_id: str, viewer: FormViewerDep, session: SessionDep) -> Response:
     """Let a paused job go on."""
     service.resume(session, viewer.project_id, job_id)
     return RedirectResponse(f"/jobs/{job_id}", 303)
-
-
-def _seen(look: Begin, storage: Storage, viewer: Viewer, job_id: str) -> tuple[Seen, list[JobEvent]]:
-    with look() as session:
-        gathered = gather(session, viewer.project_id, job_id)
-        events = service.latest_messages(session, viewer.project_id, job_id, _EVENTS)
-    return read(storage, gathered), events

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import RedirectResponse, Response
 
 from app.dashboard import assets
@@ -37,12 +40,20 @@ def sign_in_page(request: Request, next: str = _HOME) -> Response:
     return page(request, "sign_in", next=_own(next), error=None)
 
 
+async def _sign_in_form(request: Request) -> Mapping[str, object]:
+    return await request.form(max_files=0, max_fields=8)
+
+
 @router.post("/sign-in")
-async def sign_in(
-    request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep, begin: BeginDep
+def sign_in(
+    request: Request,
+    form: Annotated[Mapping[str, object], Depends(_sign_in_form)],
+    engine: EngineDep,
+    settings: SettingsDep,
+    caller: CallerDep,
+    begin: BeginDep,
 ) -> Response:
     """Exchange a key for a cookie that stands for it."""
-    form = await request.form(max_files=0, max_fields=8)
     secret, going = str(form.get("key", "")).strip(), _own(str(form.get("next", "")))
     try:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):

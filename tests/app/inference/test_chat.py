@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from markupsafe import escape
 from openai import BadRequestError, NotFoundError
 from peft import PeftModel
 
@@ -134,3 +137,19 @@ def test_a_response_says_the_same(client: Any, models: list[str]) -> None:
     assert events[-1].response.usage == whole.usage
     with pytest.raises(BadRequestError):
         client.responses.create(**ask, input="Hello", previous_response_id="resp_1")
+
+
+def test_the_dashboard_asks_a_model_and_its_base_model(served_lab: Lab, client: Any, models: list[str]) -> None:
+    own, unknown = models[0], "ft:tiny:org-customer::nothing"
+    with httpx2.Client(base_url=served_lab.url.removesuffix("/v1"), follow_redirects=True, timeout=120) as browser:
+        browser.post("/sign-in", data={"key": served_lab.key()})
+        page = browser.get("/chat", params={"model": own}).text
+        form = {"form_token": re.findall(r'name="form_token" value="(\w+)"', page)[0], "question": QUESTIONS[0]}
+        answered = browser.post("/chat", data=form | {"model": own}).text
+        refused = browser.post("/chat", data=form | {"model": unknown}).text
+    asked = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "temperature": 0, "max_tokens": 256}
+    for model in ("tiny", own):
+        text = client.chat.completions.create(model=model, **asked).choices[0].message.content
+        assert f"<code>{escape(model)}</code>" in answered
+        assert (str(escape(text)) if text else "(nothing)") in answered
+    assert "does not exist" in refused
