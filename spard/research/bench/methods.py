@@ -29,6 +29,7 @@ SHORT: dict[str, tuple[str, ...]] = {
         'anchors={"dressed_safe":2,"dressed_safe_weight":0.5,"benign":1,"benign_weight":0.25,'
         '"dressed_benign":1,"dressed_benign_weight":0.25}',  # weights from the development split of labs 11 and 12
     ),
+    "one_sided": ("anchors={}",),
     "augmented": ('augment=["affixes","templates","deep","encodings"]',),
     "dressed": ('augment=["affixes","templates"]',),
     "undressed": ("augment=[]",),

@@ -17,6 +17,7 @@ from spard.research.bench.measure import Measurement
 from spard.research.bench.report import Table
 
 PROJECTION, ANCHOR, DRESSED, OWN, DPP = "projection", "anchor", "dressed-rows", "own-answers", "dpp"
+EXCESS, TWO_SIDED = "excess", "two-sided"
 EVERY = 4  # steps between two looks of the projection in the whole
 BARE, PROJECTED = "none", "spard"
 RIVALS = tuple(name for name, kind in defenses().items() if kind.trains_on_safe_rows and name != PROJECTED)
@@ -55,6 +56,8 @@ PARTS = (
     Part(DRESSED, "dressed", "undressed", (PROJECTION,)),
     Part(DPP, "dpp", "random", (PROJECTION, ANCHOR)),
     Part(OWN, "self", "others", (PROJECTION,)),
+    Part(EXCESS, "bound=excess", "bound=loss", (PROJECTION,)),
+    Part(TWO_SIDED, "two_sided", "one_sided", (ANCHOR,)),
 )
 NAMES = (PROJECTION, *(part.name for part in PARTS))
 WHOLE = (PROJECTION, ANCHOR, DRESSED, DPP)
@@ -68,10 +71,10 @@ def arm(parts: Iterable[str], every: int = EVERY) -> str:
     names = frozenset(parts)
     if unknown := names - set(NAMES):
         raise InvalidRecipe(f"--parts: there is no {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}", "parts")
+    able = [_switch(part, names) for part in PARTS if not part.needs or names & {*part.needs}]
     if PROJECTION in names:
-        return "+".join([PROJECTED, f"check_every={every}", *(_switch(part, names) for part in PARTS)])
-    able = [part for part in PARTS if not part.needs or names & {*part.needs}]
-    return "+".join([BARE, *(_switch(part, names) for part in able)]) if names else BARE
+        return "+".join([PROJECTED, f"check_every={every}", *able])
+    return "+".join([BARE, *able]) if names else BARE
 
 
 def _switch(part: Part, names: frozenset[str]) -> str:
