@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel
+from pydantic.json_schema import SkipJsonSchema
 
+from app.http.schemas import Absent
 from app.inference.protocol import Said, Token
 from app.inference.schemas import ChatCreate
 from app.inference.service import Reply
@@ -37,7 +39,7 @@ class MessageOut(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[CallOut] | None = None
+    tool_calls: Annotated[list[CallOut] | SkipJsonSchema[None], Absent] = None
 
 
 class AlternativeOut(BaseModel):

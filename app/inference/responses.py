@@ -51,6 +51,7 @@ class CachedTokens(BaseModel):
     """Nothing is kept between requests."""
 
     cached_tokens: Literal[0] = 0
+    cache_write_tokens: Literal[0] = 0
 
 
 class ReasoningTokens(BaseModel):
