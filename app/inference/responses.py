@@ -84,6 +84,7 @@ class ResponseOut(BaseModel):
     created_at: int
     status: Status
     error: None = None
+    access_programs: None = None
     incomplete_details: Incomplete | None = None
     instructions: str | None
     max_output_tokens: int | None

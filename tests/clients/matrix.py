@@ -53,6 +53,12 @@ _TYPES = {
     "jobs, one of them paused": Deviation("paused", "likewise, in a list"),
     "an event of the audit": Deviation("moderation_checks", "its guide has this type of event, its enum has not"),
 }
+_LLAMA_INDEX = {
+    "the tuned model completes": Deviation(
+        "Unknown model",
+        "its class for OpenAI knows the lengths of OpenAI's own models alone; `OpenAILike` takes others",
+    )
+}
 
 CLIENTS = (
     Client("openai for Node", "7.57.0", "openai", "node.cjs", "node"),
@@ -77,6 +83,7 @@ CLIENTS = (
         "llama_index_engine",
         also=("mistralai==1.12.4",),  # its newest major has not what LlamaIndex imports
         with_torch=True,
+        deviations=_LLAMA_INDEX,
     ),
     Client(
         "instructor",
