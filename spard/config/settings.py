@@ -105,6 +105,7 @@ class Recipe:
     warmup_ratio: Annotated[float, Bound(ge=0, le=0.5)] = 0.05
     max_grad_norm: Annotated[float, Bound(gt=0, le=1e6)] = 1.0
     micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the batch in one piece
+    pass_tokens: Annotated[int, Bound(ge=64)] | None = None  # padded ones of a pass; None: a micro-batch's
     gradient_checkpointing: bool = False
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
     # Options that go with every defense, off by default

@@ -92,7 +92,9 @@ class Objective:
         cut = [rows[i : i + piece] for i in range(0, len(rows), piece)]
         found: list[Pass] = []
         for i, part in enumerate(cut):
-            found += planned(part, self.customer_rows, anchors if i == 0 else [], self.lengths, self.prompt_lengths)
+            ride = anchors if i == 0 else []
+            lengths, most = (self.lengths, self.prompt_lengths), self.recipe.pass_tokens
+            found += planned(part, self.customer_rows, ride, *lengths, most)
         return found
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:

@@ -204,8 +204,9 @@ class Run:
         return None
 
     def _identity(self) -> str:
-        """Return a digest of everything that decides this run's numbers; micro-batches only round them."""
-        recipe = without_added(asdict(replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None)))
+        """Return a digest of everything that decides this run's numbers; micro-batches and passes only round them."""
+        same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None)
+        recipe = without_added(asdict(same))
         recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
         recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise
         rows = [(each.ids, each.labels) for row in (*self.objective.task, *self.objective.safe) for each in row.both]

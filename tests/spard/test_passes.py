@@ -1,78 +1,106 @@
-"""What goes through the model together, counted in padded tokens: safe rows and anchors pad no row of a customer's."""
+"""What goes through the model together, counted in padded tokens: no long row pads the short ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from spard.config import Anchors, Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeInstr, resolve
+from spard.data.batches import batches
 from spard.data.chat import Encoded, encode_all
 from spard.losses.vectors import norm
 from spard.models.base import Base
-from spard.training.passes import LEAST, PASS, leaving, planned
+from spard.training.passes import LEAST, PASS, Pass, cut, planned
 from spard.training.run import Run
 from tests.spard.parts import away, chat, refusals, sums
 
 
-def cost(own: Sequence[int], riders: Sequence[int], aside: Sequence[Sequence[int]]) -> int:
-    """Padded tokens of the customer's pass and of the others, each of these with what a pass costs beside them."""
-    gone = {i for part in aside for i in part}
-    together = [*own, *(length for i, length in enumerate(riders) if i not in gone)]
-    passes = [[riders[i] for i in part] for part in aside]
-    return len(together) * max(together, default=0) + sum(len(part) * max(part) + PASS for part in passes)
+def cost(lengths: Sequence[int], parts: Iterable[Sequence[int]]) -> int:
+    """Padded tokens of all passes, each with what a pass costs beside them."""
+    return sum(len(part) * max(lengths[i] for i in part) + PASS for part in parts)
 
 
 def partitions(numbers: list[int]) -> list[list[list[int]]]:
-    """Every way to put some of the numbers into passes, the others riding."""
+    """Every way to put all of the numbers into passes."""
     if not numbers:
         return [[]]
     first, found = numbers[0], []
     for rest in partitions(numbers[1:]):
-        found += [rest, [[first], *rest]]
+        found.append([[first], *rest])
         found += [[*rest[:i], [first, *rest[i]], *rest[i + 1 :]] for i in range(len(rest))]
     return found
 
 
-@pytest.mark.parametrize("own", [[25] * 16, [40, 60, 90, 60], [500] * 4, [2000]])
-def test_no_other_way_costs_less(own: list[int]) -> None:
-    most = max(len(own) * max(own), LEAST)
-    for riders in product([20, 100, 343, 2000], repeat=4):
+@pytest.mark.parametrize("most", [1, 300, 1024, 10**6])
+def test_no_other_way_costs_less(most: int) -> None:
+    rng = random.Random(most)
+    for _ in range(20):
+        lengths = [rng.choice((20, 25, 60, 100, 343, 2000)) for _ in range(6)]
         fits = [
             each
-            for each in partitions([0, 1, 2, 3])
-            if all(len(part) == 1 or len(part) * max(riders[i] for i in part) <= most for part in each)
+            for each in partitions([*range(6)])
+            if all(len(part) == 1 or len(part) * max(lengths[i] for i in part) <= most for part in each)
         ]
-        assert cost(own, riders, leaving(own, riders)) == min(cost(own, riders, each) for each in fits)
+        found = cut(lengths, most)
+        assert sorted(i for part in found for i in part) == [*range(6)]
+        assert found in [[sorted(part) for part in each] for each in map(by_longest(lengths), fits)]
+        assert cost(lengths, found) == min(cost(lengths, each) for each in fits)
 
 
-def test_riders_stay_where_a_pass_of_their_own_saves_less_than_it_costs() -> None:
-    assert leaving([45] * 16, [30, 28]) == []
-    assert leaving([45] * 16, [45, 50]) == []
-    assert leaving([45] * 16, [30, 343]) == [[1]]
-    assert leaving([600] * 16, [30, 28, 600]) == [[1, 0]]
-    assert leaving([], [30, 60]) == []
-    assert leaving([45], []) == []
+def by_longest(lengths: Sequence[int]) -> Callable[[list[list[int]]], list[list[int]]]:
+    """What orders passes, that of the longest row first; equal rows are taken in their order."""
+    return lambda parts: sorted(parts, key=lambda part: max((lengths[i], i) for i in part), reverse=True)
+
+
+def test_rows_stay_together_where_a_further_pass_saves_less_than_it_costs() -> None:
+    assert cut([45] * 16 + [30, 28], 1024) == [[*range(18)]]
+    assert cut([45] * 16 + [30, 343], 1024) == [[17], [*range(17)]]
+    assert cut([600] * 2 + [30, 28, 600], 10**4) == [[0, 1, 4], [2, 3]]
+    assert cut([50, 400, 60, 390], 10**4) == [[1, 3], [0, 2]]
+    assert cut([700, 700], 1000) == [[1], [0]]
+    assert cut([], 1000) == []
 
 
 def test_a_long_prompt_costs_its_own_tokens_and_not_those_of_the_batch() -> None:
-    batch = [25] * 16
     for tokens in (31, 103, 343, 2048):
-        riding, planned_now = cost(batch, [tokens] * 2, []), cost(batch, [tokens] * 2, leaving(batch, [tokens] * 2))
-        assert planned_now <= min(riding, 400 + 2 * (tokens + PASS))
-    assert cost(batch, [343] * 2, []) > 5 * cost(batch, [343] * 2, leaving(batch, [343] * 2))
+        lengths = [25] * 16 + [tokens] * 2
+        whole = cost(lengths, [[*range(18)]])
+        found = cost(lengths, cut(lengths, LEAST))
+        assert found <= min(whole, 400 + PASS + 2 * (tokens + PASS))
+    assert cost([25] * 16 + [343] * 2, [[*range(18)]]) > 4 * cost([25] * 16 + [343] * 2, [[*range(16)], [16, 17]])
+
+
+def test_rows_of_natural_lengths_are_padded_by_a_few_percent() -> None:
+    rng = np.random.Generator(np.random.Philox(5))
+    lengths = [max(8, min(2048, round(x))) for x in rng.lognormal(5.5, 0.7, 512)]
+    padded, real = 0, sum(lengths)
+    for batch in batches(0, 0, lengths, 16):
+        own = [lengths[row] for row in batch]
+        padded += sum(len(part) * max(own[i] for i in part) for part in cut(own, 10**6))
+    assert padded / real < 1.07
 
 
 def test_passes_hold_every_row_and_pair_once_in_their_order() -> None:
     lengths, prompts = [30, 31, 32, 33, 700, 34], [20, 400, 21, 390]
     found = planned([3, 4, 1, 5, 0], 4, [3, 0, 1], lengths, prompts)
 
-    assert [(each.rows, each.anchors) for each in found] == [([3, 1, 5, 0], [0]), ([], [3, 1]), ([4], [])]
-    assert planned([3, 1, 0], 4, [2, 0], lengths, prompts)[0].anchors == [2, 0]
+    assert [(each.rows, each.anchors) for each in found] == [([4], []), ([], [3, 1]), ([3, 1, 5, 0], [0])]
+    assert planned([3, 1, 0], 4, [2, 0], lengths, prompts) == [Pass([3, 1, 0], [2, 0])]
+
+
+def test_a_pass_has_the_tokens_that_it_may_have(base: Base) -> None:
+    run = one_run(base, refusals(base), NoDefense(), 10.0, pass_tokens=64)
+    passes = run.objective.passes([*range(12)], run.objective.anchors(0))
+
+    assert len(passes) > 1
+    assert all(len(each.rows) + len(each.anchors) == 1 or padded_pass(run, each) <= 64 for each in passes)
+    assert sorted(row for each in passes for row in each.rows) == [*range(12)]
 
 
 RECIPE = Recipe(
@@ -95,8 +123,11 @@ def one_run(base: Base, safe: Sequence[Encoded], defense: Defense, anchor: float
 
 def padded(run: Run, rows: Sequence[int], anchors: Sequence[int]) -> int:
     """Count what `Objective` hands to the model."""
-    shapes = [run.objective._batch(run.objective._rows(each)).ids_BT for each in run.objective.passes(rows, anchors)]
-    return sum(ids_BT.numel() for ids_BT in shapes)
+    return sum(padded_pass(run, each) for each in run.objective.passes(rows, anchors))
+
+
+def padded_pass(run: Run, one: Pass) -> int:
+    return run.objective._batch(run.objective._rows(one)).ids_BT.numel()
 
 
 @pytest.mark.parametrize("defense", [NoDefense(), SafeInstr()])
@@ -120,7 +151,8 @@ def test_the_gradient_is_that_of_one_pass(
     for cost_of_a_pass in (0, 10**9):
         monkeypatch.setattr("spard.training.passes.PASS", cost_of_a_pass)
         base = load(dtype=torch.float64)
-        run = one_run(base, [*long_refusals(base, 60), *refusals(base)], defense, 10.0, constrained_sft=constrained)
+        safe, more = [*long_refusals(base, 60), *refusals(base)], {"constrained_sft": constrained}
+        run = one_run(base, safe, defense, 10.0, pass_tokens=10**6, **more)
         theta = list(run.theta.values())
         for part in theta:
             torch.manual_seed(len(part))
@@ -141,7 +173,7 @@ def test_anchors_without_labels_go_through_models_whose_head_does_more(load: Cal
     run = one_run(base, long_refusals(base, 90), NoDefense(), 10.0)
     passes = run.objective.passes([0, 1], [0, 1])
 
-    assert [len(each.rows) for each in passes] == [2, 0]
+    assert [len(each.rows) for each in passes] == [0, 2]
     found = run.objective.task_gradient(list(run.theta.values()), [0, 1], [0, 1])
     assert torch.isfinite(norm(found.grad))
 
