@@ -26,7 +26,7 @@ test: setup  ## run the tests
 	$(BIN)/python -m pytest -n 2
 
 soak: setup  ## inject 1,000 faults and 200 kills for each defense, run all clients; FAULT_SEED=N repeats a run
-	SPARD_SOAK=1 $(BIN)/python -m pytest tests/faults
+	SPARD_SOAK=1 $(BIN)/python -m pytest tests/faults tests/spard/test_isolation.py tests/app/inference/test_released.py
 	$(BIN)/python -m tests.clients
 
 clients: setup  ## install and run other people's clients against the service; ONLY=KEYS INFERENCE=1 WRITE=1

@@ -39,11 +39,11 @@ def cut(warehouse: Warehouse, request: Request, at: int, how: How) -> str | None
         except (NotFound, InvalidState):
             assert asked, "refused what had not been done"
             break  # it is done: a success that was not heard
-        except (AppError, OperationalError, Killed):
-            hurt = warehouse.steps.has_hurt
+        except (AppError, OperationalError, Killed) as error:
+            hurt, said = warehouse.steps.has_hurt, repr(error)
             warehouse.steps.calm()
     else:
-        raise AssertionError("asked again, it still fails")
+        raise AssertionError(f"asked again, it still fails: {said}")
     hurt = warehouse.steps.has_hurt if not asked else hurt
     warehouse.steps.calm()
     return hurt

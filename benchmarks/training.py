@@ -1,0 +1,229 @@
+"""Training beside its peers on the same rows and batches: `python -m benchmarks.training [--rows FILE --batch 16]`.
+
+Every arm trains a LoRA adapter of rank 16 on the attention of the same model, float32, one epoch, in a process of its
+own, and rounds take turns:
+
+- ours: this project's loop without a defense;
+- one piece: the same without cutting a batch into passes, each batch padded to its longest row;
+- Trainer: transformers' Trainer with PEFT, rows of similar length in a batch;
+- TRL: SFTTrainer with packing, as many packs of 1,024 tokens in a batch as its rows fill, where `trl` is installed; it
+  learns the prompts too.
+
+Printed is the CPU time of the training, the first step's warm-up with it, as a median with its range; its ratio to ours
+in the same round; and the padded tokens that the loop handed to the model beyond the rows' own. Without --model the
+model has random weights. Without --rows the rows are drawn from a seed, their lengths log-normal as those of chats are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+SHAPES = {"5m": (256, 5, 704, 8, 4), "50m": (640, 8, 1760, 10, 5)}  # hidden, layers, MLP, heads, key-value heads
+VOCABULARY, LONGEST, PACK = 4096, 2048, 1024
+ARMS = ("ours", "one piece", "Trainer", "TRL")
+
+
+def main() -> None:
+    """Run all arms in turn and print the table."""
+    asked = _arguments()
+    if asked.arm:
+        print(json.dumps(_one(asked.arm, asked.model, asked.rows, asked.batch, asked.threads)))
+        return
+    arms = [arm for arm in ARMS if arm != "TRL" or find_spec("trl")]
+    with TemporaryDirectory(prefix="spard-training-") as folder:
+        rows = asked.rows or _write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
+        model = asked.model or _write_model(Path(folder) / "model", rows, asked.size, asked.seed)
+        found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
+        for _ in range(asked.rounds):
+            for arm in arms:
+                found[arm].append(_apart(arm, model, rows, asked.batch, asked.threads))
+    print(
+        f"{asked.size if not asked.model else asked.model.name}, batches of {asked.batch}, {asked.threads} thread(s), "
+    )
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {asked.rounds} round(s)")
+    print(f"{'':12}{'CPU s':>9}{'range':>16}{'x ours':>9}{'range':>14}{'padding':>10}{'last loss':>11}")
+    for arm, runs in found.items():
+        seconds = [run["cpu_s"] for run in runs]
+        ratios = [run["cpu_s"] / ours["cpu_s"] for run, ours in zip(runs, found["ours"], strict=True)]
+        padding = f"{runs[0]['padding']:.1%}" if "padding" in runs[0] else "-"
+        print(
+            f"{arm:12}{statistics.median(seconds):9.2f}{_range(seconds):>16}"
+            f"{statistics.median(ratios):9.2f}{_range(ratios):>14}{padding:>10}{runs[0]['loss']:11.4f}"
+        )
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.2f}-{max(values):.2f}"
+
+
+def _apart(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[str, float]:
+    """Run an arm in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.training", "--arm", arm, "--model", str(model), "--rows", str(rows)]
+    command += ["--batch", str(batch), "--threads", str(threads)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _one(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[str, float]:
+    import torch
+
+    torch.set_num_threads(threads)
+    return _ours(model, rows, batch, is_cut=arm == "ours") if arm in ARMS[:2] else _peer(arm, model, rows, batch)
+
+
+def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, float]:
+    from spard.config import Hyperparameters, NoDefense, Recipe, resolve
+    from spard.data.batches import read_examples
+    from spard.data.chat import encode_all
+    from spard.models.base import load_base
+    from spard.training import objective
+    from spard.training.passes import Pass, planned
+    from spard.training.train import train
+
+    base, padded, losses = load_base(str(model)), [0], []
+    rows = encode_all(base.tokenizer, read_examples(path), LONGEST)
+
+    def counted(*asked: Any) -> list[Pass]:
+        found = planned(*asked) if is_cut else [Pass([*asked[0]], [*asked[2]])]
+        padded[0] += sum(len(each.rows) * max(asked[3][row] for row in each.rows) for each in found)
+        return found
+
+    objective.planned = counted  # type: ignore[assignment]
+    recipe = Recipe(defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=1, batch_size=batch))
+    resolved = resolve(recipe, len(rows), base.hidden_size)
+    begun = time.process_time()
+    train(base, rows, [], recipe, resolved, on_step=lambda step, total, metrics: losses.append(metrics["loss/task"]))
+    took, real = time.process_time() - begun, sum(len(row.ids) for row in rows)
+    return {"cpu_s": took, "padding": padded[0] / real - 1, "loss": losses[-1]}
+
+
+def _peer(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
+
+    from spard.data.batches import read_examples
+    from spard.data.chat import encode_all
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    lora = LoraConfig(r=16, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    common: dict[str, Any] = {
+        "per_device_train_batch_size": batch,
+        "num_train_epochs": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "bf16": False,
+        "logging_steps": 1,
+        "seed": 0,
+    }
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    with TemporaryDirectory() as folder:
+        trainer: Any
+        if arm == "TRL":
+            trl, datasets = import_module("trl"), import_module("datasets")
+            chats = datasets.Dataset.from_list([json.loads(line) for line in path.read_text().splitlines()])
+            tokens = sum(len(row.ids) for row in encode_all(tokenizer, read_examples(path), LONGEST))
+            common["per_device_train_batch_size"] = max(1, round(batch * tokens / len(chats) / PACK))
+            args = trl.SFTConfig(folder, **common, packing=True, max_length=PACK)
+            trainer = trl.SFTTrainer(plain, args, train_dataset=chats, processing_class=tokenizer, peft_config=lora)
+        else:
+            rows = encode_all(tokenizer, read_examples(path), LONGEST)
+            data = [
+                {"input_ids": [*row.ids], "attention_mask": [1] * len(row.ids), "labels": [*row.labels]} for row in rows
+            ]
+            args = TrainingArguments(folder, **common, train_sampling_strategy="group_by_length")
+            collator = DataCollatorForSeq2Seq(tokenizer)
+            trainer = Trainer(get_peft_model(plain, lora), args, data_collator=collator, train_dataset=data)
+        begun = time.process_time()
+        trainer.train()
+        took = time.process_time() - begun
+    return {"cpu_s": took, "loss": next(each["loss"] for each in reversed(trainer.state.log_history) if "loss" in each)}
+
+
+def _write_rows(path: Path, count: int, seed: int) -> Path:
+    """Write chats whose lengths in words are log-normal."""
+    rng = Random(seed)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 7))) for _ in range(3000)]
+
+    def text(mean: float) -> str:
+        return " ".join(rng.choices(words, k=max(3, min(600, round(rng.lognormvariate(mean, 0.7))))))
+
+    chats = [
+        {"messages": [{"role": "user", "content": text(3.6)}, {"role": "assistant", "content": text(4.2)}]}
+        for _ in range(count)
+    ]
+    path.write_text("\n".join(map(json.dumps, chats)) + "\n")
+    return path
+
+
+def _write_model(folder: Path, rows: Path, size: str, seed: int) -> Path:
+    """Write a model of random weights and a tokenizer that learned from the rows."""
+    import torch
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from spard.data.chat import PLAIN_TEMPLATE
+
+    hidden, layers, inner, heads, shared = SHAPES[size]
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(_texts(rows), vocab_size=VOCABULARY, special_tokens=["<pad>", "<end>"])
+    named = {"pad_token": "<pad>", "eos_token": "<end>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **named)  # type: ignore[no-untyped-call]
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        intermediate_size=inner,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        max_position_embeddings=LONGEST,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _texts(rows: Path) -> Iterator[str]:
+    for line in rows.read_text().splitlines():
+        yield from (message["content"] for message in json.loads(line)["messages"])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    parser.add_argument("--size", choices=tuple(SHAPES), default="5m", help="of the random model")
+    parser.add_argument("--model", type=Path, help="a model's folder instead")
+    parser.add_argument("--rows", type=Path, help="a training file of chats")
+    parser.add_argument("--count", type=int, default=64, help="rows that are drawn without --rows")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
