@@ -45,8 +45,8 @@ def main() -> None:
         return
     arms = [arm for arm in ARMS if arm != "TRL" or find_spec("trl")]
     with TemporaryDirectory(prefix="spard-training-") as folder:
-        rows = asked.rows or _write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
-        model = asked.model or _write_model(Path(folder) / "model", rows, asked.size, asked.seed)
+        rows = asked.rows or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
+        model = asked.model or write_model(Path(folder) / "model", rows, asked.size, asked.seed)
         found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
         for _ in range(asked.rounds):
             for arm in arms:
@@ -104,7 +104,7 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
         padded[0] += sum(len(each.rows) * max(asked[3][row] for row in each.rows) for each in found)
         return found
 
-    objective.planned = counted  # type: ignore[assignment]
+    objective.planned = counted  # type: ignore[assignment, attr-defined]
     recipe = Recipe(defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=1, batch_size=batch))
     resolved = resolve(recipe, len(rows), base.hidden_size)
     begun = time.process_time()
@@ -157,7 +157,7 @@ def _peer(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
     return {"cpu_s": took, "loss": next(each["loss"] for each in reversed(trainer.state.log_history) if "loss" in each)}
 
 
-def _write_rows(path: Path, count: int, seed: int) -> Path:
+def write_rows(path: Path, count: int, seed: int) -> Path:
     """Write chats whose lengths in words are log-normal."""
     rng = Random(seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 7))) for _ in range(3000)]
@@ -173,7 +173,7 @@ def _write_rows(path: Path, count: int, seed: int) -> Path:
     return path
 
 
-def _write_model(folder: Path, rows: Path, size: str, seed: int) -> Path:
+def write_model(folder: Path, rows: Path, size: str, seed: int) -> Path:
     """Write a model of random weights and a tokenizer that learned from the rows."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
@@ -207,8 +207,11 @@ def _write_model(folder: Path, rows: Path, size: str, seed: int) -> Path:
 
 
 def _texts(rows: Path) -> Iterator[str]:
+    """Yield every text of chats, or of rows whose fields are texts."""
     for line in rows.read_text().splitlines():
-        yield from (message["content"] for message in json.loads(line)["messages"])
+        row = json.loads(line)
+        parts = [message["content"] for message in row["messages"]] if "messages" in row else row.values()
+        yield from (part for part in parts if isinstance(part, str))
 
 
 def _arguments() -> argparse.Namespace:

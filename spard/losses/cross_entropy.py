@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from spard.data.batches import Batch, collate
+from spard.data.batches import Batch, by_length, collate
 from spard.data.chat import NO_LOSS, Encoded
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
@@ -69,23 +69,12 @@ def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    parts = [token_losses(model, collate(batch, pad_id, device)) for batch in _by_length(rows, batch_tokens)]
+    cut = by_length([len(row.ids) for row in rows], batch_tokens)
+    parts = [token_losses(model, collate([rows[i] for i in batch], pad_id, device)) for batch in cut]
     model.train(was_training)
     loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
     prefix_loss = (loss * prefix).sum() / prefix.sum()
     return Evaluation(float(loss.mean()), float(prefix_loss), float(right.mean()), len(loss))
-
-
-def _by_length(rows: Sequence[Encoded], batch_tokens: int) -> Iterable[list[Encoded]]:
-    """Rows sorted by length, cut into batches of at most `batch_tokens` padded tokens."""
-    batch: list[Encoded] = []
-    for row in sorted(rows, key=lambda row: len(row.ids)):
-        if batch and len(row.ids) * (len(batch) + 1) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[Any]:

@@ -11,9 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Padded tokens whose work a further pass costs beside its own: 50 to 100 on a CPU core for 0.4 to 30 million
-# parameters, some 300 on a GPU, which reads the weights for longer than it computes with fewer.
-PASS = 128
+from spard.data.batches import PASS
+
 LEAST = 1024  # padded tokens that a pass may have however small the customer's rows are
 
 

@@ -1,0 +1,107 @@
+"""Embedding beside its peers on the same texts: `python -m benchmarks.embedding [--texts FILE --model FOLDER]`.
+
+- ours: `spard.selection.embeddings.embed`, as a job embeds the pool and the customer's rows;
+- one by one: the same for each text alone;
+- sentence-transformers: the library's `encode` over the same model with mean pooling, where it is installed.
+
+Each embeds the texts by the same model, and rounds take turns. Printed are medians of CPU time with their range, the
+ratio to ours, and how far the vectors are from ours at most. Without --model the model has random weights; without
+--texts the texts are drawn from a seed, with log-normal lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from benchmarks.training import SHAPES, write_model, write_rows
+from spard.models.base import Base, load_base
+from spard.selection.embeddings import embed
+
+
+def main() -> None:
+    """Run all arms in turn and print the table."""
+    asked = _arguments()
+    torch.set_num_threads(asked.threads)
+    with TemporaryDirectory(prefix="spard-embedding-") as folder:
+        rows = asked.texts or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
+        model = asked.model or write_model(Path(folder) / "model", rows, asked.size, asked.seed)
+        texts = [_text(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
+        base = load_base(str(model))
+        arms = _arms(base, _without_template(model, Path(folder) / "plain"))
+        vectors = {name: embedded(texts[:32]) for name, embedded in arms.items()}  # the first pass warms up
+        found: dict[str, list[float]] = {name: [] for name in arms}
+        for _ in range(asked.rounds):
+            for name, embedded in arms.items():
+                begun = time.process_time()
+                vectors[name] = embedded(texts)
+                found[name].append(time.process_time() - begun)
+    print(f"{len(texts)} texts, {asked.threads} thread(s), {platform.machine()}, {os.cpu_count()} cores, ", end="")
+    print(f"load {os.getloadavg()[0]:.1f}; {asked.rounds} rounds")
+    print(f"{'':24}{'CPU s':>9}{'range':>14}{'x ours':>9}{'away':>10}")
+    for name, seconds in found.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds, found["ours"], strict=True))
+        away = float((vectors[name] - vectors["ours"]).abs().max())
+        spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
+        print(f"{name:24}{statistics.median(seconds):9.2f}{spread:>14}{ratio:9.2f}{away:10.1e}")
+
+
+def _arms(base: Base, model: Path) -> dict[str, Callable[[list[str]], Tensor]]:
+    arms: dict[str, Callable[[list[str]], Tensor]] = {
+        "ours": lambda texts: embed(base, texts),
+        "one by one": lambda texts: torch.cat([embed(base, [text]) for text in texts]),
+    }
+    if find_spec("sentence_transformers"):
+        theirs = import_module("sentence_transformers")
+        parts = import_module("sentence_transformers.sentence_transformer.modules")
+        transformer = parts.Transformer(str(model), max_seq_length=512)
+        pooling = parts.Pooling(base.hidden_size, "mean")
+        encoder = theirs.SentenceTransformer(modules=[transformer, pooling], device="cpu")
+        arms["sentence-transformers"] = lambda texts: encoder.encode(
+            texts, convert_to_tensor=True, show_progress_bar=False
+        )
+    return arms
+
+
+def _without_template(model: Path, folder: Path) -> Path:
+    """Copy a model without its chat template, which sentence-transformers would put around each text."""
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("chat_template*"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _text(row: dict[str, object]) -> str:
+    messages = row.get("messages")
+    return str(messages[0]["content"] if isinstance(messages, list) else row.get("prompt") or row.get("question"))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.embedding", description=__doc__)
+    parser.add_argument("--size", choices=tuple(SHAPES), default="5m", help="of the random model")
+    parser.add_argument("--model", type=Path, help="a model's folder instead")
+    parser.add_argument("--texts", type=Path, help="JSONL with `prompt`, `question` or `messages`")
+    parser.add_argument("--count", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
