@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
@@ -28,12 +29,28 @@ from spard.config.run_spec import to_mapping
 
 log = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The job that another one is cloned from, and the digest of the request to do so."""
+
+    job_id: str
+    digest: str
+
+
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
 
 
-def create(session: Session, caller: Principal, ask: JobCreate, submission: Submission, settings: Settings) -> JobOut:
-    """Queue a job, or find the one that the same request has made before."""
-    job_id, digest = new_id("ftjob-"), ask.digest()
+def create(
+    session: Session,
+    caller: Principal,
+    ask: JobCreate,
+    submission: Submission,
+    settings: Settings,
+    origin: Origin | None = None,
+) -> JobOut:
+    """Queue a job, or find the one that the same request has made before; `origin` is what it is a clone of."""
+    job_id, digest = new_id("ftjob-"), origin.digest if origin else ask.digest()
     earlier = submissions.earlier(session, caller, submission, digest, job_id)
     if earlier is not None:
         return _shown(session, earlier)
@@ -62,7 +79,8 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
         session.refresh(job)
     else:
         wake(session, job.id)
-    audit_log.record(session, "job.created", job.id, request_sha256=digest)
+    cloned = {"cloned_from": origin.job_id, "training_file": job.training_file} if origin else {}
+    audit_log.record(session, "job.created", job.id, request_sha256=digest, **cloned)
     log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
 

@@ -69,6 +69,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         row_signal=policy_check.row_signal(caller, safety, in_force.content, has_pool=pool is not None),
         checkpoint_prompts=settings.checkpoint_prompts,
         integrations=tuple(_integrations(ask, settings)),
+        transcripts=in_force.content.transcripts,
         waived=policy_check.is_waived(caller, safety),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
