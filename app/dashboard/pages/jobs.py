@@ -11,11 +11,23 @@ from app.audit_log import service as audit_log
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, ViewerDep
 from app.db.tables import TERMINAL, JobStatus
-from app.deps import AfterQuery, BeginDep, LookDep, QuickStorageDep, ReadDep, SessionDep
+from app.deps import (
+    AfterQuery,
+    BeginDep,
+    LimitsDep,
+    LookDep,
+    QuickStorageDep,
+    ReadDep,
+    SessionDep,
+    SettingsDep,
+    StorageDep,
+)
 from app.errors import InvalidRequest, NotFound
-from app.jobs import service
+from app.jobs import clone, service
+from app.jobs.clone import JobClone
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import read_report
+from app.jobs.submissions import Submission
 
 router = APIRouter(include_in_schema=False)
 
@@ -61,6 +73,9 @@ async def job_page(
             report=seen.report,
             view=seen.view(),
             events=events,
+            artifacts=seen.artifacts,
+            findings=seen.findings,
+            risky=len(clone.risky_lines(seen.report)) if seen.report else 0,
         )
 
     return await viewer.lanes.reads.of(viewer.project_id).run(shown)
@@ -89,6 +104,25 @@ async def risky_row(
         return page(request, "risky_row", viewer, job_id=job_id, row=row)
 
     return await viewer.lanes.reads.of(viewer.project_id).run(shown)
+
+
+@router.post("/jobs/{job_id}/again")
+async def again(
+    job_id: str,
+    viewer: FormViewerDep,
+    begin: BeginDep,
+    storage: StorageDep,
+    settings: SettingsDep,
+    limits: LimitsDep,
+) -> Response:
+    """Start the same job on a new file without the rows that its report calls risky."""
+    ask, submission = JobClone(without_risky_rows=True), Submission(None, 0)
+
+    def cloned() -> Response:
+        made = clone.clone(storage, begin, viewer.principal, job_id, ask, submission, settings, limits)
+        return RedirectResponse(f"/jobs/{made.id}", 303)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(cloned)
 
 
 @router.get("/compare")
