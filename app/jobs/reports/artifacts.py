@@ -26,11 +26,15 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What to type after the download, from the folder that it lies in; `load` is Python."""
+    """What to type after the download, from the folder that it lies in; `load` is Python.
+
+    `beside` is the folder of the base model, which has to lie there too; empty where the hub has it.
+    """
 
     verify: str
     load: str
     serve: str
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ def _lines(job: Job, archive: str) -> Lines:
     if lora is None:
         return Lines(verify, load, f"vllm serve {folder}")
     source, revision = job.spec.model.source, job.spec.model.revision
-    base = f"{source} --revision {revision}" if revision else PurePath(source).name  # a folder is the provider's
+    beside = "" if revision else PurePath(source).name  # where it lies is the provider's
+    base = beside or f"{source} --revision {revision}"
     rank = next((each for each in _VLLM_RANKS if each >= lora["rank"]), lora["rank"])
     options = f"--tokenizer {folder} --enable-lora --max-lora-rank {rank} --lora-modules tuned={folder}"
-    return Lines(verify, load, f"vllm serve {base} {options}")
+    return Lines(verify, load, f"vllm serve {base} {options}", beside)

@@ -22,6 +22,12 @@ class Bar:
     width: float
     height: float
     count: int
+    anchor: str = "middle"  # of the count above it; of two bars side by side the counts stand apart
+
+    @property
+    def label(self) -> float:
+        """Where the count stands, as a share of the bar's width."""
+        return {"end": 0.95, "start": 0.05}.get(self.anchor, 0.5)
 
     @property
     def y(self) -> float:
@@ -112,11 +118,13 @@ def _score_bars(columns: Sequence[tuple[str, Sequence[int]]], most: int) -> Iter
     slot = 100 / (len(SCORES) + 1)
     width = slot * 0.72 / len(columns)
     for place, (look, counts) in enumerate(columns):
+        anchor = "middle" if len(columns) == 1 else ("end", "start")[place]
         for i, count in enumerate(counts):
             at = i * slot + slot * 0.14 + place * width
             is_scored = i < len(SCORES)
             height = round(HEIGHT * count / most, 1)
-            yield Bar(look if is_scored else f"{look} unscored", round(at, 2), round(width * 0.94, 2), height, count)
+            shown = look if is_scored else f"{look} unscored"
+            yield Bar(shown, round(at, 2), round(width * 0.94, 2), height, count, anchor)
 
 
 def _score_words(counts: Sequence[int]) -> str:
