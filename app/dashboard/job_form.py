@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from app.db.tables import Job
 from app.db.tables.files import PREFERENCE
 from app.errors import InvalidRequest
-from app.jobs.clone import changed, request_of
+from app.jobs.clone import Json, changed, numbers_of, request_of
 from app.jobs.request import JobCreate
 
 Asked = Mapping[str, str | int | float]  # what a form holds, by the names of its fields
@@ -16,20 +15,18 @@ Asked = Mapping[str, str | int | float]  # what a form holds, by the names of it
 NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
 FIELDS = ("model", "training_file", "suffix", "defense", *NUMBERS, "seed")
 ALIASES = {"safety": "defense"}  # parts of the API's names that the form calls otherwise
-_HYPERPARAMETERS = "hyperparameters"
 
 
 def fields_of(job: Job) -> Asked:
     """Return what the form holds for the same job again."""
-    body = request_of(job)
-    numbers = body.get(_HYPERPARAMETERS) or body["method"]["dpo"][_HYPERPARAMETERS]
+    start, numbers = job.spec.start_from, numbers_of(job)
     return {
         "like": job.id,
-        "model": body["model"],
-        "suffix": body.get("suffix") or "",
-        "defense": body["safety"]["defense"]["type"],
-        "seed": body["seed"],
-        **{name: numbers[name] for name in NUMBERS},
+        "model": start.model if start and start.model else job.model,
+        "suffix": job.suffix or "",
+        "defense": job.recipe["defense"]["type"],
+        "seed": job.recipe["seed"],
+        **{name: str(numbers[name]) for name in NUMBERS},
     }
 
 
@@ -38,24 +35,18 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
 
     Fields that are empty are left to the provider.
     """
-    body = request_of(like) if like else {}
-    is_pairs = asked.get("row_format") == PREFERENCE
-    numbers = {name: _number(name, asked[name]) for name in NUMBERS if asked.get(name)}
-    dpo = body.pop("method", {}).get("dpo", {}).get(_HYPERPARAMETERS, {})
-    body.pop(_HYPERPARAMETERS, None)
-    changes: dict[str, Any] = {name: asked[name] for name in ("model", "training_file") if asked.get(name)}
-    if is_pairs:
-        beta = {"beta": dpo["beta"]} if "beta" in dpo else {}
-        changes["method"] = {"type": "dpo", "dpo": {_HYPERPARAMETERS: numbers | beta}}
-    else:
-        changes["method"] = {"type": "supervised", "supervised": {_HYPERPARAMETERS: numbers}}
-    body |= dict.fromkeys(("suffix", "seed"))
-    if asked.get("suffix"):
-        changes["suffix"] = asked["suffix"]
+    old = numbers_of(like) if like else {}
+    numbers: Json = {name: _number(name, asked[name]) for name in NUMBERS if asked.get(name)}
+    method = "dpo" if asked.get("row_format") == PREFERENCE else "supervised"
+    if method == "dpo" and "beta" in old:
+        numbers["beta"] = old["beta"]
+    body: Json = (request_of(like) if like else {}) | {"suffix": None, "seed": None}
+    changes: Json = {name: asked[name] for name in ("model", "training_file", "suffix") if asked.get(name)}
+    changes["method"] = {"type": method, method: {"hyperparameters": numbers}}
     if asked.get("seed"):
         changes["seed"] = _number("seed", asked["seed"])
     defense = asked.get("defense", "spard")
-    if body.get("safety", {}).get("defense", {}).get("type") != defense:
+    if like is None or like.recipe["defense"]["type"] != defense:
         changes["safety"] = {"defense": {"type": defense}}
     return changed(body, changes)
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, JsonValue, ValidationError
@@ -38,6 +37,8 @@ _REFUSED = "near_harmful_prompt_and_refused"  # a reason that no row is left out
 _NUMBERS = "hyperparameters"
 _METHODS = ("method", _NUMBERS)
 
+Json = dict[str, object]  # the body of a request
+
 
 class JobClone(Body):
     """What is to be otherwise than in the job that is cloned; nothing: the same again."""
@@ -63,7 +64,7 @@ class JobClone(Body):
 class _Old:
     """A job as it was asked for, and, where rows are to be left out, its file and where its report lies."""
 
-    body: dict[str, Any]
+    body: Json
     file: File | None
     report_key: str | None
 
@@ -96,12 +97,11 @@ def clone(
     return job
 
 
-def request_of(job: Job) -> dict[str, Any]:
+def request_of(job: Job) -> Json:
     """Return the request that would make the same job today, as the body of one."""
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     start = job.spec.start_from
-    numbers = {name: job.recipe[_NUMBERS][name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")}
-    body: dict[str, Any] = {
+    body: Json = {
         "model": start.model if start and start.model else job.model,
         "training_file": job.training_file,
         "validation_file": job.validation_file,
@@ -111,19 +111,24 @@ def request_of(job: Job) -> dict[str, Any]:
         "seed": recipe.seed,
         "max_seq_length": recipe.max_seq_length,
         "safety": {name: to_mapping(getattr(recipe, name)) for name in ("defense", "selection", "audit")},
+        "lora": to_mapping(recipe.lora) if start is None else None,  # else it is that of the model it starts from
+        "full_fine_tuning": True if recipe.lora is None else None,
     }
     if recipe.dpo:
-        body["method"] = {"type": "dpo", "dpo": {_NUMBERS: numbers | {"beta": recipe.dpo.beta}}}
+        body["method"] = {"type": "dpo", "dpo": {_NUMBERS: numbers_of(job)}}
     else:
-        body[_NUMBERS] = numbers
-    if recipe.lora is None:
-        body["full_fine_tuning"] = True
-    elif start is None:
-        body["lora"] = to_mapping(recipe.lora)
+        body[_NUMBERS] = numbers_of(job)
     return {name: value for name, value in body.items() if value is not None}
 
 
-def changed(body: Mapping[str, Any], changes: Mapping[str, Any]) -> JobCreate:
+def numbers_of(job: Job) -> Json:
+    """Return the hyperparameters of the job's method as they were asked for, "auto" where none was."""
+    recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
+    beta = {"beta": recipe.dpo.beta} if recipe.dpo else {}
+    return to_mapping(recipe.hyperparameters) | beta
+
+
+def changed(body: Json, changes: Mapping[str, object]) -> JobCreate:
     """Return the request with the changes in it; raise the error of the API for one that is none."""
     merged = {name: value for name, value in body.items() if name not in _METHODS or not set(_METHODS) & set(changes)}
     merged |= {name: _merged(body.get(name), value, name) for name, value in changes.items()}
@@ -139,9 +144,10 @@ def risky_lines(report: SafetyReport) -> list[int]:
     return [row.line for row in report.risky_rows or () if set(row.reasons) - {_REFUSED}]
 
 
-def _merged(old: Any, new: Any, name: str) -> Any:
-    is_merged = name in ("safety", _NUMBERS) and isinstance(old, dict) and isinstance(new, dict)
-    return {**old, **new} if is_merged else new
+def _merged(old: object, new: object, name: str) -> object:
+    if name in ("safety", _NUMBERS) and isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **new}
+    return new
 
 
 def _old(session: Session, project_id: str, job_id: str, ask: JobClone) -> _Old:

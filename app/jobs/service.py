@@ -37,6 +37,10 @@ class Origin:
     job_id: str
     digest: str
 
+    def told(self, job: Job) -> dict[str, str]:
+        """Return what the audit log keeps of it for the new job."""
+        return {"cloned_from": self.job_id, "training_file": job.training_file}
+
 
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
 
@@ -74,15 +78,19 @@ def create(
     session.add(job)
     session.flush()
     _tell(session, job)
-    if frozen.fault:
-        transitions.to_failed(session, job, _file_error(frozen.fault))
-        session.refresh(job)
-    else:
-        wake(session, job.id)
-    cloned = {"cloned_from": origin.job_id, "training_file": job.training_file} if origin else {}
-    audit_log.record(session, "job.created", job.id, request_sha256=digest, **cloned)
+    _begin(session, job, frozen.fault)
+    audit_log.record(session, "job.created", job.id, request_sha256=digest, **(origin.told(job) if origin else {}))
     log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
+
+
+def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:
+    """Tell workers of a new job; one with a file that it cannot be trained on fails."""
+    if fault is None:
+        wake(session, job.id)
+        return
+    transitions.to_failed(session, job, _file_error(fault))
+    session.refresh(job)
 
 
 def list_jobs(
