@@ -124,8 +124,8 @@ def request_of(job: Job) -> Json:
 def numbers_of(job: Job) -> Json:
     """Return the hyperparameters of the job's method as they were asked for, "auto" where none was."""
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
-    beta = {"beta": recipe.dpo.beta} if recipe.dpo else {}
-    return to_mapping(recipe.hyperparameters) | beta
+    numbers: Json = to_mapping(recipe.hyperparameters)
+    return numbers | ({"beta": recipe.dpo.beta} if recipe.dpo else {})
 
 
 def changed(body: Json, changes: Mapping[str, object]) -> JobCreate:

@@ -37,10 +37,6 @@ class Origin:
     job_id: str
     digest: str
 
-    def told(self, job: Job) -> dict[str, str]:
-        """Return what the audit log keeps of it for the new job."""
-        return {"cloned_from": self.job_id, "training_file": job.training_file}
-
 
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
 
@@ -79,9 +75,19 @@ def create(
     session.flush()
     _tell(session, job)
     _begin(session, job, frozen.fault)
-    audit_log.record(session, "job.created", job.id, request_sha256=digest, **(origin.told(job) if origin else {}))
+    _record_created(session, job, origin)
     log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
+
+
+def _record_created(session: Session, job: Job, origin: Origin | None) -> None:
+    """Note in the audit log who made the job; of a clone also of which job, and on which file."""
+    digest = job.request_hash
+    if origin is None:
+        audit_log.record(session, "job.created", job.id, request_sha256=digest)
+        return
+    cloned, file = origin.job_id, job.training_file
+    audit_log.record(session, "job.created", job.id, request_sha256=digest, cloned_from=cloned, training_file=file)
 
 
 def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:

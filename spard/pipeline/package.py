@@ -80,7 +80,7 @@ def run(
     context.report.stage("package")
     with context.timed("package"):
         heard = audited.kept_transcripts(context)
-        report = _report(context, release, rows, tuned, measured, summary, heard)
+        report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
         release.out.mkdir(parents=True, exist_ok=True)
         if heard is not None:
             release.transcripts.write_text("".join(json.dumps(each) + "\n" for each in heard))
@@ -117,15 +117,20 @@ def data_sha256(context: Context) -> dict[str, str]:
     return {name: file_sha256(path) for name, path in files.items() if path}
 
 
-def _report(
-    context: Context,
-    release: Release,
-    rows: Rows,
-    tuned: Tuned,
-    measured: Measured,
-    summary: Summary,
-    heard: Sequence[Transcript] | None,
+def _with_figures(
+    context: Context, rows: Rows, report: SafetyReport, heard: Sequence[Transcript] | None
 ) -> SafetyReport:
+    """Add what is to be drawn, and how many replies are kept."""
+    return replace(
+        report,
+        scores=audited.kept_scores(context),
+        rows_map=select.kept_map(context),
+        lengths=lengths_of([row.longest for row in rows.task], context.limit),
+        transcripts=None if heard is None else len(heard),
+    )
+
+
+def _report(context: Context, release: Release, tuned: Tuned, measured: Measured, summary: Summary) -> SafetyReport:
     run, trained = context.run, tuned.trained
     losses = {"base": tuned.before, "adapter": tuned.after}
     decision = GateRecord("waived" if release.waived else measured.gate.decision, measured.gate.reasons)
@@ -162,10 +167,6 @@ def _report(
         audit_version=audit.version_of(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.asked_of(context)),
-        scores=audited.kept_scores(context),
-        rows_map=select.kept_map(context),
-        lengths=lengths_of([row.longest for row in rows.task], context.limit),
-        transcripts=None if heard is None else len(heard),
     )
 
 

@@ -131,7 +131,7 @@ def test_no_text_of_a_transcript_is_in_a_page_before_it_is_asked_for(
 ) -> None:
     browser = sign_in()
     page = browser.get(f"/jobs/{kept}/transcripts")
-    assert all(said["prompt"] not in page.text and said["reply"] not in page.text for said in SAID)
+    assert all(str(said[name]) not in page.text for said in SAID for name in ("prompt", "reply"))
     assert provider.get("/v1/admin/audit_log?action=transcripts.shown").json()["data"] == []
     path = re.findall(r'hx-get="([^"]+/3)"', page.text)[0]
     part = browser.get(path, headers={"hx-request": "true"}).text
