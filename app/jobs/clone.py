@@ -23,8 +23,7 @@ from app.jobs import service
 from app.jobs.reports.service import read_report
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobOut
-from app.jobs.service import Origin
-from app.jobs.submissions import Submission
+from app.jobs.submissions import Origin, Submission
 from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
@@ -19,7 +18,7 @@ from app.jobs import control, events, release, scheduling, submissions, transiti
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
 from app.jobs.snapshot import freeze
-from app.jobs.submissions import Submission
+from app.jobs.submissions import Origin, Submission
 from app.keys.service import Principal
 from app.ops.broker import wake
 from app.quotas import service as quotas
@@ -28,14 +27,6 @@ from spard.config.deprecated import to_stored
 from spard.config.run_spec import to_mapping
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The job that another one is cloned from, and the digest of the request to do so."""
-
-    job_id: str
-    digest: str
 
 
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)

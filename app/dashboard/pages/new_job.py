@@ -29,8 +29,7 @@ from app.http.multipart import Form
 from app.jobs import service
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
-from app.jobs.service import Origin
-from app.jobs.submissions import Submission
+from app.jobs.submissions import Origin, Submission
 from app.policies import service as policies
 from app.settings import Settings
 from spard import config
