@@ -3,7 +3,8 @@
 Starts the service in embedded mode, imports the lab's model, safety pool and audit suites as a provider would, and then
 is a customer: uploads one poisoned training file with the official `openai` client, fine-tunes on it twice, without a
 defense and with SPARD, asks both models the same question, downloads both adapters, and measures them in a process that
-knows only transformers and PEFT.
+knows only transformers and PEFT. Where a person is at the terminal, the service then goes on until Ctrl-C, with the
+address of its dashboard.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from openai import OpenAI
 from rich.console import Console
@@ -51,13 +53,15 @@ def main() -> int:
         jobs = follow(client, order(client))
         folders = {name: download(client, name, job) for name, job in jobs.items()}
         answers = ask(client, jobs)
-    counts = measure(folders)
-    show(jobs, counts)
-    show_answers(*answers)
-    (HOME / "results" / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
-    out.print(f"\nIt took {time.monotonic() - started:.0f} s. Adapters and reports:")
-    for folder in folders.values():
-        out.print(f"  {shown(folder)}/  {folder.name}-report.json")
+        counts = measure(folders)
+        show(jobs, counts)
+        show_answers(*answers)
+        (HOME / "results" / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+        out.print(f"\nIt took {time.monotonic() - started:.0f} s. Adapters and reports:")
+        for folder in folders.values():
+            out.print(f"  {shown(folder)}/  {folder.name}-report.json")
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            keep_serving(url, jobs)
     out.print(
         "\nGo on with your own model and file:\n"
         "  .venv/bin/spard up --data data --port 8000   shows the first key\n"
@@ -66,6 +70,33 @@ def main() -> int:
         "  .venv/bin/spard jobs create --model NAME --file TRAIN.jsonl --follow"
     )
     return 0
+
+
+def keep_serving(url: str, jobs: dict[str, Any]) -> None:
+    """Say where the dashboard is, how to sign in and what to look at, and wait for Ctrl-C or the service's end."""
+    site = url.removesuffix("/v1")
+    lines = (
+        f"\nOpen {site}/jobs/{jobs['defended'].id}",
+        f"     sign in with the key {KEY}",
+        f"     the same file without a defense: {site}/jobs/{jobs['undefended'].id}",
+        f"     ask both models: {site}/chat",
+        "\nCtrl-C stops the service and removes its data; the adapters and reports stay.",
+    )
+    try:
+        for line in lines:
+            out.print(line, soft_wrap=True, highlight=False)  # an address that is broken over lines cannot be clicked
+        while is_up(url):
+            time.sleep(1)
+        out.print(f"the service has ended; see {shown(HOME / 'service.log')}")
+    except KeyboardInterrupt:
+        out.print("\nstopping the service")
+
+
+def is_up(url: str) -> bool:
+    """Whether somebody takes connections at the address."""
+    place = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((place.hostname, place.port)) == 0
 
 
 def make_lab() -> None:
@@ -253,9 +284,8 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: flo
     """Wait until the port takes connections; exit if the process ends or the time is up before."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        if is_up(f"http://127.0.0.1:{port}"):
+            return
         time.sleep(0.1)
     sys.exit(f"the service did not start; see {HOME / 'service.log'}")
 

@@ -16,7 +16,7 @@ from typing import Literal
 from playwright.sync_api import Browser, Page, sync_playwright
 
 _ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
-_WIDE, _PHONE = (1280, 1180), (390, 844)
+_WIDE, _PHONE = (1280, 1330), (390, 844)
 
 Scheme = Literal["light", "dark"]
 
@@ -40,6 +40,9 @@ def main() -> int:
             _save(page, job, asked.to / f"job-{name}.png")
         page = _signed_in(browser, asked.url, key, "light", _WIDE)
         _save(page, "/jobs", asked.to / "jobs.png", height=620)
+        page.goto(job)
+        for part in ("scores", "data"):
+            page.locator(f"#{part}").screenshot(path=asked.to / f"job-{part}.png")
         browser.close()
     return 0
 

@@ -95,6 +95,8 @@ class Attempt:
             outcome = job.status.value if is_ours else LOST
             span.set_attribute("spard.outcome", outcome)
         self._backend.metrics.note_attempt(outcome, time.monotonic() - began)
+        if is_ours and job.status in TERMINAL and job.safety:
+            self._backend.metrics.note_decision(job.safety["gate"]["decision"])
         self._log.info("attempt ended", status=job.status.value)
         if job.status in TERMINAL:
             delete_kept(job.checkpoint["files"] if job.checkpoint else (), self._discard)
@@ -174,6 +176,8 @@ class Attempt:
         if what.is_unforeseen and self._is_worker_s(DISK_FULL):
             what = DISK_FULL
         self.trouble = None if what.fault is Fault.job else what
+        if what.code == "judge_unavailable":
+            self._backend.metrics.note_judge_failure()
         if what.fault is Fault.surroundings or (what.fault is Fault.worker and self._is_worker_s(what)):
             return lambda session: lease.release(session, self._claim, _reason(what), waits=True)
         if what.retryable:

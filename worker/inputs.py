@@ -131,6 +131,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         patience_s=settings.outage_patience_s,
         checkpoint_prompts=spec.checkpoint_prompts,
         taken_until=taken_until,
+        keeps_transcripts=spec.transcripts,
     )
 
 

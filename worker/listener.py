@@ -92,6 +92,9 @@ class Listener:
                 archive = self._checkpoints.upload(step) if message["has_adapter"] else None
                 self._keep_stages()
                 self._journal.note_checkpoint(step, EpochResult(EPOCH, metrics, safety, archive))
+            case {"kind": "waiting", "thing": "judge"}:
+                self._stages.note_judge_failure()
+                self._journal.hear(message)
             case {"kind": "phase", "phase": str(phase)}:
                 self._stages.begin(phase)
                 self._journal.hear(message)

@@ -37,6 +37,12 @@ class WorkerMetrics:
             "spard_attempt_seconds", "Attempts by how they ended.", ["outcome"], registry=self.registry
         )
         self._stages = Summary("spard_stage_seconds", "Stages of attempts.", ["stage"], registry=self.registry)
+        self._decisions = Counter(
+            "spard_gate_decisions", "Audited jobs by what the gate decided.", ["decision"], registry=self.registry
+        )
+        self._judge_failures = Counter(
+            "spard_judge_failures", "Times that the judge of an audit did not answer.", registry=self.registry
+        )
         self.is_fit = True
 
     @property
@@ -59,6 +65,14 @@ class WorkerMetrics:
         if outcome == LOST:
             self._refusals.inc()
 
+    def note_decision(self, decision: str) -> None:
+        """Count what the gate decided of a job: pass, fail, inconclusive or waived."""
+        self._decisions.labels(decision).inc()
+
+    def note_judge_failure(self) -> None:
+        """Count that a judge did not answer: the audit waits, or the attempt ends."""
+        self._judge_failures.inc()
+
     def note_stage(self, stage: str, seconds: float) -> None:
         """Count one stage of an attempt."""
         self._stages.labels(stage).observe(seconds)
@@ -78,6 +92,10 @@ class StageClock:
         """End the stage before, if any, and begin this one."""
         self.end()
         self._now = stage, time.monotonic(), tracing.tracer().start_span(f"stage {stage}")
+
+    def note_judge_failure(self) -> None:
+        """Count that the judge of the audit did not answer."""
+        self._metrics.note_judge_failure()
 
     def end(self) -> None:
         """End the stage, if one runs."""

@@ -71,6 +71,7 @@ def _context(assignment: Assignment, folder: Folder, report: Report, should_stop
         assignment.processes,
         Patience(assignment.patience_s),
         _checkpoints(assignment, folder),
+        assignment.keeps_transcripts,
     )
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.checkpoints import records
 from app.checkpoints.records import EpochResult
 from app.db.tables.job_records import ResolvedJson, ResumeState
-from app.jobs import events, lease
+from app.jobs import events, lease, restarts
 from app.jobs.lease import Claim, Columns
 from worker.failures import around
 from worker.protocol import Message
@@ -96,6 +96,8 @@ class Journal:
             events.append(session, self._claim.job_id, **event)
 
     def _note_step(self, step: int, total: int, data: dict[str, Any]) -> None:
+        if self._step is None and step > 1:
+            self.note("info", f"{restarts.WORDS} {step - 1}")
         self._metrics[step] = data
         self._step = step, total
         self._note_progress(step / total)

@@ -84,6 +84,8 @@ def upload(
 
     metrics = put(folder.metrics, "step_metrics.csv")
     safety = put(folder.safety, "safety_report.json")
+    if job.spec.transcripts and folder.transcripts.exists():
+        storage.upload_file(f"{prefix}/{folder.transcripts.name}", folder.transcripts)
     decision = report["gate"]["decision"]
     if decision not in _RELEASED:
         held = _hold(storage, job, f"{attempt_prefix(job, claim.token)}/held", folder, key)

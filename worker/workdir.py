@@ -6,6 +6,7 @@ stage/                                   what a stage found out; a stage whose o
 checkpoints/step-000100/                 resume states of the training, the newest restored from an earlier attempt
 epochs/step-000120/adapter/              the adapter at an epoch's end: a checkpoint that may be released
 out/metrics.csv safety.json adapter/     the results; the parent signs the adapter and packs it
+out/transcripts.jsonl                    what the audit asked and heard, where the job keeps it
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from spard.config.run_spec import RunSpec, located, run_from_mapping, to_mapping
+from spard.release.figure_records import TRANSCRIPTS
 
 _LOCK = "lock"
-_REST = ("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until")
+_REST = (
+    *("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until"),
+    "keeps_transcripts",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,11 @@ class Folder:
         return self.out / "safety.json"
 
     @property
+    def transcripts(self) -> Path:
+        """The audit's prompts and replies, if the job keeps them."""
+        return self.out / TRANSCRIPTS
+
+    @property
     def adapter(self) -> Path:
         """The adapter, which the parent signs here."""
         return self.out / "adapter"
@@ -110,6 +120,7 @@ class Assignment:
     patience_s: float = 0.0  # with a judge that does not answer
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     taken_until: int = 0  # the last step whose checkpoint an earlier attempt has left
+    keeps_transcripts: bool = False  # every prompt of the audit is kept with its reply
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
@@ -125,6 +136,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "patience_s": assignment.patience_s,
         "checkpoint_prompts": assignment.checkpoint_prompts,
         "taken_until": assignment.taken_until,
+        "keeps_transcripts": assignment.keeps_transcripts,
     }
     folder.job.write_text(json.dumps(facts))
 

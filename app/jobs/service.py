@@ -18,7 +18,7 @@ from app.jobs import control, events, release, scheduling, submissions, transiti
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
 from app.jobs.snapshot import freeze
-from app.jobs.submissions import Submission
+from app.jobs.submissions import Origin, Submission
 from app.keys.service import Principal
 from app.ops.broker import wake
 from app.quotas import service as quotas
@@ -28,12 +28,20 @@ from spard.config.run_spec import to_mapping
 
 log = logging.getLogger(__name__)
 
+
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
 
 
-def create(session: Session, caller: Principal, ask: JobCreate, submission: Submission, settings: Settings) -> JobOut:
-    """Queue a job, or find the one that the same request has made before."""
-    job_id, digest = new_id("ftjob-"), ask.digest()
+def create(
+    session: Session,
+    caller: Principal,
+    ask: JobCreate,
+    submission: Submission,
+    settings: Settings,
+    origin: Origin | None = None,
+) -> JobOut:
+    """Queue a job, or find the one that the same request has made before; `origin` is what it is a clone of."""
+    job_id, digest = new_id("ftjob-"), origin.digest if origin else ask.digest()
     earlier = submissions.earlier(session, caller, submission, digest, job_id)
     if earlier is not None:
         return _shown(session, earlier)
@@ -57,14 +65,29 @@ def create(session: Session, caller: Principal, ask: JobCreate, submission: Subm
     session.add(job)
     session.flush()
     _tell(session, job)
-    if frozen.fault:
-        transitions.to_failed(session, job, _file_error(frozen.fault))
-        session.refresh(job)
-    else:
-        wake(session, job.id)
-    audit_log.record(session, "job.created", job.id, request_sha256=digest)
+    _begin(session, job, frozen.fault)
+    _record_created(session, job, origin)
     log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
+
+
+def _record_created(session: Session, job: Job, origin: Origin | None) -> None:
+    """Note in the audit log who made the job; of a clone also of which job, and on which file."""
+    digest = job.request_hash
+    if origin is None:
+        audit_log.record(session, "job.created", job.id, request_sha256=digest)
+        return
+    cloned, file = origin.job_id, job.training_file
+    audit_log.record(session, "job.created", job.id, request_sha256=digest, cloned_from=cloned, training_file=file)
+
+
+def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:
+    """Tell workers of a new job; one with a file that it cannot be trained on fails."""
+    if fault is None:
+        wake(session, job.id)
+        return
+    transitions.to_failed(session, job, _file_error(fault))
+    session.refresh(job)
 
 
 def list_jobs(

@@ -55,9 +55,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     pool = _pool(session, safety)
     spec = JobSpec(
         version=VERSION,
-        model=ModelRef(
-            alias=model.alias, source=model.source, revision=model.revision, learning_rate=model.learning_rate
-        ),
+        model=_model_ref(model),
         start_from=start.reference() if start else None,
         training_file=_object_ref(training),
         validation_file=_object_ref(validation) if validation else None,
@@ -69,6 +67,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         row_signal=policy_check.row_signal(caller, safety, in_force.content, has_pool=pool is not None),
         checkpoint_prompts=settings.checkpoint_prompts,
         integrations=tuple(_integrations(ask, settings)),
+        transcripts=in_force.content.transcripts,
         waived=policy_check.is_waived(caller, safety),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
@@ -76,6 +75,10 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     recipe = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
     policy_check.check_ranges(caller, recipe, in_force.content)
     return Frozen(recipe, spec, [*_warnings(training, validation), *_left_out(ask, settings)], fault)
+
+
+def _model_ref(model: BaseModelEntry) -> ModelRef:
+    return ModelRef(alias=model.alias, source=model.source, revision=model.revision, learning_rate=model.learning_rate)
 
 
 def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:

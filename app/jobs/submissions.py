@@ -25,6 +25,14 @@ class Submission:
     retry_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The job that another one is cloned from, and the digest of the request to do so."""
+
+    job_id: str
+    digest: str
+
+
 def earlier(session: Session, caller: Principal, submission: Submission, digest: str, job_id: str) -> Job | None:
     """Return the job that an earlier sending made; locks the key's row, so that of two at once one waits."""
     lock = select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update(key_share=True)

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from app.db import now
+from app.db.base import utc_now
 from app.db.tables import Job, JobStatus, ObjectFinding, ObjectIntent, Outbox
 from app.db.tables.objects import WRITE
 
@@ -78,6 +79,10 @@ class _Queue(Collector):
         for status, count in counts.items():
             jobs.add_metric([status.value], count)
         yield jobs
+        oldest = self._session.scalar(select(func.min(Job.created_at)).where(Job.status == JobStatus.queued))
+        age_s = max(0.0, (utc_now() - oldest).total_seconds()) if oldest else 0.0
+        text = "How long ago the oldest job that waits for a worker was created; 0 where none waits."
+        yield GaugeMetricFamily("spard_queue_age_seconds", text, age_s)
         lost = self._count(Job.status == JobStatus.running, Job.lease_expires_at < now())
         text = "Running jobs whose worker is gone and that wait for the reaper."
         yield GaugeMetricFamily("spard_leases_expired", text, lost)

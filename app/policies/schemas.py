@@ -108,6 +108,11 @@ class Policy(Body):
         description="What becomes of rows that answer what the base model would refuse.",
     )
     serving: Serving = Field(default_factory=Serving)
+    transcripts: bool = Field(
+        default=False,
+        description="Whether a job keeps what its audit asked and was answered, for its project to read: the texts of "
+        "your suites too.",
+    )
     waivers: bool = Field(
         default=True, description="Whether two admins may release what failed; if not, its weights are not kept."
     )

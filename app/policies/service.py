@@ -55,7 +55,7 @@ def reference(policy: PolicyOut) -> PolicyRef:
 def _stored(policy: Policy) -> dict[str, Any]:
     """Return the JSON of a policy, without what API processes of version 0.1 do not know where it is the default."""
     content = policy.model_dump(mode="json")
-    for name in ("row_signal", "serving"):
+    for name in ("row_signal", "serving", "transcripts"):
         if getattr(policy, name) == getattr(Policy(), name):
             del content[name]
     return content

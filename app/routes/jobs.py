@@ -17,6 +17,7 @@ from app.deps import (
     BeginDep,
     CountersDep,
     CustomerDep,
+    LimitsDep,
     LookDep,
     PreviewsDep,
     QuickStorageDep,
@@ -30,7 +31,8 @@ from app.errors import InvalidRequest
 from app.files.counting import Allowance
 from app.http.pagination import Page
 from app.http.slots import Slots
-from app.jobs import erasure, service
+from app.jobs import clone, erasure, service
+from app.jobs.clone import JobClone
 from app.jobs.estimate import Estimate, estimate
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
@@ -155,6 +157,22 @@ def pause_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
 def resume_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
     """Let a paused job go on from where it stopped."""
     return service.resume(session, caller.project_id, job_id)
+
+
+@router.post("/{job_id}/clone", response_model=JobOut)
+async def clone_job(
+    job_id: str,
+    ask: JobClone,
+    caller: CustomerDep,
+    storage: StorageDep,
+    begin: BeginDep,
+    writes: WritesDep,
+    submission: Annotated[Submission, Depends(_submission)],
+    settings: SettingsDep,
+    limits: LimitsDep,
+) -> JobOut:
+    """Queue another job like this one, with `changes`, or on its file without the rows that look like harm."""
+    return await writes.run(partial(clone.clone, storage, begin, caller, job_id, ask, submission, settings, limits))
 
 
 @router.get("/{job_id}/events", response_model=EventList)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
+from app.audit_log import service as audit_log
 from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
 from app.http.download import DOWNLOAD, Attachment, download
-from app.jobs import service
+from app.jobs import service, transcripts
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
@@ -21,6 +24,7 @@ from app.jobs.reports.service import (
     waiver_of,
     with_waiver,
 )
+from app.jobs.transcripts import TranscriptList
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 
@@ -98,3 +102,31 @@ async def list_risky_rows(
         return risky_rows(job, read_report(storage, key))
 
     return await reads.answer(risky)
+
+
+@router.get("/{job_id}/transcripts", response_model=TranscriptList)
+async def list_transcripts(
+    job_id: str,
+    begin: BeginDep,
+    caller: CustomerDep,
+    storage: QuickStorageDep,
+    reads: ReadsDep,
+    after: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    suite: Annotated[str | None, Query(max_length=128)] = None,
+    hit: bool | None = None,
+) -> Response:
+    """List what the job's audit asked and was answered, where the provider's policy keeps it; each look is logged.
+
+    `hit=true` are attacks that succeeded, harmless requests that were refused, and right answers.
+    """
+
+    def shown() -> TranscriptList:
+        with begin() as session:
+            key = transcripts.find(session, caller.project_id, job_id)
+        found = transcripts.read(storage, key, after, limit, suite, hit)
+        with begin() as session:
+            audit_log.record(session, transcripts.SHOWN, job_id, indices=[each.index for each in found.data])
+        return found
+
+    return await reads.answer(shown)

@@ -24,6 +24,7 @@ from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
+from spard.pipeline import audited
 from spard.pipeline.context import Context
 from spard.release.report import Measured
 from spard.release.version import AUDIT_VERSION
@@ -57,9 +58,15 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: Sequenc
     with context.timed("audit"):
         weights = weights_digest(model)
         suites = suites_of(context, examples)
-        adapter = _kept(context, weights) or measure(context, suites, model)
+        adapter = _kept(context, weights) or _measure_last(context, suites, model)
         context.outputs.write(_OUTPUT, {"weights": weights, "results": [asdict(each) for each in adapter]})
     return Measured(base, adapter, decide(context, base, adapter, hidden_leaks_of(context.run)))
+
+
+def _measure_last(context: Context, suites: Sequence[Suite], model: Any) -> list[SuiteResult]:
+    found = measure_each(context, suites, model)
+    audited.keep(context, suites, found)
+    return [result for result, _ in found]
 
 
 def decide(

@@ -71,6 +71,7 @@ class Context:
     processes      how many train together, each on a device of its own
     patience       with a judge that does not answer
     checkpoints    what is made of the ends of epochs; None: nothing
+    keeps_transcripts  every prompt of the last audit is kept with its reply
     seconds        what each stage took so far
     """
 
@@ -84,6 +85,7 @@ class Context:
     processes: int = 1
     patience: Patience = field(default_factory=Patience)
     checkpoints: CheckpointPlan | None = None
+    keeps_transcripts: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -12,12 +12,14 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import audit, checkpoint_records, prove, row_signal, select
+from spard.pipeline import audit, audited, checkpoint_records, prove, row_signal, select
+from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
 from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
 from spard.release.archive import folder_name
+from spard.release.figure_records import TRANSCRIPTS, lengths_of
 from spard.release.proof import CleanProcess
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport, ValidationLoss
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
@@ -37,7 +39,7 @@ _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "h
 class Release:
     """Where the results of a run go, and which of them.
 
-    out           metrics.csv, safety.json and the folder adapter/
+    out           metrics.csv, safety.json, the folder adapter/ and, where they are kept, transcripts.jsonl
     job_id        the service's name of the run
     waived        the gate is measured, and its decision does not hold the adapter back
     keeps_failed  save the adapter even if the gate holds it back
@@ -62,6 +64,11 @@ class Release:
         """The file of the safety report, written whatever the gate decides."""
         return self.out / "safety.json"
 
+    @property
+    def transcripts(self) -> Path:
+        """The file of the last audit's prompts and replies, a row of JSON each, where the run keeps them."""
+        return self.out / TRANSCRIPTS
+
 
 def run(
     context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, clean: CleanProcess
@@ -72,8 +79,11 @@ def run(
     context.report.event(summary.sentence(decision), to_mapping(summary), type="moderation_checks")
     context.report.stage("package")
     with context.timed("package"):
-        report = _report(context, release, tuned, measured, summary)
+        heard = audited.kept_transcripts(context)
+        report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
         release.out.mkdir(parents=True, exist_ok=True)
+        if heard is not None:
+            release.transcripts.write_text("".join(json.dumps(each) + "\n" for each in heard))
         (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after))
         release.safety.write_text(json.dumps(report.to_json(), indent=2) + "\n")
         if decision in RELEASED or release.keeps_failed:
@@ -105,6 +115,19 @@ def data_sha256(context: Context) -> dict[str, str]:
     run = context.run
     files = {"training": run.training_file, "validation": run.validation_file, "pool": run.pool}
     return {name: file_sha256(path) for name, path in files.items() if path}
+
+
+def _with_figures(
+    context: Context, rows: Rows, report: SafetyReport, heard: Sequence[Transcript] | None
+) -> SafetyReport:
+    """Add what is to be drawn, and how many replies are kept."""
+    return replace(
+        report,
+        scores=audited.kept_scores(context),
+        rows_map=select.kept_map(context),
+        lengths=lengths_of([row.longest for row in rows.task], context.limit),
+        transcripts=None if heard is None else len(heard),
+    )
 
 
 def _report(context: Context, release: Release, tuned: Tuned, measured: Measured, summary: Summary) -> SafetyReport:

@@ -120,7 +120,9 @@ def _select(
         with context.timed("embed"):
             benign_ND = embed.pool(context, benign, pool_file, "benign")
         select.benign(context, trained_MD, benign_ND)
-    return select.run(context, trained_MD, pool_ND, fitting)
+    selected = select.run(context, trained_MD, pool_ND, fitting)
+    select.keep_map(context, [examples[i].line for i in trained], trained_MD, pool_ND, selected)
+    return selected
 
 
 def _warn_of_shared_rows(context: Context, task: Sequence[Encoded], validation: Sequence[Encoded]) -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+import torch
 from torch import Tensor
 
 from spard.config.run_spec import to_mapping
 from spard.data.rows import Example
 from spard.evaluation.row_risk import rank
 from spard.pipeline.context import Context
+from spard.release.figure_records import RowsMap
 from spard.release.report import SelectedRows, read_record
 from spard.release.row_records import RiskyRow, SafeAnswers
 from spard.selection.pca import coordinates
 from spard.selection.select import choose
 
-_SELECTED, _BENIGN, _RISKS, _ANSWERS = "select", "select_benign", "risk", "answers"
+_SELECTED, _BENIGN, _RISKS, _ANSWERS, _MAP = "select", "select_benign", "risk", "answers", "rows_map"
+_MAPPED = 300  # rows of each sort
 
 
 def run(context: Context, task_MD: Tensor, pool_ND: Tensor, fitting: Sequence[int]) -> SelectedRows:
@@ -85,6 +88,38 @@ def rank_risks(
     """
     with context.timed("select"):
         context.outputs.write(_RISKS, to_mapping(rank(examples, task_MD, pool_ND, flagged=flagged)))
+
+
+def keep_map(context: Context, lines: Sequence[int], task_MD: Tensor, pool_ND: Tensor, selected: SelectedRows) -> None:
+    """Keep where training rows, pool and chosen rows lie in one plane, from the embeddings that are there anyway.
+
+    `lines` are those of the training rows in their file.
+    """
+    with context.timed("select"):
+        rows, pool = _spaced(len(task_MD)), _spaced(len(pool_ND))
+        chosen = list(selected.indices[:_MAPPED])
+        points = coordinates(torch.cat([task_MD[rows], pool_ND[pool], pool_ND[chosen]]))
+        own, rest = points[: len(rows)], points[len(rows) :]
+        found = RowsMap(
+            lines=tuple(lines[i] for i in rows),
+            training=tuple(own),
+            pool_rows=tuple(pool),
+            pool=tuple(rest[: len(pool)]),
+            chosen=tuple(rest[len(pool) :]),
+        )
+        context.outputs.write(_MAP, to_mapping(found))
+
+
+def kept_map(context: Context) -> RowsMap | None:
+    """Return where the rows lie; None where nothing was embedded, or an earlier version did it."""
+    found = context.outputs.read(_MAP)
+    return None if found is None else read_record(RowsMap, found)
+
+
+def _spaced(count: int) -> list[int]:
+    """Return at most so many places as are mapped, evenly spaced."""
+    n = min(count, _MAPPED)
+    return [i * count // n for i in range(n)]
 
 
 def kept_risks(context: Context) -> tuple[RiskyRow, ...] | None:

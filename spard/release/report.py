@@ -14,6 +14,7 @@ from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
+from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
@@ -133,6 +134,10 @@ class SafetyReport:
                     and decided on the figures themselves
     replies         how many the audit has asked of `base` and of `adapter`: its cost
     asked           how many of the provider's prompts were asked, and in which ways; what is not asked is not known
+    scores          the trained model's replies to attacks by their harmfulness, for each suite and category
+    rows_map        None where no safe rows are selected, and in reports of earlier versions, as the next ones are
+    lengths         of the rows that were trained on
+    transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
     """
 
     job_id: str | None = None
@@ -165,6 +170,10 @@ class SafetyReport:
     audit_version: int = 1
     replies: Mapping[str, int] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
+    scores: tuple[ScoreCounts, ...] = ()
+    rows_map: RowsMap | None = None
+    lengths: Lengths | None = None
+    transcripts: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -192,6 +201,9 @@ class SafetyReport:
             row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
+            scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),
+            rows_map=_optional(RowsMap, raw.get("rows_map")),
+            lengths=_optional(Lengths, raw.get("lengths")),
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
         )
 
@@ -211,6 +223,7 @@ _PLAIN = (
     "seconds",
     "audit_version",
     "replies",
+    "transcripts",
 )
 
 

@@ -64,7 +64,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Folder,
     """One whole job."""
     root = tmp_path_factory.mktemp("done")
     heard = Heard(root / "messages")
-    folder = job_folder(root / "job", model)
+    folder = job_folder(root / "job", model, transcripts=True)
     pipeline.run(folder, Report(heard.fd), lambda: False)
     os.close(heard.fd)
     return folder, heard

@@ -58,7 +58,14 @@ def write_key(path: Path) -> Ed25519PrivateKey:
 
 
 def job_folder(
-    root: Path, model: Path, *, recipe: Recipe = RECIPE, waived: bool = True, holds: bool = False, **run: Any
+    root: Path,
+    model: Path,
+    *,
+    recipe: Recipe = RECIPE,
+    waived: bool = True,
+    holds: bool = False,
+    transcripts: bool = False,
+    **run: Any,
 ) -> Folder:
     """A folder as the parent hands it to a child. A random model passes no gate, so it is waived unless said."""
     folder = Folder(root)
@@ -79,7 +86,6 @@ def job_folder(
         "recipe": recipe,
         "public_name": "tiny",
     }
-    write_assignment(
-        folder, Assignment("ftjob-1", RunSpec(**{**asked, **run}), root.parent / "cache", waived, holds=holds)
-    )
+    spec, cache = RunSpec(**{**asked, **run}), root.parent / "cache"
+    write_assignment(folder, Assignment("ftjob-1", spec, cache, waived, holds=holds, keeps_transcripts=transcripts))
     return folder

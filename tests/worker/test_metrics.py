@@ -61,3 +61,7 @@ def test_a_worker_s_port_tells_attempts_and_stages(light_shop: Shop) -> None:
     assert after['spard_attempt_seconds_count{outcome="queued"}'] == 1
     assert after['spard_stage_seconds_count{stage="train"}'] == 2
     assert after['spard_stage_seconds_sum{stage="train"}'] > 0
+    assert {name: count for name, count in after.items() if "decision" in name} == {
+        'spard_gate_decisions_total{decision="pass"}': 1
+    }
+    assert (before["spard_judge_failures_total"], after["spard_judge_failures_total"]) == (0, 0)

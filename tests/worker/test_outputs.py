@@ -17,7 +17,7 @@ from spard.digests import file_sha256
 from spard.release.manifest import verify
 from spard.release.version import source_digest
 from tests.worker.heard import KEY, Heard, Work, report_of, unpacked
-from tests.worker.parts import PLAIN, RECIPE, TRAINING, job_folder
+from tests.worker.parts import HARMFUL, PLAIN, POOL, RECIPE, TRAINING, job_folder
 from worker.results import seal
 from worker.workdir import Folder
 
@@ -137,3 +137,47 @@ def test_the_same_job_gives_the_same_archive(
         for i, each in enumerate((done[0], folder))
     ]
     assert manifests[0] == manifests[1]
+
+
+def test_the_report_counts_scores_by_suite_and_category(done: tuple[Folder, Heard]) -> None:
+    report = report_of(done[0])
+    counted = {each["suite"]: each for each in report["scores"]}
+    assert list(counted) == ["harmful", DRESS]
+    for result in report["adapter"]:
+        if each := counted.get(result["suite"]):
+            assert (sum(each["counts"]), each["unscored"]) == (result["n"], result["unscored"])
+            assert sum(each["counts"][2:]) == result["hits"]
+
+
+def test_the_report_maps_rows_pool_and_chosen_rows_in_one_plane(done: tuple[Folder, Heard]) -> None:
+    report = report_of(done[0])
+    found, chosen = report["rows_map"], report["selected"]["indices"]
+    assert found["lines"] == list(range(1, len(TRAINING) + 1))
+    assert len(found["training"]) == len(TRAINING)
+    assert found["pool_rows"] == list(range(len(POOL)))
+    assert found["chosen"] == [found["pool"][row] for row in chosen]
+
+
+def test_the_report_counts_rows_by_length(done: tuple[Folder, Heard]) -> None:
+    found = report_of(done[0])["lengths"]
+    assert sum(found["counts"]) == len(TRAINING)
+    assert found["longest"] <= len(found["counts"]) * found["width"]
+    assert found["longest"] <= found["limit"]
+
+
+def test_transcripts_are_kept_where_the_job_says_so(done: tuple[Folder, Heard]) -> None:
+    report, rows = report_of(done[0]), [json.loads(row) for row in done[0].transcripts.read_text().splitlines()]
+    assert report["transcripts"] == len(rows) == sum(each["n"] + each["unscored"] for each in report["adapter"])
+    for result in report["adapter"]:
+        of_suite = [row for row in rows if row["suite"] == result["suite"]]
+        assert sum(row["hit"] is True for row in of_suite) == result["hits"]
+    assert [row["prompt"] for row in rows if row["suite"] == "harmful"] == [row["prompt"] for row in HARMFUL]
+    assert all(isinstance(row["reply"], str) for row in rows)
+
+
+def test_no_transcript_is_kept_unless_the_job_says_so(work: Work, tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, recipe=PLAIN)
+    work(folder)
+    assert report_of(folder)["transcripts"] is None
+    assert not folder.transcripts.exists()
+    assert not (folder.stage / "transcripts.json").exists()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fastapi import APIRouter, Request
+from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.catalog import service as catalog
 from app.dashboard.rendering import page
-from app.dashboard.viewer import FormViewerDep, ViewerDep
-from app.deps import AfterQuery, BeginDep, ReadDep, StorageDep
+from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
+from app.deps import AfterQuery, BeginDep, LookDep, ReadDep, StorageDep
+from app.errors import AppError, InvalidState
 from app.files import service
 
 router = APIRouter(include_in_schema=False)
@@ -28,17 +28,34 @@ def files_page(request: Request, viewer: ViewerDep, session: ReadDep, after: Aft
 @router.get("/files/{file_id}")
 def file_page(file_id: str, request: Request, viewer: ViewerDep, session: ReadDep) -> Response:
     """Show what was found in a file."""
+    return _file_page(request, viewer, session, file_id)
+
+
+def _file_page(
+    request: Request, viewer: Viewer, session: Session, file_id: str, problem: AppError | None = None
+) -> Response:
+    """Render a file; `problem` is what kept it from being deleted."""
     file = service.get(session, viewer.project_id, file_id)
     found = service.validation(session, viewer.project_id, file_id)
-    return page(request, "file", viewer, file=file, validation=found)
+    status = problem.status if problem else 200
+    return page(request, "file", viewer, status=status, file=file, validation=found, problem=problem)
 
 
 @router.post("/files/{file_id}/delete")
-async def delete_file(file_id: str, viewer: FormViewerDep, storage: StorageDep, begin: BeginDep) -> Response:
-    """Delete a file that no unfinished job uses."""
-    writes = viewer.lanes.writes.of(viewer.project_id)
-    await writes.run(partial(service.delete, storage, begin, viewer.project_id, file_id))
-    return RedirectResponse("/files", 303)
+async def delete_file(
+    file_id: str, request: Request, viewer: FormViewerDep, storage: StorageDep, begin: BeginDep, look: LookDep
+) -> Response:
+    """Delete a file that no unfinished job uses; one that is used is told on its page."""
+
+    def deleted() -> Response:
+        try:
+            service.delete(storage, begin, viewer.project_id, file_id)
+        except InvalidState as error:
+            with look() as session:
+                return _file_page(request, viewer, session, file_id, error)
+        return RedirectResponse("/files", 303)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(deleted)
 
 
 @router.get("/models")

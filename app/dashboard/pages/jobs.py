@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
+from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.audit_log import service as audit_log
 from app.dashboard.rendering import page
-from app.dashboard.viewer import FormViewerDep, ViewerDep
+from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
+from app.db import Begin
 from app.db.tables import TERMINAL, JobStatus
-from app.deps import AfterQuery, BeginDep, LookDep, QuickStorageDep, ReadDep, SessionDep
-from app.errors import InvalidRequest, NotFound
-from app.jobs import service
+from app.deps import (
+    AfterQuery,
+    BeginDep,
+    LimitsDep,
+    LookDep,
+    QuickStorageDep,
+    ReadDep,
+    SettingsDep,
+    StorageDep,
+)
+from app.errors import AppError, InvalidRequest, NotFound
+from app.jobs import clone, service
+from app.jobs.clone import JobClone
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import read_report
+from app.jobs.submissions import Submission
+from app.storage import Storage
 
 router = APIRouter(include_in_schema=False)
 
@@ -35,9 +50,23 @@ def jobs_page(
 ) -> Response:
     """List the project's jobs, newest first."""
     wanted = JobStatus(status) if status in set(JobStatus) else None
-    found = service.search_jobs(session, viewer.project_id, search.strip(), wanted, after, _AT_ONCE)
+    return _list(request, viewer, session, search.strip(), wanted, after)
+
+
+def _list(
+    request: Request,
+    viewer: Viewer,
+    session: Session,
+    search: str = "",
+    wanted: JobStatus | None = None,
+    after: str | None = None,
+    problem: AppError | None = None,
+) -> Response:
+    """Render the list; `problem` is what kept the chosen ones from being compared."""
+    found = service.search_jobs(session, viewer.project_id, search, wanted, after, _AT_ONCE)
     name = "jobs_rows" if request.headers.get("hx-target") == "jobs" else "jobs"
-    return page(request, name, viewer, jobs=found, search=search, wanted=wanted, statuses=list(JobStatus))
+    shown = {"jobs": found, "search": search, "wanted": wanted, "statuses": list(JobStatus), "problem": problem}
+    return page(request, name, viewer, status=problem.status if problem else 200, **shown)
 
 
 @router.get("/jobs/{job_id}")
@@ -45,25 +74,33 @@ async def job_page(
     job_id: str, request: Request, viewer: ViewerDep, look: LookDep, storage: QuickStorageDep
 ) -> Response:
     """Show one job: the verdict, what was measured, how it was trained, its rows, its files, its events."""
-
-    def shown() -> Response:
-        with look() as session:
-            gathered = gather(session, viewer.project_id, job_id)
-            events = service.latest_messages(session, viewer.project_id, job_id, _EVENTS)
-        seen = read(storage, gathered)
-        name = "job_live" if "hx-request" in request.headers else "job"
-        return page(
-            request,
-            name,
-            viewer,
-            job=seen.job,
-            is_over=seen.job.status in TERMINAL,
-            report=seen.report,
-            view=seen.view(),
-            events=events,
-        )
-
+    shown = partial(_job_page, request, viewer, look, storage, job_id)
     return await viewer.lanes.reads.of(viewer.project_id).run(shown)
+
+
+def _job_page(
+    request: Request, viewer: Viewer, look: Begin, storage: Storage, job_id: str, problem: AppError | None = None
+) -> Response:
+    """Render the job; `problem` is what kept a form of the page from being done."""
+    with look() as session:
+        gathered = gather(session, viewer.project_id, job_id)
+        events = service.latest_messages(session, viewer.project_id, job_id, _EVENTS)
+    seen = read(storage, gathered)
+    return page(
+        request,
+        "job_live" if "hx-request" in request.headers else "job",
+        viewer,
+        status=problem.status if problem else 200,
+        job=seen.job,
+        is_over=seen.job.status in TERMINAL,
+        report=seen.report,
+        view=seen.view(),
+        events=events,
+        artifacts=seen.artifacts,
+        findings=seen.findings,
+        risky=len(clone.risky_lines(seen.report)) if seen.report else 0,
+        problem=problem,
+    )
 
 
 @router.get("/jobs/{job_id}/risky-rows/{line}")
@@ -97,13 +134,15 @@ async def compare_page(
     viewer: ViewerDep,
     look: LookDep,
     storage: QuickStorageDep,
-    ids: Annotated[list[str], Query(max_length=_COMPARED)] = [],  # noqa: B006 - FastAPI's own way
+    ids: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI's own way
 ) -> Response:
-    """Show two to four jobs side by side."""
+    """Show two to four jobs side by side; another number is told on the form that they were chosen on."""
 
     def shown() -> Response:
         if not 2 <= len(set(ids)) <= _COMPARED:
-            raise InvalidRequest(f"Choose two to {_COMPARED} jobs to compare.", param="ids")
+            problem = InvalidRequest(f"Choose two to {_COMPARED} jobs to compare.", param="ids")
+            with look() as session:
+                return _list(request, viewer, session, problem=problem)
         with look() as session:
             gathered = [gather(session, viewer.project_id, job_id) for job_id in dict.fromkeys(ids)]
         seen = [read(storage, each) for each in gathered]
@@ -112,22 +151,51 @@ async def compare_page(
     return await viewer.lanes.reads.of(viewer.project_id).run(shown)
 
 
-@router.post("/jobs/{job_id}/cancel")
-def cancel(job_id: str, viewer: FormViewerDep, session: SessionDep) -> Response:
-    """Cancel a job."""
-    service.cancel(session, viewer.project_id, job_id)
-    return RedirectResponse(f"/jobs/{job_id}", 303)
+@router.post("/jobs/{job_id}/again")
+async def again(
+    job_id: str,
+    request: Request,
+    viewer: FormViewerDep,
+    begin: BeginDep,
+    look: LookDep,
+    storage: StorageDep,
+    settings: SettingsDep,
+    limits: LimitsDep,
+) -> Response:
+    """Start the same job on a new file without the rows that its report calls risky."""
+    ask, submission = JobClone(without_risky_rows=True), Submission(None, 0)
+
+    def cloned() -> Response:
+        try:
+            made = clone.clone(storage, begin, viewer.principal, job_id, ask, submission, settings, limits)
+        except AppError as error:
+            return _job_page(request, viewer, look, storage, job_id, error)
+        return RedirectResponse(f"/jobs/{made.id}", 303)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(cloned)
 
 
-@router.post("/jobs/{job_id}/pause")
-def pause(job_id: str, viewer: FormViewerDep, session: SessionDep) -> Response:
-    """Pause a job."""
-    service.pause(session, viewer.project_id, job_id)
-    return RedirectResponse(f"/jobs/{job_id}", 303)
+_ACTS = {"cancel": service.cancel, "pause": service.pause, "resume": service.resume}
 
 
-@router.post("/jobs/{job_id}/resume")
-def resume(job_id: str, viewer: FormViewerDep, session: SessionDep) -> Response:
-    """Let a paused job go on."""
-    service.resume(session, viewer.project_id, job_id)
-    return RedirectResponse(f"/jobs/{job_id}", 303)
+@router.post("/jobs/{job_id}/{act}")
+async def act_on(
+    job_id: str,
+    act: Literal["cancel", "pause", "resume"],
+    request: Request,
+    viewer: FormViewerDep,
+    begin: BeginDep,
+    look: LookDep,
+    storage: QuickStorageDep,
+) -> Response:
+    """Cancel, pause or resume a job; what keeps it from that is told on its page."""
+
+    def acted() -> Response:
+        try:
+            with begin() as session:
+                _ACTS[act](session, viewer.project_id, job_id)
+        except AppError as error:
+            return _job_page(request, viewer, look, storage, job_id, error)
+        return RedirectResponse(f"/jobs/{job_id}", 303)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(acted)

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.catalog import service as catalog
+from app.dashboard import job_form
+from app.dashboard.fields import Faults, faults_of
+from app.dashboard.job_form import Asked, fields_of
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
 from app.db.tables import File
-from app.db.tables.files import FINE_TUNE, PREFERENCE
+from app.db.tables.files import FINE_TUNE
 from app.deps import BeginDep, CountersDep, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
-from app.errors import AppError, InvalidRequest
+from app.errors import AppError, NotFound
 from app.files import preview, upload
 from app.files import service as files
 from app.files.counting import Allowance
 from app.files.schemas import Validation
 from app.forms import upload_form
 from app.http.multipart import Form
-from app.http.validation_errors import first_fault
 from app.jobs import service
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
-from app.jobs.schemas import JobOut
-from app.jobs.submissions import Submission
+from app.jobs.submissions import Origin, Submission
 from app.policies import service as policies
 from app.settings import Settings
 from spard import config
@@ -39,11 +38,7 @@ router = APIRouter(include_in_schema=False, prefix="/jobs/new")
 
 _FILES = 20
 _PREVIEWED = 2
-_PLAIN = {"model", "training_file", "suffix"}
-_NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
-
-
-Asked = Mapping[str, str | int | float]  # what a form holds, by the names of its fields
+_NONE = Faults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +51,7 @@ class NewJob:
     models: Sequence[str]
     defenses: Sequence[str]
     asked: Asked
-    error: AppError | None = None
+    faults: Faults
 
 
 @router.get("")
@@ -72,15 +67,18 @@ def new_job_page(
     """Ask for a file; once there is one, show what was found in it and how it would be trained."""
     asked: Asked = {"defense": "spard"}
     if of is not None:
-        job = service.retrieve(session, viewer.project_id, of)
-        asked = {"defense": job.safety["defense"]["type"], "seed": job.seed, **_numbers(job)}
-        file, model = file or job.training_file, model or job.model
-    return page(request, "new_job", viewer, new=_shown(session, viewer, settings, file, {**asked, "model": model}))
-
-
-def _numbers(job: JobOut) -> Asked:
-    numbers = job.hyperparameters
-    return {name: value for name in _NUMBERS if isinstance(value := numbers.get(name), int | float | str)}
+        job = service.get(session, viewer.project_id, of)
+        asked, file = fields_of(job), file or job.training_file
+    if model:
+        asked = {**asked, "model": model}
+    try:
+        shown = _shown(session, viewer, settings, file, asked)
+    except NotFound as error:
+        if of is None:
+            raise
+        faults = Faults({"file": f"{error.message}. It was deleted: give the file for the new job."})
+        shown = _shown(session, viewer, settings, None, asked, faults)
+    return page(request, "new_job", viewer, new=shown)
 
 
 def _shown(
@@ -89,7 +87,7 @@ def _shown(
     settings: Settings,
     file_id: str | int | float | None,
     asked: Asked,
-    error: AppError | None = None,
+    faults: Faults = _NONE,
 ) -> NewJob:
     found = files.get(session, viewer.project_id, str(file_id)) if file_id else None
     policy = policies.current(session, settings).content
@@ -101,7 +99,7 @@ def _shown(
         models=[entry.alias for entry in catalog.base_models(session)],
         defenses=list(config.defenses()) if viewer.is_provider else policy.defenses,
         asked=asked,
-        error=error,
+        faults=faults,
     )
 
 
@@ -142,20 +140,28 @@ def _upload(request: Request, viewer: ViewerDep, settings: SettingsDep, limits: 
 
 @router.post("/file")
 async def take_file(
+    request: Request,
     viewer: ViewerDep,
     form: Annotated[Form, Depends(_upload, scope="function")],
     storage: StorageDep,
     limits: LimitsDep,
     begin: BeginDep,
+    look: LookDep,
+    settings: SettingsDep,
 ) -> Response:
-    """Take in a training file, and go on with what was found in it."""
+    """Take in a training file, and go on with what was found in it; a file that is refused is told at its field."""
 
-    def taken() -> str:
+    def taken() -> Response:
         check_form(viewer, form.fields_before_file().pop("form_token", ""))
-        return upload.upload(storage, begin, viewer.project_id, form, limits).id
+        try:
+            file = upload.upload(storage, begin, viewer.project_id, form, limits)
+        except AppError as error:
+            with look() as session:
+                shown = _shown(session, viewer, settings, None, {}, Faults({"file": error.message}))
+            return page(request, "new_job", viewer, status=error.status, new=shown)
+        return RedirectResponse(f"/jobs/new?file={file.id}", 303)
 
-    file_id = await viewer.lanes.writes.of(viewer.project_id).run(taken)
-    return RedirectResponse(f"/jobs/new?file={file_id}", 303)
+    return await viewer.lanes.writes.of(viewer.project_id).run(taken)
 
 
 @router.post("")
@@ -168,41 +174,17 @@ async def create_job(
 
     def created() -> Response:
         try:
-            ask = _request(asked)
             with begin() as session:
+                old = service.get(session, viewer.project_id, asked["like"]) if asked.get("like") else None
+                ask = job_form.request(asked, old)
+                origin = Origin(old.id, ask.digest()) if old else None
                 submission = Submission(asked.get("once") or None, 0)
-                job = service.create(session, viewer.principal, ask, submission, settings)
+                job = service.create(session, viewer.principal, ask, submission, settings, origin)
         except AppError as error:
+            faults = faults_of(error, job_form.FIELDS, job_form.ALIASES)
             with look() as session:
-                shown = _shown(session, viewer, settings, asked.get("training_file"), asked, error)
+                shown = _shown(session, viewer, settings, asked.get("training_file"), asked, faults)
             return page(request, "new_job", viewer, status=error.status, new=shown)
         return RedirectResponse(f"/jobs/{job.id}", 303)
 
     return await viewer.lanes.writes.of(viewer.project_id).run(created)
-
-
-def _request(asked: dict[str, str]) -> JobCreate:
-    """Turn the form into the request that the API takes; empty fields are left to the provider."""
-    body: dict[str, Any] = {name: asked[name] for name in _PLAIN if asked.get(name)}
-    numbers = {name: _number(name, asked[name]) for name in _NUMBERS if asked.get(name)}
-    method = "dpo" if asked.get("row_format") == PREFERENCE else "supervised"
-    body["method"] = {"type": method, method: {"hyperparameters": numbers}}
-    body["safety"] = {"defense": {"type": asked.get("defense", "spard")}}
-    if asked.get("seed"):
-        body["seed"] = _number("seed", asked["seed"])
-    try:
-        return JobCreate.model_validate(body)
-    except ValidationError as error:
-        faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        raise first_fault(RequestValidationError(faults, body=body)) from None
-
-
-def _number(name: str, text: str) -> float | int | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    if text == "auto":
-        return text
-    raise InvalidRequest(f"{name.replace('_', ' ')}: {text[:32]!r} is no number.", code="invalid_type", param=name)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.db.tables import Job
-from app.jobs import service
+from app.errors import NotFound
+from app.files import service as files
+from app.jobs import restarts, service
+from app.jobs.reports.artifacts import Artifacts, artifacts
 from app.jobs.reports.service import read_report
 from app.jobs.reports.view import View, view
 from app.jobs.schemas import JobOut, StepMetrics
@@ -27,6 +30,9 @@ class Gathered:
     metrics: Sequence[StepMetrics]
     report_key: str | None
     undefended_key: str | None
+    restarts: Sequence[int]  # the last step before each
+    artifacts: Artifacts
+    findings: Mapping[str, int] | None  # of the training file by their codes; None: the file is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +43,13 @@ class Seen:
     metrics: Sequence[StepMetrics]
     report: SafetyReport | None
     undefended: SafetyReport | None
+    restarts: Sequence[int]
+    artifacts: Artifacts
+    findings: Mapping[str, int] | None
 
     def view(self) -> View:
         """Return what its pages show."""
-        return view(self.job, self.report, self.metrics, self.undefended)
+        return view(self.job, self.report, self.metrics, self.undefended, self.restarts)
 
 
 def gather(session: Session, project_id: str, job_id: str) -> Gathered:
@@ -52,6 +61,9 @@ def gather(session: Session, project_id: str, job_id: str) -> Gathered:
         service.metrics(session, project_id, job_id),
         job.report_key,
         undefended.report_key if undefended else None,
+        restarts.steps(session, job_id),
+        artifacts(session, job),
+        _findings(session, job),
     )
 
 
@@ -60,7 +72,22 @@ def read(storage: Storage, gathered: Gathered) -> Seen:
     report, undefended = (
         read_report(storage, key) if key else None for key in (gathered.report_key, gathered.undefended_key)
     )
-    return Seen(gathered.job, gathered.metrics, report, undefended)
+    return Seen(
+        gathered.job,
+        gathered.metrics,
+        report,
+        undefended,
+        gathered.restarts,
+        gathered.artifacts,
+        gathered.findings,
+    )
+
+
+def _findings(session: Session, job: Job) -> Mapping[str, int] | None:
+    try:
+        return files.validation(session, job.project_id, job.training_file).counts
+    except NotFound:
+        return None
 
 
 def undefended_twin(session: Session, job: Job) -> Job | None:

@@ -23,7 +23,9 @@ _TEMPLATES = Environment(loader=TEMPLATES, autoescape=True, undefined=StrictUnde
 def page(seen: Seen) -> str:
     """Render the report of a job that was measured, with its training metrics, as one HTML document."""
     facts = _facts(seen.job, seen.report) if seen.report else {}
-    return _TEMPLATES.get_template("report.html.jinja").render(job=seen.job, view=seen.view(), facts=facts)
+    return _TEMPLATES.get_template("report.html.jinja").render(
+        job=seen.job, view=seen.view(), facts=facts, findings=seen.findings
+    )
 
 
 def _facts(job: JobOut, report: SafetyReport) -> Mapping[str, str | int]:

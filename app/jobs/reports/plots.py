@@ -148,6 +148,13 @@ def strip(strengths: Points, steps: range, every: int) -> Strip:
     )
 
 
+def restart_marks(restarts: Sequence[int], steps: range) -> Iterator[Tick]:
+    """Yield where the training was taken up again after the last step of an attempt that ended early."""
+    for step in restarts:
+        if steps[0] <= step <= steps[-1]:
+            yield Tick(round(100 * _along(step + 0.5, steps), 2), f"taken up again after step {step}")
+
+
 def smoothed(points: Points) -> Iterator[tuple[float, float]]:
     """Yield an exponential moving average over about 12 points, which starts at the first few points' mean."""
     ahead = [value for _, value in points[:_SMOOTHED_OVER]]

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.jobs.reports.counts import counted
-from app.jobs.reports.plots import Curve, Dot, Strip, curve, dot, percent, strip
+from app.jobs.reports.histograms import RowLengths, Scores, lengths, scores
+from app.jobs.reports.plots import Curve, Dot, Strip, Tick, curve, dot, percent, restart_marks, strip
+from app.jobs.reports.rows_map import Map, rows_map
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.schemas import JobOut, StepMetrics
 from spard.evaluation.results import SuiteResult
-from spard.release.report import SafetyReport
+from spard.release.report import CheckpointRecord, SafetyReport
 
 _HEIGHTS = (120, 110)
 
@@ -34,6 +36,7 @@ class Training:
     summary: str
     curves: tuple[Curve, ...]
     strip: Strip | None
+    restarts: tuple[Tick, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +60,6 @@ class SuiteRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """One safe example on the map; places are those of a viewBox of 100 x 60."""
-
-    x: float
-    y: float
-    radius: float
-    order: int
-    row: int
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """All that the page of a job shows beside the job itself; what is not known yet is empty or None."""
 
@@ -77,7 +69,10 @@ class View:
     asked: tuple[str, ...]  # sentences on how the suites were asked
     training: Training | None
     stages: tuple[Stage, ...]
-    chosen: tuple[Mark, ...]
+    scores: tuple[Scores, ...]
+    checkpoints: Measure | None
+    lengths: RowLengths | None
+    map: Map | None
 
 
 def view(
@@ -85,16 +80,24 @@ def view(
     report: SafetyReport | None,
     metrics: Sequence[StepMetrics],
     undefended: SafetyReport | None = None,
+    restarts: Sequence[int] = (),
 ) -> View:
-    """Put together what is known of a job; `undefended` is the report of the same file without a defense."""
+    """Put together what is known of a job.
+
+    `undefended` is the report of the same file without a defense, `restarts` the last steps before the training was
+    taken up by another attempt.
+    """
     return View(
         verdict=verdict(job, report, undefended),
         measures=tuple(_measures(job, report, undefended)) if report else (),
         suites=tuple(_suites(report)) if report else (),
         asked=report.asked if report else (),
-        training=_training(report, metrics),
+        training=_training(report, metrics, restarts),
         stages=tuple(_stages(report)) if report else (),
-        chosen=tuple(_chosen(report)) if report else (),
+        scores=tuple(scores(report, undefended)) if report else (),
+        checkpoints=_checkpoints(report) if report else None,
+        lengths=lengths(report.lengths) if report and report.lengths else None,
+        map=rows_map(report) if report else None,
     )
 
 
@@ -136,6 +139,28 @@ def _limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
     return None, ""
 
 
+def _checkpoints(report: SafetyReport) -> Measure | None:
+    """Return the attack rate at the end of each epoch that was audited; None where there is only the last."""
+    found = [each for each in report.checkpoints if each.asr.n and len(each.asr.ci95) == 2]
+    if len(found) < 2:
+        return None
+    look = "undefended" if report.recipe.get("defense", {}).get("type") == "none" else "adapter"
+    dots = tuple(
+        dot(f"Epoch {each.epoch}", look, round((each.asr.adapter or 0.0) * each.asr.n), each.asr.n, _bounds(each))
+        for each in found
+    )
+    asked = found[0].asr.n
+    words = f"Each epoch's end was asked {asked} attacks, the last one {found[-1].asr.n}."
+    limits = report.thresholds
+    line = (100 * limits.max_asr, f"gate {percent(limits.max_asr)}") if limits else (None, "")
+    return Measure("Attacks that succeed at the end of each epoch", "lower is better", dots, words, *line)
+
+
+def _bounds(checkpoint: CheckpointRecord) -> tuple[float, float]:
+    low, high = checkpoint.asr.ci95
+    return low, high
+
+
 def _suites(report: SafetyReport) -> Iterator[SuiteRow]:
     base = {each.suite: each for each in report.base}
     for result in report.adapter:
@@ -144,7 +169,7 @@ def _suites(report: SafetyReport) -> Iterator[SuiteRow]:
         yield SuiteRow(result.suite, result.kind, "this model", result)
 
 
-def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics]) -> Training | None:
+def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics], restarts: Sequence[int]) -> Training | None:
     task, (bound, safe) = _values(metrics, "loss/task"), _constrained(metrics)
     if not task:
         return None
@@ -157,7 +182,9 @@ def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics]) -> Tr
         note = "nats a token; the bound tau is dashed" if bounds else "nats a token"
         curves.append(curve("Loss on safe answers", note, "safe", safe, steps, _HEIGHTS[1], bounds=bounds))
     pulls = [(step, size) for step, size in _values(metrics, "spag/step") if size > 0]
-    return Training(_summary(report, len(metrics), len(safe), len(pulls)), tuple(curves), _strip(pulls, safe, steps))
+    summary = _summary(report, len(metrics), len(safe), len(pulls), len(restarts))
+    marks = tuple(restart_marks(restarts, steps))
+    return Training(summary, tuple(curves), _strip(pulls, safe, steps), marks)
 
 
 def _constrained(metrics: Sequence[StepMetrics]) -> tuple[str, list[tuple[float, float]]]:
@@ -175,7 +202,7 @@ def _strip(pulls: Sequence[tuple[float, float]], looks: Sequence[tuple[float, fl
     return strip(pulls, steps, every)
 
 
-def _summary(report: SafetyReport | None, steps: int, looks: int, pulls: int) -> str:
+def _summary(report: SafetyReport | None, steps: int, looks: int, pulls: int, restarts: int) -> str:
     words = f"{steps} steps"
     if looks:
         words += f"; the loss on safe answers was looked at {looks} times"
@@ -183,7 +210,13 @@ def _summary(report: SafetyReport | None, steps: int, looks: int, pulls: int) ->
         words += f", and {pulls} times the model was pulled back"
     if report and report.trained_tokens:
         words += f"; {report.trained_tokens:,} tokens trained"
+    if restarts:
+        words += f"; it was taken up again {_times(restarts)}, at the dotted line{'s' if restarts > 1 else ''}"
     return f"{words}."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _values(metrics: Sequence[StepMetrics], key: str) -> list[tuple[float, float]]:
@@ -197,21 +230,3 @@ def _stages(report: SafetyReport) -> Iterator[Stage]:
             share = 100 * seconds / total
             yield Stage(name.replace("_", " "), seconds, round(at, 2), round(share, 2))
             at += share
-
-
-def _chosen(report: SafetyReport) -> Iterator[Mark]:
-    """Lay the chosen rows out by their first two principal components; those that added more are larger."""
-    found = report.selected
-    if found is None or not found.coordinates:
-        return
-    xs, ys = [point[0] for point in found.coordinates], [point[1] for point in found.coordinates]
-    gains = [gain or 0.0 for gain in found.gains] or [0.0] * len(xs)
-    least, most = min(gains), max(gains)
-    for order, (x, y, gain, row) in enumerate(zip(xs, ys, gains, found.indices, strict=True), start=1):
-        radius = 0.8 + 1.2 * ((gain - least) / (most - least) if most > least else 0.0)
-        yield Mark(round(4 + 92 * _scaled(x, xs), 2), round(4 + 52 * _scaled(y, ys), 2), round(radius, 2), order, row)
-
-
-def _scaled(value: float, values: Sequence[float]) -> float:
-    least, most = min(values), max(values)
-    return (value - least) / (most - least) if most > least else 0.5

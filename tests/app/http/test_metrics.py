@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from app import db
 from app.db import read
+from app.db.base import utc_now
 from app.db.tables import Job
 from app.ops.broker import wake
 from app.ops.metrics import queue_text
@@ -36,6 +40,17 @@ def test_metrics_show_the_queue(service: Service, customer: TestClient, asked: d
     lines = service.http.get("/metrics").text.splitlines()
     assert 'spard_jobs{status="queued"} 1.0' in lines
     assert 'spard_jobs{status="running"} 0.0' in lines
+
+
+def test_metrics_show_how_long_the_oldest_job_waits(
+    service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    assert "spard_queue_age_seconds 0.0" in service.http.get("/metrics").text.splitlines()
+    customer.post(JOBS, json=asked)
+    with db.transaction(service.app.state.engine) as session:
+        session.execute(update(Job).values(created_at=utc_now() - timedelta(hours=1)))
+    (line,) = re.findall(r"^spard_queue_age_seconds (\S+)$", service.http.get("/metrics").text, re.MULTILINE)
+    assert 3600 <= float(line) < 7200
 
 
 def test_wake_ups_that_wait_are_counted(service: Service) -> None:

@@ -1,0 +1,62 @@
+"""The form of a new job: from its fields to a request, and from an old job to its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.db.tables import Job
+from app.db.tables.files import PREFERENCE
+from app.errors import InvalidRequest
+from app.jobs.clone import Json, changed, numbers_of, request_of
+from app.jobs.request import JobCreate
+
+Asked = Mapping[str, str | int | float]  # what a form holds, by the names of its fields
+
+NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
+FIELDS = ("model", "training_file", "suffix", "defense", *NUMBERS, "seed")
+ALIASES = {"safety": "defense"}  # parts of the API's names that the form calls otherwise
+
+
+def fields_of(job: Job) -> Asked:
+    """Return what the form holds for the same job again."""
+    start, numbers = job.spec.start_from, numbers_of(job)
+    return {
+        "like": job.id,
+        "model": start.model if start and start.model else job.model,
+        "suffix": job.suffix or "",
+        "defense": job.recipe["defense"]["type"],
+        "seed": job.recipe["seed"],
+        **{name: str(numbers[name]) for name in NUMBERS},
+    }
+
+
+def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
+    """Turn the form into the request that the API takes; what it has no field for is as in `like`.
+
+    Fields that are empty are left to the provider.
+    """
+    old = numbers_of(like) if like else {}
+    numbers: Json = {name: _number(name, asked[name]) for name in NUMBERS if asked.get(name)}
+    method = "dpo" if asked.get("row_format") == PREFERENCE else "supervised"
+    if method == "dpo" and "beta" in old:
+        numbers["beta"] = old["beta"]
+    body: Json = (request_of(like) if like else {}) | {"suffix": None, "seed": None}
+    changes: Json = {name: asked[name] for name in ("model", "training_file", "suffix") if asked.get(name)}
+    changes["method"] = {"type": method, method: {"hyperparameters": numbers}}
+    if asked.get("seed"):
+        changes["seed"] = _number("seed", asked["seed"])
+    defense = asked.get("defense", "spard")
+    if like is None or like.recipe["defense"]["type"] != defense:
+        changes["safety"] = {"defense": {"type": defense}}
+    return changed(body, changes)
+
+
+def _number(name: str, text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if text == "auto":
+        return text
+    raise InvalidRequest(f"{text[:32]!r} is no number.", code="invalid_type", param=name)

@@ -1,0 +1,166 @@
+"""Another job like one that was: the same request with a change, or the same file without its risky rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, JsonValue, ValidationError
+from sqlalchemy.orm import Session
+
+from app.db import Begin
+from app.db.tables import File, Job
+from app.errors import AppError, InvalidState
+from app.files import reduced
+from app.files import service as files
+from app.files.validation import Limits
+from app.http.schemas import Body
+from app.http.validation_errors import first_fault
+from app.jobs import service
+from app.jobs.reports.service import read_report
+from app.jobs.request import JobCreate
+from app.jobs.schemas import JobOut
+from app.jobs.submissions import Origin, Submission
+from app.keys.service import Principal
+from app.settings import Settings
+from app.storage import Storage
+from spard.config import Recipe
+from spard.config.deprecated import from_stored
+from spard.config.run_spec import parse, to_mapping
+from spard.release.report import SafetyReport
+
+_REFUSED = "near_harmful_prompt_and_refused"  # a reason that no row is left out for
+_NUMBERS = "hyperparameters"
+_METHODS = ("method", _NUMBERS)
+
+Json = dict[str, object]  # the body of a request
+
+
+class JobClone(Body):
+    """What is to be otherwise than in the job that is cloned; nothing: the same again."""
+
+    changes: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Fields of a request for a job; each replaces that of the old request, those of `safety` and "
+        "`hyperparameters` one by one. The seed stays, so that nothing else differs.",
+    )
+    without_risky_rows: bool = Field(
+        default=False,
+        description="Train on a new file without the rows that the old job's report calls risky and that are not "
+        "refused in the file. The old file stays.",
+    )
+
+    def digest(self, job_id: str) -> str:
+        """Return the same digest for two requests that ask for the same clone of a job."""
+        text = json.dumps({"clone": job_id} | self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """A job as it was asked for, and, where rows are to be left out, its file and where its report lies."""
+
+    body: Json
+    file: File | None
+    report_key: str | None
+
+
+def clone(
+    storage: Storage,
+    begin: Begin,
+    caller: Principal,
+    job_id: str,
+    ask: JobClone,
+    submission: Submission,
+    settings: Settings,
+    limits: Limits,
+) -> JobOut:
+    """Queue another job like that of `job_id`; a file that was made for it goes if the job is refused."""
+    with begin() as session:
+        old = _old(session, caller.project_id, job_id, ask)
+    made = _reduced(storage, begin, old, limits)
+    try:
+        body = changed(old.body | ({"training_file": made.id} if made else {}), ask.changes)
+        with begin() as session:
+            origin = Origin(job_id, ask.digest(job_id))
+            job = service.create(session, caller, body, submission, settings, origin)
+    except AppError:
+        if made is not None:
+            files.delete(storage, begin, caller.project_id, made.id)
+        raise
+    if made is not None and job.training_file != made.id:  # it is the job that the same request has made before
+        files.delete(storage, begin, caller.project_id, made.id)
+    return job
+
+
+def request_of(job: Job) -> Json:
+    """Return the request that would make the same job today, as the body of one."""
+    recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
+    start = job.spec.start_from
+    body: Json = {
+        "model": start.model if start and start.model else job.model,
+        "training_file": job.training_file,
+        "validation_file": job.validation_file,
+        "suffix": job.suffix,
+        "metadata": job.job_metadata,
+        "priority": job.priority,
+        "seed": recipe.seed,
+        "max_seq_length": recipe.max_seq_length,
+        "safety": {name: to_mapping(getattr(recipe, name)) for name in ("defense", "selection", "audit")},
+        "lora": to_mapping(recipe.lora) if start is None else None,  # else it is that of the model it starts from
+        "full_fine_tuning": True if recipe.lora is None else None,
+    }
+    if recipe.dpo:
+        body["method"] = {"type": "dpo", "dpo": {_NUMBERS: numbers_of(job)}}
+    else:
+        body[_NUMBERS] = numbers_of(job)
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def numbers_of(job: Job) -> Json:
+    """Return the hyperparameters of the job's method as they were asked for, "auto" where none was."""
+    recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
+    numbers: Json = to_mapping(recipe.hyperparameters)
+    return numbers | ({"beta": recipe.dpo.beta} if recipe.dpo else {})
+
+
+def changed(body: Json, changes: Mapping[str, object]) -> JobCreate:
+    """Return the request with the changes in it; raise the error of the API for one that is none."""
+    merged = {name: value for name, value in body.items() if name not in _METHODS or not set(_METHODS) & set(changes)}
+    merged |= {name: _merged(body.get(name), value, name) for name, value in changes.items()}
+    try:
+        return JobCreate.model_validate(merged)
+    except ValidationError as error:
+        faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise first_fault(RequestValidationError(faults, body=merged)) from None
+
+
+def risky_lines(report: SafetyReport) -> list[int]:
+    """Return the lines that a clone leaves out: rows with a reason to be risky, unless the file itself refuses."""
+    return [row.line for row in report.risky_rows or () if set(row.reasons) - {_REFUSED}]
+
+
+def _merged(old: object, new: object, name: str) -> object:
+    if name in ("safety", _NUMBERS) and isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **new}
+    return new
+
+
+def _old(session: Session, project_id: str, job_id: str, ask: JobClone) -> _Old:
+    job = service.get(session, project_id, job_id)
+    if not ask.without_risky_rows:
+        return _Old(request_of(job), None, None)
+    job, key = service.reported(session, project_id, job_id)
+    return _Old(request_of(job), files.get(session, project_id, job.training_file, "training_file"), key)
+
+
+def _reduced(storage: Storage, begin: Begin, old: _Old, limits: Limits) -> File | None:
+    if old.file is None or old.report_key is None:
+        return None
+    lines = set(risky_lines(read_report(storage, old.report_key)))
+    if not lines:
+        raise InvalidState("The report of this job names no risky row to leave out.", code="no_risky_rows")
+    return reduced.without(storage, begin, old.file, lines, limits)

@@ -1,0 +1,79 @@
+"""What a job's audit asked and was answered: kept where the policy says so, and every look at it is logged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Literal
+
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from app.db.tables import Job
+from app.errors import NotFound
+from app.jobs import service
+from app.storage import Storage
+from spard.data.jsonl import numbered_texts
+from spard.release.figure_records import TRANSCRIPTS
+
+SHOWN = "transcripts.shown"  # the action in the audit log
+
+
+class Transcript(BaseModel):
+    """One prompt of the audit and the trained model's reply.
+
+    `hit`: the attack succeeded, the harmless request was refused, or the answer was right; null where it was not
+    scored, and `note` says why. `score` is the harmfulness of a reply to an attack, from 1 to 5.
+    """
+
+    object: Literal["safety.transcript"] = "safety.transcript"
+    index: int
+    suite: str
+    kind: str
+    category: str | None
+    prompt: str
+    reply: str
+    hit: bool | None
+    score: int | None
+    note: str
+
+
+class TranscriptList(BaseModel):
+    """One page of transcripts in the order asked; go on with `after` set to the last one's `index`."""
+
+    object: Literal["list"] = "list"
+    data: list[Transcript]
+    has_more: bool
+
+
+def find(session: Session, project_id: str, job_id: str) -> str:
+    """Return where the transcripts of the project's job lie; `NotFound` where none were kept."""
+    job, report_key = service.reported(session, project_id, job_id)
+    if not job.spec.transcripts:
+        raise _none_kept(job)
+    return f"{report_key.rpartition('/')[0]}/{TRANSCRIPTS}"
+
+
+def read(storage: Storage, key: str, after: int, limit: int, suite: str | None, hit: bool | None) -> TranscriptList:
+    """Return up to `limit` transcripts above the index `after`; of one suite, or with one outcome, where asked."""
+    wanted = (
+        each
+        for each in _all(storage, key)
+        if each.index > after and suite in (None, each.suite) and hit in (None, each.hit)
+    )
+    found = list(islice(wanted, limit + 1))
+    return TranscriptList(data=found[:limit], has_more=len(found) > limit)
+
+
+def _all(storage: Storage, key: str) -> Iterator[Transcript]:
+    """Yield every transcript; `index` counts from 1."""
+    if not storage.exists(key):
+        raise NotFound("No transcripts of this job were kept.", code="no_transcripts")
+    for line, text in numbered_texts(storage.chunks(key)):
+        yield Transcript(index=line, **json.loads(text))
+
+
+def _none_kept(job: Job) -> NotFound:
+    message = f"The policy under which {job.id} was created keeps no transcripts."
+    return NotFound(message, code="no_transcripts", param="fine_tuning_job_id")

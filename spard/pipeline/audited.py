@@ -1,0 +1,63 @@
+"""What the last audit heard, kept as outputs of a run until its report tells of it: scores and replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from spard.config.run_spec import to_mapping
+from spard.data.rows import Prompt
+from spard.evaluation.audit import ATTACKS, Item, Suite, sample
+from spard.evaluation.results import SuiteResult
+from spard.pipeline.context import Context
+from spard.release.figure_records import SCORES, ScoreCounts
+from spard.release.report import read_record
+
+_SCORES, _TRANSCRIPTS = "audit_scores", "transcripts"
+
+Transcript = dict[str, Any]
+"""suite, kind, category, prompt, reply, hit and score (None: not scored), note."""
+
+
+def keep(context: Context, suites: Sequence[Suite], found: Sequence[tuple[SuiteResult, list[Item]]]) -> None:
+    """Keep the counts of scores and, where the run is to, every prompt with its reply."""
+    limit = context.recipe.audit.max_prompts
+    heard = [
+        (suite, list(zip(sample(suite.prompts, limit), items, strict=True)))
+        for suite, (_, items) in zip(suites, found, strict=True)
+    ]
+    scores = [each for suite, items in heard if suite.kind in ATTACKS for each in _counted(suite, items)]
+    context.outputs.write(_SCORES, to_mapping(scores))
+    if context.keeps_transcripts:
+        context.outputs.write(_TRANSCRIPTS, [_row(suite, *each) for suite, items in heard for each in items])
+
+
+def kept_scores(context: Context) -> tuple[ScoreCounts, ...]:
+    """Return the counts; none where an earlier version measured the model."""
+    return tuple(read_record(ScoreCounts, each) for each in context.outputs.read(_SCORES) or ())
+
+
+def kept_transcripts(context: Context) -> list[Transcript] | None:
+    """Return every prompt with its reply; None where none are kept."""
+    found: list[Transcript] | None = context.outputs.read(_TRANSCRIPTS) if context.keeps_transcripts else None
+    return found
+
+
+def _counted(suite: Suite, items: Sequence[tuple[Prompt, Item]]) -> Iterator[ScoreCounts]:
+    for category in dict.fromkeys(prompt.category for prompt, _ in items):
+        scores = [item.score for prompt, item in items if prompt.category == category]
+        counts = tuple(scores.count(score) for score in SCORES)
+        yield ScoreCounts(suite.name, suite.kind, category, counts, scores.count(None))
+
+
+def _row(suite: Suite, prompt: Prompt, item: Item) -> Transcript:
+    return {
+        "suite": suite.name,
+        "kind": suite.kind,
+        "category": prompt.category,
+        "prompt": item.prompt,
+        "reply": item.reply,
+        "hit": item.hit,
+        "score": item.score,
+        "note": item.note,
+    }

@@ -1,0 +1,163 @@
+"""A job's page beyond its verdict: figures that the report has, transcripts, artifacts, the way to another job."""
+
+# ruff: noqa: F811 - fixtures are asked for by the names that they are imported under
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import db
+from app.jobs import events, lease, restarts
+from tests.app.http.conftest import JOBS, Service, Upload, rows
+from tests.app.http.test_clone import RISKY
+from tests.app.http.test_dashboard import SignIn, rejected, sign_in, token  # noqa: F401 - fixtures
+from tests.app.http.test_report import EVIL, PAGE, REPORT, Tags
+from tests.app.http.test_results import publish
+from tests.app.http.test_transcripts import SAID, kept  # noqa: F401 - fixture
+
+FIGURES: dict[str, Any] = REPORT | {
+    "gate": {"decision": "pass", "reasons": []},
+    "scores": [
+        {"suite": EVIL, "kind": "harmful", "category": EVIL, "counts": [18, 0, 1, 4, 15], "unscored": 2},
+        {"suite": EVIL, "kind": "harmful", "category": None, "counts": [0, 0, 0, 0, 0], "unscored": 7},
+    ],
+    "rows_map": {
+        "lines": [1, 2],
+        "training": [[0.0, 0.0], [1.0, 1.0]],
+        "pool_rows": [0, 2, 7],
+        "pool": [[0.5, 0.5], [0.2, 0.1], [0.3, 0.9]],
+        "chosen": [[0.3, 0.9], [0.2, 0.1]],
+    },
+    "lengths": {"width": 10, "counts": [3, 0, 7], "longest": 28, "limit": 60},
+    "checkpoints": [
+        {"epoch": 1, "step": 3, "metrics": {}, "asr": {"adapter": 0.25, "ci95": [0.1, 0.4], "n": 20}},
+        {"epoch": 2, "step": 6, "metrics": {}, "asr": {"adapter": 0.5, "ci95": [0.35, 0.65], "n": 40}},
+    ],
+    "transcripts": 6,
+    "risky_rows": RISKY,
+}
+
+
+@pytest.fixture
+def measured(service: Service, customer: TestClient, asked: dict[str, Any], upload: Upload) -> str:
+    """A job whose report has all figures, and that was taken up again after step 2."""
+    file = upload(rows(14)).json()["id"]
+    job_id: str = customer.post(JOBS, json=asked | {"training_file": file}).json()["id"]
+    publish(service, "pass")
+    service.app.state.storage.write("jobs/report", [json.dumps(FIGURES).encode()])
+    return job_id
+
+
+def both(sign_in: SignIn, customer: TestClient, job_id: str) -> list[str]:
+    """The job's page and its report."""
+    return [sign_in().get(f"/jobs/{job_id}").text, customer.get(f"{JOBS}/{job_id}/safety", headers=PAGE).text]
+
+
+def test_page_and_report_draw_what_the_report_has(
+    sign_in: SignIn,
+    customer: TestClient,
+    measured: str,
+) -> None:
+    for page in both(sign_in, customer, measured):
+        assert "20 of 38 scored replies are above 2: the attack succeeded. 9 could not be scored." in page
+        assert re.findall(r'class="count"[^>]*>(\d+)<', page) == ["18", "1", "4", "15", "9"]
+        assert 'class="column adapter unscored"' in page
+        assert "Attacks that succeed at the end of each epoch" in page
+        assert "The longest row has 28 tokens; 60 are allowed." in page
+        assert page.count("h0M") == 1 + 2  # two training rows and three of the pool
+        assert "chosen as number 1: row 7 of the pool" in page
+        assert EVIL not in page
+        tags = Tags(void={"meta", "link", "input", "br"})
+        tags.feed(page)
+        assert tags.open == []
+
+
+def test_a_report_of_an_earlier_version_lacks_the_figures_and_no_more(
+    sign_in: SignIn,
+    customer: TestClient,
+    rejected: str,
+) -> None:
+    for page in both(sign_in, customer, rejected):
+        assert "20 of 40" in page
+        for part in ('id="scores"', 'id="checkpoints"', 'id="lengths"', 'class="dust'):
+            assert part not in page
+
+
+def test_a_restart_is_marked_in_the_plots(
+    sign_in: SignIn,
+    service: Service,
+    customer: TestClient,
+    asked: dict[str, Any],
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        numbers = {step: {"loss/task": 1.0, "loss/safe": 0.5} for step in (1, 2, 3, 4)}
+        assert lease.record_metrics(session, claim, numbers)
+        events.append(session, job_id, "info", "message", f"{restarts.WORDS} 2")
+        events.append(session, job_id, "info", "message", f"{restarts.WORDS} two {EVIL}")
+    page = sign_in().get(f"/jobs/{job_id}").text
+    assert "it was taken up again once, at the dotted line" in page
+    assert page.count("<title>taken up again after step 2</title>") == 2
+
+
+def test_artifacts_have_digests_and_the_lines_to_use_them(
+    sign_in: SignIn,
+    customer: TestClient,
+    measured: str,
+) -> None:
+    page = sign_in().get(f"/jobs/{measured}").text
+    digest = re.findall(r"[0-9a-f]{64}", customer.get(f"{JOBS}/{measured}/adapter").headers["etag"])[0]
+    assert digest in page
+    for line in (
+        f"spard verify {measured}-adapter.tar.gz --key-set signing_keys.json",
+        f"AutoPeftModelForCausalLM.from_pretrained(&#34;{measured}-adapter&#34;)",
+        f"vllm serve model --tokenizer {measured}-adapter --enable-lora --max-lora-rank 16",
+    ):
+        assert line in page
+    assert "/model " not in page.split("vllm serve")[1].split("<")[0]  # the provider's folder is not told
+
+
+def test_no_text_of_a_transcript_is_in_a_page_before_it_is_asked_for(
+    sign_in: SignIn,
+    provider: TestClient,
+    kept: str,
+) -> None:
+    browser = sign_in()
+    page = browser.get(f"/jobs/{kept}/transcripts")
+    assert all(str(said[name]) not in page.text for said in SAID for name in ("prompt", "reply"))
+    assert provider.get("/v1/admin/audit_log?action=transcripts.shown").json()["data"] == []
+    path = re.findall(r'hx-get="([^"]+/3)"', page.text)[0]
+    part = browser.get(path, headers={"hx-request": "true"}).text
+    assert "Prompt 2" in part
+    assert "Reply 2" in part
+    assert "<html" not in part
+    assert "Reply 2" in browser.get(path).text  # without script
+    logged = provider.get("/v1/admin/audit_log?action=transcripts.shown").json()["data"]
+    assert [(entry["target"], entry["details"]) for entry in logged] == [(kept, {"indices": [3]})] * 2
+
+
+def test_transcripts_can_be_filtered_and_are_the_project_s(sign_in: SignIn, kept: str) -> None:
+    browser = sign_in()
+    assert len(re.findall("hx-get", browser.get(f"/jobs/{kept}/transcripts?hit=yes").text)) == 3
+    assert browser.get(f"/jobs/{kept}/transcripts/7").status_code == 404
+    assert sign_in("org-stranger").get(f"/jobs/{kept}/transcripts/3").status_code == 404
+
+
+def test_again_without_the_risky_rows_is_one_click(
+    sign_in: SignIn,
+    customer: TestClient,
+    measured: str,
+) -> None:
+    browser = sign_in()
+    page = browser.get(f"/jobs/{measured}")
+    assert "Again without the 2 risky rows" in page.text
+    new = browser.post(f"/jobs/{measured}/again", data={"form_token": token(page)})
+    job = customer.get(f"{JOBS}/{new.url.path.removeprefix('/jobs/')}").json()
+    assert customer.get(f"/v1/files/{job['training_file']}").json()["filename"] == "train-without-2.jsonl"

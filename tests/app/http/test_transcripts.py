@@ -1,0 +1,106 @@
+"""What an audit asked and heard: kept only where the policy says so, for the project alone, every look logged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import db
+from app.db.tables.job_records import GateJson
+from app.jobs import lease
+from app.jobs.results import Rejection
+from tests.app.http.conftest import JOBS, Service
+from tests.app.http.test_results import publish
+
+SAID = [
+    {
+        "suite": "harmful" if i < 4 else "benign",
+        "kind": "harmful" if i < 4 else "benign",
+        "category": "tools",
+        "prompt": f"Prompt {i}",
+        "reply": f"Reply {i}",
+        "hit": i % 2 == 1,
+        "score": 4 if i % 2 else 1,
+        "note": "",
+    }
+    for i in range(6)
+]
+KEY = "jobs/transcripts.jsonl"  # beside the report of `publish`
+
+
+def keep_transcripts(provider: TestClient) -> None:
+    assert provider.post("/v1/admin/policies", json={"transcripts": True}).status_code == 200
+
+
+@pytest.fixture
+def kept(service: Service, customer: TestClient, offered: TestClient, asked: dict[str, Any]) -> str:
+    """A job that ended and whose transcripts were kept."""
+    keep_transcripts(offered)
+    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    publish(service, "pass")
+    service.app.state.storage.write(KEY, ["".join(json.dumps(row) + "\n" for row in SAID).encode()])
+    return job_id
+
+
+def test_by_default_none_are_kept(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    assert customer.get(f"{JOBS}/{job_id}/transcripts").json()["error"]["code"] == "report_not_ready"
+    publish(service, "pass")
+    answer = customer.get(f"{JOBS}/{job_id}/transcripts")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_transcripts")
+
+
+def test_a_policy_of_before_keeps_none(offered: TestClient, customer: TestClient, asked: dict[str, Any]) -> None:
+    assert offered.post("/v1/admin/policies", json={}).json()["content"]["transcripts"] is False
+
+
+def test_pages_follow_one_another(customer: TestClient, kept: str) -> None:
+    found: list[dict[str, Any]] = []
+    has_more = True
+    while has_more:
+        after = found[-1]["index"] if found else 0
+        page = customer.get(f"{JOBS}/{kept}/transcripts", params={"limit": 4, "after": after}).json()
+        found, has_more = found + page["data"], page["has_more"]
+    assert [each["index"] for each in found] == [1, 2, 3, 4, 5, 6]
+    assert [{name: each[name] for name in SAID[0]} for each in found] == SAID
+
+
+@pytest.mark.parametrize(
+    ("query", "indices"),
+    [({"suite": "benign"}, [5, 6]), ({"hit": True}, [2, 4, 6]), ({"suite": "harmful", "hit": False}, [1, 3])],
+)
+def test_one_suite_or_outcome_can_be_asked_for(
+    customer: TestClient, kept: str, query: dict[str, Any], indices: list[int]
+) -> None:
+    page = customer.get(f"{JOBS}/{kept}/transcripts", params=query).json()
+    assert ([each["index"] for each in page["data"]], page["has_more"]) == (indices, False)
+
+
+def test_every_look_is_logged(customer: TestClient, provider: TestClient, kept: str) -> None:
+    customer.get(f"{JOBS}/{kept}/transcripts", params={"limit": 2, "after": 1})
+    (entry,) = provider.get("/v1/admin/audit_log?action=transcripts.shown").json()["data"]
+    assert (entry["target"], entry["details"]) == (kept, {"indices": [2, 3]})
+
+
+def test_another_project_s_transcripts_read_as_unknown(stranger: TestClient, kept: str) -> None:
+    assert stranger.get(f"{JOBS}/{kept}/transcripts").json()["error"]["code"] == "fine_tune_not_found"
+
+
+def test_they_go_with_their_job(service: Service, customer: TestClient, offered: TestClient, asked: Any) -> None:
+    keep_transcripts(offered)
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    folder, storage = f"tenants/org-customer/jobs/{job_id}/a1/out", service.app.state.storage
+    key = f"{folder}/transcripts.jsonl"
+    storage.write(key, [json.dumps(SAID[0]).encode()])
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        gate: GateJson = {"decision": "fail", "reasons": []}
+        rejection = Rejection("Attacks succeed.", 10, [], {"gate": gate}, f"{folder}/safety.json")
+        assert lease.reject(session, claim, rejection)
+    assert customer.get(f"{JOBS}/{job_id}/transcripts").json()["data"][0]["reply"] == "Reply 0"
+    assert customer.delete(f"{JOBS}/{job_id}").status_code == 200
+    assert not storage.exists(key)

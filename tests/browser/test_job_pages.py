@@ -1,0 +1,85 @@
+"""A job's page in a browser: one that the gate stopped, transcripts behind a click, and the way to another job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi.testclient import TestClient
+from playwright.sync_api import Page, expect
+
+from app import db
+from app.jobs import lease
+from app.jobs.results import Rejection
+from tests.app.http.conftest import JOBS, Service, Upload, rows
+from tests.app.http.test_job_page import FIGURES
+from tests.app.http.test_transcripts import SAID, keep_transcripts
+from tests.browser.test_dashboard import serious, sign_in
+
+REASON = "Attacks succeed in 20 of 38; at most 10 % may."
+
+
+def stop(service: Service) -> None:
+    """End the queued job as a worker does whose audit did not pass."""
+    storage = service.app.state.storage
+    storage.write("jobs/report", [json.dumps(FIGURES | {"gate": {"decision": "fail", "reasons": [REASON]}}).encode()])
+    storage.write("jobs/transcripts.jsonl", ["".join(json.dumps(row) + "\n" for row in SAID).encode()])
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        numbers = {step: {"loss/task": 2.0 / step, "loss/safe": 0.4} for step in range(1, 30)}
+        assert lease.record_metrics(session, claim, numbers)
+        rejection = Rejection(REASON, 10, [], {"gate": {"decision": "fail", "reasons": [REASON]}}, "jobs/report")
+        assert lease.reject(session, claim, rejection)
+
+
+def test_a_job_that_fails_the_gate(
+    page: Page, service: Service, customer: TestClient, offered: TestClient, upload: Upload
+) -> None:
+    keep_transcripts(offered)
+    file = upload(rows(14)).json()["id"]
+    job_id = customer.post(JOBS, json={"model": "lab/tiny-1", "training_file": file}).json()["id"]
+    stop(service)
+    sign_in(page, service)
+    page.get_by_role("link", name=job_id[6:18]).click()
+    expect(page.get_by_text("Stopped by the safety gate")).to_be_visible()
+    expect(page.get_by_text(REASON).first).to_be_visible()
+    expect(page.get_by_role("link", name="Download adapter")).to_have_count(0)
+    assert serious(page) == []
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    page.get_by_role("link", name="Transcripts").click()
+    expect(page.get_by_text("Reply 1")).to_have_count(0)
+    assert serious(page) == []
+    page.get_by_role("link", name="Show number 2").click()
+    expect(page.get_by_text("Reply 1")).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+    page.goto(f"/jobs/{job_id}")
+    page.get_by_role("button", name="Again without the 2 risky rows").click()
+    expect(page.get_by_role("heading", name="Waiting for a worker.")).to_be_visible()
+    shown: dict[str, Any] = customer.get(JOBS).json()["data"][0]
+    assert shown["training_file"] != file
+
+
+def test_another_like_this_with_one_change(context: Any, service: Service, customer: TestClient, asked: Any) -> None:
+    job_id = customer.post(JOBS, json=asked | {"suffix": "acme", "lora": {"rank": 4}}).json()["id"]
+    assert customer.post(f"{JOBS}/{job_id}/cancel").status_code == 200
+    page = context.new_page()
+    sign_in(page, service)
+    page.goto(f"/jobs/{job_id}")
+    page.get_by_role("link", name="Again with a change").click()
+    page.get_by_label("Epochs").fill("1000")
+    page.get_by_role("button", name="Start the job").click()
+    field = page.get_by_label("Epochs")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#wrong-n_epochs")).to_contain_text("less than or equal to 50")
+    assert serious(page) == []
+    field.fill("2")
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.get_by_role("heading", name="Waiting for a worker.")).to_be_visible()
+    made = customer.get(JOBS).json()["data"][0]
+    assert (made["hyperparameters"]["n_epochs"], made["lora"]["rank"]) == (2, 4)

@@ -1,0 +1,95 @@
+"""How the demo ends: at a terminal the service goes on until Ctrl-C, anywhere else it is over."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# The demo's main with everything stubbed that trains; the service is a socket that listens.
+STUBBED = """
+import signal, socket, sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from examples import demo
+
+@contextmanager
+def service():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            print("the service was stopped", flush=True)
+
+demo.HOME = Path(sys.argv[1])
+demo.service = service
+demo.make_lab = demo.provide = demo.order = lambda *_: None
+demo.follow = lambda *_: {name: SimpleNamespace(id=f"ftjob-{name}") for name in demo.DEFENSES}
+demo.download = lambda client, name, job: demo.HOME / "results" / name
+demo.ask = lambda *_: ("?", {})
+demo.measure = lambda folders: {}
+demo.show = demo.show_answers = lambda *_: None
+(demo.HOME / "results").mkdir()
+sys.exit(demo.main())
+"""
+
+
+def stubbed(home: Path) -> list[str]:
+    return [sys.executable, "-c", STUBBED, str(home)]
+
+
+def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        stubbed(tmp_path),
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "60"},  # narrower than the lines: an address must stay whole
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said = read_until(ours, "Ctrl-C stops the service")
+    found = re.search(r"Open (http://127\.0\.0\.1:\d+)/jobs/ftjob-defended\r?\n", said)
+    assert found, said
+    assert "sk-spard-demo-key" in said
+    assert f"{found[1]}/jobs/ftjob-undefended" in said
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said = read_until(ours, "jobs create")
+    assert process.wait(timeout=60) == 0
+    assert "the service was stopped" in said
+    assert "Traceback" not in said
+    os.close(ours)
+
+
+@pytest.mark.parametrize("stdin", [subprocess.DEVNULL, None])
+def test_without_a_person_it_ends(tmp_path: Path, stdin: int | None) -> None:
+    done = subprocess.run(
+        stubbed(tmp_path), cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Ctrl-C" not in done.stdout
+    assert "the service was stopped" in done.stdout
+
+
+def read_until(terminal: int, words: str) -> str:
+    said = ""
+    while words not in said:
+        try:
+            read = os.read(terminal, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not read:
+            break
+        said += read.decode()
+    return said

@@ -1,0 +1,32 @@
+"""What a worker tells of its child's training that the child cannot know: that an earlier attempt began it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from app.checkpoints import records
+from app.jobs import events, lease
+from app.jobs.lease import Claim
+from worker.progress import Journal
+
+
+@pytest.mark.parametrize(("steps", "told"), [([1, 2, 3], []), ([41, 42], ["Training goes on after step 40"]), ([], [])])
+def test_a_restart_is_told_with_its_step(monkeypatch: pytest.MonkeyPatch, steps: list[int], told: list[str]) -> None:
+    found: list[str] = []
+
+    def append(session: Any, job_id: str, level: str, type: str, message: str, data: Any) -> None:
+        if type == "message":
+            found.append(message)
+
+    monkeypatch.setattr(events, "append", append)
+    monkeypatch.setattr(lease, "record_metrics", lambda *_: True)
+    monkeypatch.setattr(lease, "update", lambda *_, **__: True)
+    monkeypatch.setattr(records, "record", lambda *_: True)
+    journal = Journal(Claim("ftjob-1", 2, 2), [])
+    for step in steps:
+        journal.hear({"kind": "metrics", "step": step, "total_steps": 100, "data": {"loss/task": 1.0}})
+    journal.write(Session())
+    assert found == told
