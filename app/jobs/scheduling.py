@@ -50,7 +50,7 @@ def positions(session: Session, jobs: Collection[Job]) -> dict[str, int]:
     if not asked:
         return {}
     queued = select(Job.project_id, func.count()).where(Job.status == JobStatus.queued).group_by(Job.project_id)
-    lengths = {project_id: count for project_id, count in session.execute(queued)}
+    lengths = dict(session.execute(queued).all())
     place = func.rank().over(partition_by=Job.project_id, order_by=(Job.priority, Job.created_at))
     of_projects = Job.project_id.in_({job.project_id for job in jobs})
     ranks = select(Job.id, Job.project_id, place.label("place")).where(of_projects, Job.status == JobStatus.queued)
