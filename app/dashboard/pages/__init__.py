@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.dashboard.pages import chat, files, jobs, new_job, provider, sign_in
+from app.dashboard.pages import chat, files, jobs, new_job, provider, provider_policies, sign_in
 
 ROUTERS = (
     sign_in.router,
@@ -11,4 +11,5 @@ ROUTERS = (
     files.router,
     chat.router,
     provider.router,
+    provider_policies.router,
 )  # the first that matches answers

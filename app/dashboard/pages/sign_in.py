@@ -63,7 +63,8 @@ def sign_in(
         return page(request, "sign_in", status=error.status, next=going, error=error)
     with begin() as session:
         cookie = browser_sessions.begin(session, principal)
-    answer = RedirectResponse(going, 303)
+    is_provider_alone = principal.scopes == {"admin"}
+    answer = RedirectResponse("/provider" if is_provider_alone and going == _HOME else going, 303)
     answer.set_cookie(
         browser_sessions.COOKIE,
         cookie,

@@ -101,7 +101,7 @@ def _of_rows(was: RowSignal, now: RowSignal) -> Iterator[str]:
         yield f"Rows that the base model would refuse: {now.action} by other thresholds."
 
 
-def _of_waivers(was: bool, now: bool) -> Iterator[str]:  # noqa: FBT001 - the old and the new of one setting
+def _of_waivers(was: bool, now: bool) -> Iterator[str]:
     if was != now:
         yield f"An adapter that fails would {'' if now else 'not '}be kept for a waiver."
 

@@ -79,9 +79,7 @@ def test_a_job_whose_report_is_gone_is_not_known(service: Service, provider: Tes
         ({"defenses": ["none"], "row_signal": {"action": "defend"}}, "defense_not_allowed"),
     ],
 )
-def test_requests_are_refused_as_they_would_be(
-    provider: TestClient, measured: str, policy: Ask, code: str
-) -> None:
+def test_requests_are_refused_as_they_would_be(provider: TestClient, measured: str, policy: Ask, code: str) -> None:
     found = trial(provider, **policy)
     assert (found["refused"], found["data"][0]["refused"]["code"]) == (1, code)
 
@@ -97,9 +95,7 @@ def test_what_of_a_request_would_change_is_told(provider: TestClient, measured: 
 
 def test_a_provider_s_own_job_is_bound_by_no_policy(provider: TestClient, asked: Ask, measured: str) -> None:
     body = {key: value for key, value in asked.items() if key != "training_file"}
-    file = provider.post(
-        "/v1/files", data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", _rows())}
-    ).json()["id"]
+    file = provider.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", _rows())}).json()["id"]
     provider.post(JOBS, json=body | {"training_file": file})
     newest = trial(provider, defenses=["safeinstr"])["data"][0]
     assert (newest["project_id"], newest["refused"]) == ("org-provider", None)
