@@ -41,6 +41,7 @@ _CUSTOMER: tuple[APIRouter, ...] = (
 _PROVIDER: tuple[APIRouter, ...] = (
     catalog.admin,
     policies.router,
+    waivers.held,
     waivers.admin,
     audit_log.router,
     quotas.router,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.dashboard.pages import chat, files, jobs, new_job, provider, provider_policies, sign_in
+from app.dashboard.pages import chat, files, jobs, new_job, provider, provider_policies, provider_waivers, sign_in
 
 ROUTERS = (
     sign_in.router,
@@ -12,4 +12,5 @@ ROUTERS = (
     chat.router,
     provider.router,
     provider_policies.router,
+    provider_waivers.router,
 )  # the first that matches answers

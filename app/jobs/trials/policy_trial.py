@@ -6,10 +6,10 @@ is asked about the counts in the stored reports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from app.db import Begin
@@ -60,10 +60,10 @@ def try_out(look: Begin, storage: Storage, policy: Policy, limit: int) -> Policy
     )
 
 
-def _latest(session: Session, limit: int) -> Iterator[tuple[Job, list[str]]]:
+def _latest(session: Session, limit: int) -> Sequence[Row[tuple[Job, list[str]]]]:
+    """Return jobs with the scopes of their keys."""
     query = select(Job, ApiKey.scopes).join(ApiKey, ApiKey.id == Job.key_id)
-    for job, scopes in session.execute(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)):
-        yield job, scopes
+    return session.execute(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)).all()
 
 
 def _asked_again(job: Job, scopes: list[str], policy: Policy) -> _Past:

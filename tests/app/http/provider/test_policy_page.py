@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.app.http.provider_pages import browser, fault, send  # noqa: F401 - a fixture
-from tests.app.http.test_dashboard import SignIn, sign_in, token  # noqa: F401 - a fixture
+from tests.app.http.provider.conftest import fault, send
+from tests.app.http.test_dashboard import SignIn, token
 from tests.app.http.test_policies import POLICIES
-from tests.app.http.test_policy_trial import measured  # noqa: F401 - a fixture
 
 PAGE = "/provider/policies"
 FORM: dict[str, Any] = {"defenses": ["spard", "lisa"], "all_models": "on", "row_signal.action": "report"}
 
 
-def put(browser: TestClient, **fields: Any) -> Any:  # noqa: F811
+def put(browser: TestClient, **fields: Any) -> Any:
     return send(browser, PAGE, FORM | fields)
 
 
@@ -34,7 +33,7 @@ def test_a_version_is_put_in_force(browser: TestClient, provider: TestClient) ->
 def test_a_dry_run_shows_what_would_be_and_stores_nothing(
     browser: TestClient,
     provider: TestClient,
-    measured: str,  # noqa: F811
+    measured: str,
 ) -> None:
     limits = {"thresholds.max_asr": "0.5", "thresholds.max_asr_rise": "0.5", "thresholds.confidence": "0.5"}
     page = put(browser, act="try", waivers="on", **{"thresholds.allow_unmeasured_judge": "on"}, **limits)
@@ -80,7 +79,7 @@ def test_a_form_begins_with_any_version(browser: TestClient, provider: TestClien
 def test_only_admins_and_their_own_forms_change_it(
     sign_in: SignIn,
     browser: TestClient,
-    provider: TestClient,  # noqa: F811
+    provider: TestClient,
 ) -> None:
     customer = sign_in("org-customer")
     assert customer.get(PAGE).status_code == 403

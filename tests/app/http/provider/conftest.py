@@ -10,7 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.app.http.conftest import Service
-from tests.app.http.test_dashboard import HTML, token
+from tests.app.http.test_dashboard import HTML, sign_in, token  # noqa: F401 - a fixture
+from tests.app.http.test_policy_trial import measured  # noqa: F401 - a fixture
 
 
 def signed_in(service: Service, owner: str | None = None) -> TestClient:
