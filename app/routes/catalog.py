@@ -6,9 +6,12 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
-from app.catalog import imports, removal, service
+from app.catalog import import_preview, imports, removal, service
 from app.catalog.fitness import judge_warnings
+from app.catalog.import_preview import ImportPreview
+from app.catalog.profile import CorpusProfile
 from app.catalog.schemas import (
     BaseModelIn,
     BaseModelList,
@@ -27,9 +30,12 @@ from app.deps import (
     BeginDep,
     CustomerDep,
     LimitsDep,
+    LookDep,
     ProviderBeginDep,
     ProviderSessionDep,
+    QuickStorageDep,
     ReadDep,
+    ReadsDep,
     SettingsDep,
     StorageDep,
     WritesDep,
@@ -105,6 +111,28 @@ async def import_pool(
     return await writes.run(partial(imports.import_pool, storage, begin, form, name, limits))
 
 
+@admin.post("/pools/preview", response_model=ImportPreview, openapi_extra=IMPORT_FORM)
+async def preview_pool(
+    caller: AdminDep,
+    name: Name,
+    form: FormDep,
+    storage: QuickStorageDep,
+    limits: LimitsDep,
+    look: LookDep,
+    writes: WritesDep,
+) -> Response:
+    """Tell what an import of the file would make of it; nothing is kept."""
+    return await writes.answer(partial(import_preview.preview, storage, look, form, name, "pool", limits))
+
+
+@admin.get("/pools/{corpus_id}/profile", response_model=CorpusProfile)
+async def profile_pool(
+    corpus_id: str, caller: AdminDep, storage: QuickStorageDep, look: LookDep, reads: ReadsDep
+) -> Response:
+    """Tell what the rows of a version are like: lengths, writing systems, near duplicates."""
+    return await reads.answer(partial(import_preview.profile_of, storage, look, corpus_id, ["pool"]))
+
+
 @admin.delete("/pools/{corpus_id}", response_model=CorpusDeleted)
 async def delete_pool(
     corpus_id: str, caller: AdminDep, storage: StorageDep, begin: ProviderBeginDep, writes: WritesDep
@@ -132,6 +160,30 @@ async def import_suite(
 ) -> CorpusOut:
     """Import rows `{"prompt", "answer"?, "category"?}` that adapters are measured with."""
     return await writes.run(partial(imports.import_suite, storage, begin, form, name, kind, limits))
+
+
+@admin.post("/suites/preview", response_model=ImportPreview, openapi_extra=IMPORT_FORM)
+async def preview_suite(
+    caller: AdminDep,
+    name: Name,
+    kind: Literal["harmful", "benign", "utility"],
+    form: FormDep,
+    storage: QuickStorageDep,
+    limits: LimitsDep,
+    look: LookDep,
+    writes: WritesDep,
+) -> Response:
+    """Tell what an import of the file would make of it; nothing is kept."""
+    return await writes.answer(partial(import_preview.preview, storage, look, form, name, kind, limits))
+
+
+@admin.get("/suites/{corpus_id}/profile", response_model=CorpusProfile)
+async def profile_suite(
+    corpus_id: str, caller: AdminDep, storage: QuickStorageDep, look: LookDep, reads: ReadsDep
+) -> Response:
+    """Tell what the prompts of a version are like: lengths, writing systems, near duplicates."""
+    kinds = ("harmful", "benign", "utility")
+    return await reads.answer(partial(import_preview.profile_of, storage, look, corpus_id, kinds))
 
 
 @admin.delete("/suites/{corpus_id}", response_model=CorpusDeleted)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from app.dashboard.pages import chat, files, jobs, new_job, provider, provider_policies, provider_waivers, sign_in
+from app.dashboard.pages import (
+    chat,
+    files,
+    jobs,
+    new_job,
+    provider,
+    provider_data,
+    provider_policies,
+    provider_waivers,
+    sign_in,
+)
 
 ROUTERS = (
     sign_in.router,
@@ -11,6 +21,7 @@ ROUTERS = (
     files.router,
     chat.router,
     provider.router,
+    provider_data.router,
     provider_policies.router,
     provider_waivers.router,
 )  # the first that matches answers
