@@ -50,6 +50,14 @@ def base_models(session: Session) -> Sequence[BaseModelEntry]:
     return session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.alias)).all()
 
 
+def base_model(session: Session, alias: str) -> BaseModelEntry:
+    """Return a base model that is offered."""
+    entry = session.get(BaseModelEntry, alias)
+    if entry is None:
+        raise NotFound(f"The model '{alias[:128]}' is not offered.", code="model_not_found", param="alias")
+    return entry
+
+
 def models(session: Session, project_id: str) -> list[ModelOut]:
     """Return the base models, and the project's own fine-tuned ones."""
     tuned = session.scalars(_tuned_of(project_id).order_by(Job.created_at))

@@ -81,10 +81,13 @@ def list_jobs(
 
 
 def search_jobs(
-    session: Session, project_id: str, text: str, status: JobStatus | None, after: str | None, limit: int
+    session: Session, project_id: str | None, text: str, status: JobStatus | None, after: str | None, limit: int
 ) -> JobList:
-    """List the project's jobs, newest first: those whose id, suffix or model contains `text`, of one status or all."""
-    query = _of(project_id)
+    """List jobs of a project, or for the provider of all, newest first, of one status or all.
+
+    With a `text`, those whose id, suffix or model contains it.
+    """
+    query = select(Job) if project_id is None else _of(project_id)
     if text:
         query = query.where(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
     if status is not None:

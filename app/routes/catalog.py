@@ -9,14 +9,17 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from app.catalog import import_preview, imports, removal, service
-from app.catalog.fitness import judge_warnings
+from app.catalog.fitness import fitness, judge_warnings
 from app.catalog.import_preview import ImportPreview
+from app.catalog.judges import JudgeList, judges
 from app.catalog.profile import CorpusProfile
 from app.catalog.schemas import (
+    BaseModelDeleted,
     BaseModelIn,
     BaseModelList,
     CorpusDeleted,
     CorpusOut,
+    ModelFitness,
     ModelList,
     ModelOut,
     OfferedModelOut,
@@ -86,6 +89,30 @@ def add_base_model(
     limits = policies.current(session, settings).content.thresholds
     warnings = judge_warnings(added.source, settings, limits)
     return OfferedModelOut.model_validate(added).model_copy(update={"warnings": warnings})
+
+
+@admin.get("/models/{alias:path}/fitness", response_model=ModelFitness)
+async def retrieve_fitness(alias: str, caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
+    """Tell whether a base model's weights, tokenizer, chat template and end token are there."""
+
+    def found() -> ModelFitness:
+        with look() as session:
+            entry = service.base_model(session, alias)
+        return fitness(entry)
+
+    return await reads.answer(found)
+
+
+@admin.delete("/models/{alias:path}", response_model=BaseModelDeleted)
+def withdraw_base_model(alias: str, session: ProviderSessionDep, caller: AdminDep) -> BaseModelDeleted:
+    """Offer a base model no longer; refused while a job on it has not ended."""
+    return removal.withdraw_model(session, alias)
+
+
+@admin.get("/judges", response_model=JudgeList)
+def list_judges(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> JudgeList:
+    """List the judge that is set and what was measured of judges, by language."""
+    return JudgeList(data=judges(session, settings))
 
 
 @admin.get("/pools", response_model=PoolList)

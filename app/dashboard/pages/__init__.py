@@ -9,8 +9,12 @@ from app.dashboard.pages import (
     new_job,
     provider,
     provider_data,
+    provider_log,
+    provider_models,
     provider_policies,
+    provider_projects,
     provider_waivers,
+    provider_webhooks,
     sign_in,
 )
 
@@ -22,6 +26,10 @@ ROUTERS = (
     chat.router,
     provider.router,
     provider_data.router,
+    provider_log.router,
+    provider_models.router,
+    provider_projects.router,
+    provider_webhooks.router,
     provider_policies.router,
     provider_waivers.router,
 )  # the first that matches answers

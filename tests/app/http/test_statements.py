@@ -17,6 +17,7 @@ from tests.app.http.conftest import JOBS, Service
 
 QUEUED = 100
 MOST = 6
+MOST_OF_A_PAGE = 8  # of them three recognize the browser
 BACKGROUND = {"outbox", "webhooks", "retention", "reaper", "garbage"}  # threads that ask the database too
 
 
@@ -52,3 +53,17 @@ def test_a_list_of_queued_jobs_costs_a_handful(service: Service, customer: TestC
     assert sorted(job["id"] for job in jobs) == sorted(queued)
     assert all(job["safety"]["progress"]["queue_position"] for job in jobs)
     assert len(statements) <= MOST, statements
+
+
+PAGES = ("", "/jobs", "/policies", "/waivers", "/data", "/models", "/projects", "/projects/org-customer", "/webhooks")
+
+
+def test_the_provider_s_pages_cost_a_handful_too(service: Service, provider: TestClient, queued: list[str]) -> None:
+    browser = TestClient(service.app, headers={"accept": "text/html"})
+    browser.post("/sign-in", data={"key": service.add_key("org-provider", "admin")})
+    for page in (*PAGES, "/audit-log"):
+        with counted(service.app.state.engine) as statements:
+            answer = browser.get(f"/provider{page}")
+        assert answer.status_code == 200, page
+        assert len(statements) <= MOST_OF_A_PAGE, (page, statements)
+    browser.close()

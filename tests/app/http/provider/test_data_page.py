@@ -37,7 +37,8 @@ def preview(provider: TestClient, content: bytes, path: str = "pools/preview?nam
 
 
 def test_a_preview_tells_what_an_import_would_make(provider: TestClient) -> None:
-    extra = [
+    alike, cyrillic = {"prompt": "Tell of the RIVER river 0!", "safe": "No."}, "\u0416\u0435\u043b\u0442\u044b\u0439 " * 5
+    extra = [alike, {"prompt": cyrillic, "benign": True}]
         rows()[0] | {"prompt": "Tell of the RIVER river 0!"},
         {"prompt": "Как дела у реки сегодня?", "benign": True},
     ]
