@@ -3,8 +3,8 @@
     python -m benchmarks.pages [--jobs 10000]
 
 An application in this process on SQLite with that many jobs of eleven projects (a hundredth queued, the rest succeeded
-or failed with an audit), 200 held adapters, 5,000 webhook deliveries and 5,000 rows of the audit log. Each page is asked
-for once to warm up and five times more; the median counts. The floor is 200 ms.
+or failed with an audit), 200 held adapters, 5,000 webhook deliveries and 5,000 rows of the audit log. Each page is
+asked for once to warm up and five times more; the median counts. The floor is 200 ms.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def fill(engine: Engine, count: int) -> str:
         session.execute(insert(Job), list(_jobs(count, key.id)))
         held = [{"job_id": f"ftjob-{i:05}", "storage_key": "k", "sha256": "0", "bytes": 1} for i in range(1, 401, 2)]
         session.execute(insert(HeldAdapter), [each | {"manifest_sha256": "0"} for each in held])
-        endpoint = WebhookEndpoint(project_id="org-1", url="https://example.com", events=[], secret="s")
+        endpoint = WebhookEndpoint(project_id="org-1", url="https://example.com", events=[], secret="s")  # noqa: S106
         session.add(endpoint)
         session.flush()
         session.execute(insert(WebhookDelivery), list(_deliveries(endpoint.id)))

@@ -1,4 +1,4 @@
-"""Versions of pools and suites, and base models, taken back: refused while a job needs them; reports of jobs that ended stay."""
+"""Pools, suites and base models taken back: refused while a job needs them; reports of jobs that ended stay."""
 
 from __future__ import annotations
 

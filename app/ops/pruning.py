@@ -1,4 +1,4 @@
-"""Rows that have done their work are removed: wake-ups that were sent, old idempotency keys, expired sign-ins, workers that are gone."""
+"""Rows that have done their work are removed: wake-ups, idempotency keys, sign-ins, workers that are gone."""
 
 from __future__ import annotations
 

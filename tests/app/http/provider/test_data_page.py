@@ -37,11 +37,8 @@ def preview(provider: TestClient, content: bytes, path: str = "pools/preview?nam
 
 
 def test_a_preview_tells_what_an_import_would_make(provider: TestClient) -> None:
-    alike, cyrillic = {"prompt": "Tell of the RIVER river 0!", "safe": "No."}, "\u0416\u0435\u043b\u0442\u044b\u0439 " * 5
-    extra = [alike, {"prompt": cyrillic, "benign": True}]
-        rows()[0] | {"prompt": "Tell of the RIVER river 0!"},
-        {"prompt": "Как дела у реки сегодня?", "benign": True},
-    ]
+    alike = {"prompt": "Tell of the RIVER river 0!", "safe": "No."}
+    extra = [alike, {"prompt": "\u0416\u0435\u043b\u0442\u044b\u0439 " * 5, "benign": True}]
     found = preview(provider, jsonl(*rows(), *extra)).json()
     assert (found["rows"], found["errors"], found["replaces"]) == (32, 0, None)
     profile = found["profile"]
