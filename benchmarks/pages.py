@@ -62,7 +62,7 @@ PAGES = (
 )
 RECIPE = {
     "defense": {"type": "spard"},
-    "selection": {"method": "dpp"},
+    "selection": {"method": "relevance_diversity"},
     "lora": {"rank": 16},
     "hyperparameters": {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"},
     "audit": {},

@@ -83,7 +83,7 @@ def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKi
     if kind != "pool":
         return found.model_copy(update={"leaks": _in_pool(storage, look, prompts)})
     leaks = _of_suites(storage, look, prompts)
-    held = len(held_out.held_out(row for _, row in rows))
+    held = len(held_out.held_out(row for _, row in rows)) if rows else None
     return found.model_copy(update={"leaks": leaks, "held_out": held})
 
 

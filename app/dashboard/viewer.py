@@ -109,5 +109,12 @@ async def _form_viewer(request: Request, viewer: ViewerDep) -> Viewer:
     return viewer
 
 
+async def _leaving_viewer(request: Request, viewer: SignedInDep) -> Viewer:
+    form = await request.form(max_files=0, max_fields=8)
+    check_token(viewer, str(form.get("form_token", "")))
+    return viewer
+
+
 # For pages that change something: the form's token is checked before anything else is done.
 FormViewerDep = Annotated[Viewer, Depends(_form_viewer)]
+LeavingViewerDep = Annotated[Viewer, Depends(_leaving_viewer)]  # whatever the scopes: anybody may sign out

@@ -20,10 +20,17 @@ of_jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 
 @held.get("", response_model=HeldList)
 def list_held_adapters(
-    session: ReadDep, caller: AdminDep, after: AfterQuery = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    session: ReadDep,
+    caller: AdminDep,
+    waiting: bool | None = None,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> HeldList:
-    """List the adapters of all projects that the gate held back, the latest first, with their waivers."""
-    return held_adapters(session, after, limit)
+    """List the adapters of all projects that the gate held back, the latest first, with their waivers.
+
+    With `waiting`, only those, or all but those, of which a waiver waits for a second person.
+    """
+    return held_adapters(session, after, limit, waiting=waiting)
 
 
 @admin.get("", response_model=WaiverList)

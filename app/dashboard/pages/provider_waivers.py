@@ -23,6 +23,7 @@ router = APIRouter(include_in_schema=False, prefix="/provider/waivers")
 
 _PLACE = "/provider/waivers"
 _AT_ONCE = 20
+_MOST = 100  # that wait for a second person
 _USUAL = timedelta(days=30)
 
 
@@ -104,7 +105,8 @@ def _page(
         "provider_waivers",
         viewer,
         status=error.status if error else 200,
-        held=held_adapters(session, after, _AT_ONCE),
+        waiting=held_adapters(session, None, _MOST, waiting=True).data if after is None else [],
+        held=held_adapters(session, after, _AT_ONCE, waiting=False),
         people={key.id: key.owner or key.name for key in keys.list_keys(session, None)},
         usual=(utc_now() + _USUAL).date().isoformat(),
         of=job_id,

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app.dashboard import assets
 from app.dashboard.rendering import page
-from app.dashboard.viewer import FormViewerDep
+from app.dashboard.viewer import LeavingViewerDep
 from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep, recognize_key
 from app.errors import AppError, Forbidden
 from app.keys import browser_sessions
@@ -77,7 +77,7 @@ def sign_in(
 
 
 @router.post("/sign-out")
-def sign_out(request: Request, viewer: FormViewerDep, begin: BeginDep) -> Response:
+def sign_out(request: Request, viewer: LeavingViewerDep, begin: BeginDep) -> Response:
     """Forget this browser."""
     with begin() as session:
         browser_sessions.end(session, request.cookies[browser_sessions.COOKIE])

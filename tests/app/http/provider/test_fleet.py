@@ -89,7 +89,7 @@ def test_the_pages_show_it(service: Service, browser: TestClient, provider: Test
     assert "No worker is there; jobs wait" in browser.get("/provider").text
     note(service, Presence(HERE.name, "gpu-<1>", "0.2.0", HERE.devices, ["disk"]))
     page = browser.get("/provider").text
-    assert "1 of 1 workers at work, 1 jobs wait." in page
+    assert "1 of 1 workers at work, 1 job waits." in page
     assert "trouble: disk" in page
     assert "gpu-&lt;1&gt;" in page
     jobs = browser.get(f"/provider/jobs?search={running}").text

@@ -37,7 +37,7 @@ def test_a_dry_run_shows_what_would_be_and_stores_nothing(
 ) -> None:
     limits = {"thresholds.max_asr": "0.5", "thresholds.max_asr_rise": "0.5", "thresholds.confidence": "0.5"}
     page = put(browser, act="try", waivers="on", **{"thresholds.allow_unmeasured_judge": "on"}, **limits)
-    assert "Dry run over the latest 1 jobs" in page.text
+    assert "Dry run over the latest 1 job" in page.text
     assert f"<code>{measured}</code>" in page.text
     assert "<strong>pass</strong>" in page.text
     assert 'value="0.5"' in page.text
