@@ -22,8 +22,19 @@ from tests.app.http.test_waivers import ASK, failed, packed, reject  # noqa: F40
 from tests.browser.test_dashboard import serious
 
 ERRORS_SHOWN = "Failed to load resource: the server responded with a status of 400"  # Chromium's word on every form
-PAGES = ("", "/jobs", "/policies", "/waivers", "/data", "/models", "/projects", "/projects/org-evil")
-PAGES += ("/webhooks", "/audit-log", "/audit-log/verification")
+PAGES = (
+    "",
+    "/jobs",
+    "/policies",
+    "/waivers",
+    "/data",
+    "/models",
+    "/projects",
+    "/projects/org-evil",
+    "/webhooks",
+    "/audit-log",
+    "/audit-log/verification",
+)
 
 
 @pytest.fixture

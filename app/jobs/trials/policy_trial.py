@@ -60,7 +60,7 @@ def try_out(look: Begin, storage: Storage, policy: Policy, limit: int) -> Policy
     )
 
 
-def _latest(session: Session, limit: int) -> Sequence[Row[tuple[Job, list[str]]]]:
+def _latest(session: Session, limit: int) -> Sequence[Row[Job, list[str]]]:
     """Return jobs with the scopes of their keys."""
     query = select(Job, ApiKey.scopes).join(ApiKey, ApiKey.id == Job.key_id)
     return session.execute(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)).all()

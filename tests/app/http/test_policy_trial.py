@@ -59,7 +59,7 @@ def test_other_thresholds_decide_otherwise(provider: TestClient, measured: str) 
     assert job["id"] == measured
 
 
-def test_a_measured_judge_cannot_be_asked_for_afterwards(provider: TestClient, measured: str) -> None:
+def test_a_measured_judge_cannot_be_asked_for_later(provider: TestClient, measured: str) -> None:
     wide = LIMITS | {"max_asr": 0.5, "max_asr_rise": 0.5, "allow_unmeasured_judge": False}
     found = trial(provider, thresholds=wide)
     assert (found["not_known"], found["data"][0]["new_decision"]) == (1, None)
