@@ -44,6 +44,7 @@ class WorkerMetrics:
             "spard_judge_failures", "Times that the judge of an audit did not answer.", registry=self.registry
         )
         self.is_fit = True
+        self._troubled = frozenset[str]()
 
     @property
     def is_fit(self) -> bool:
@@ -58,6 +59,12 @@ class WorkerMetrics:
     def note_trouble(self, what: str, *, is_there: bool) -> None:
         """Show what keeps the worker from jobs: disk, gpu, judge, models or storage."""
         self._troubles.labels(what).set(is_there)
+        self._troubled = self._troubled | {what} if is_there else self._troubled - {what}
+
+    @property
+    def troubled(self) -> frozenset[str]:
+        """What keeps the worker from jobs at the moment."""
+        return self._troubled
 
     def note_attempt(self, outcome: str, seconds: float) -> None:
         """Count an attempt by the job's status when we left it, or `lost` when another worker had it."""

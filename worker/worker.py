@@ -19,7 +19,7 @@ from app.ops.periodic import repeat
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
-from worker import gpu
+from worker import gpu, presence
 from worker.attempt import Attempt, Backend
 from worker.cell import Cell
 from worker.fitness import Fitness
@@ -66,7 +66,9 @@ class Worker:
             log.warning("children are not fully isolated; suites that run programs need namespaces", missing=missing)
         remove_abandoned(self._settings.work_dir())
         reaper = Thread(target=self._reap_on, daemon=True)
-        reaper.start()
+        herald = Thread(target=self._tell, daemon=True)
+        for thread in (reaper, herald):
+            thread.start()
         try:
             self._warm_pool.prepare()
             while not self._stop.is_set():
@@ -76,6 +78,7 @@ class Worker:
             self.end()
             self._warm_pool.close()
             reaper.join()
+            herald.join()
             self._backend.engine.dispose()
         log.info("worker stopped", owner=self._owner)
 
@@ -117,6 +120,10 @@ class Worker:
 
     def _reap_on(self) -> None:
         repeat(self._reap, self._stop, self._settings.reap_s, "could not reap")
+
+    def _tell(self) -> None:
+        backend, every_s = self._backend, self._settings.heartbeat_s
+        presence.tell(backend.engine, self._owner, lambda: backend.metrics.troubled, self._stop, every_s)
 
     def _reap(self) -> None:
         """Hand back the jobs of workers that are gone; every worker does so for all, as the API does."""

@@ -41,3 +41,25 @@ class EntryList(BaseModel):
     object: Literal["list"] = "list"
     data: list[EntryOut]
     has_more: bool
+
+
+class BrokenOut(BaseModel):
+    """The first row that is not as it was written."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    seq: int
+    why: str
+
+
+class VerificationOut(BaseModel):
+    """Whether every row follows from the one before: how many there are and the hash of the last, or the first bad one.
+
+    Note `rows` and `head` elsewhere: rows that are cut off at the end leave a chain that is whole.
+    """
+
+    object: Literal["audit_log.verification"] = "audit_log.verification"
+    is_intact: bool
+    rows: int | None = None
+    head: str | None = None
+    broken: BrokenOut | None = None

@@ -18,6 +18,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
+from app.audit_log.schemas import BrokenOut, VerificationOut
+from app.db import Begin
 from app.db.base import utc_now
 from app.db.tables import AuditEntry
 
@@ -113,6 +115,15 @@ def verify(session: Session) -> Chain | Broken:
             return Broken(entry.seq, "it was changed: its hash does not follow from it and the row before")
         before = entry.hash
     return Chain(rows, before)
+
+
+def verified(look: Begin) -> VerificationOut:
+    """Return what `verify` finds, as it is shown."""
+    with look() as session:
+        found = verify(session)
+    if isinstance(found, Broken):
+        return VerificationOut(is_intact=False, broken=BrokenOut.model_validate(found))
+    return VerificationOut(is_intact=True, rows=found.rows, head=found.head)
 
 
 def hash_at(session: Session, seq: int) -> str | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.catalog import weights
+from app.catalog.schemas import ModelFitness
+from app.db.tables import BaseModelEntry
 from app.errors import InvalidRequest
 from app.files.tokenizer import LightTokenizer
 from app.settings import Settings
@@ -29,6 +31,25 @@ def require_fit(source: str) -> None:
         return
     if fault := weights.fault(folder) or (_tokenizer_fault(folder) if (folder / "tokenizer.json").is_file() else None):
         raise InvalidRequest(f"{folder.name} cannot be offered: {fault}.", code="invalid_model", param="source")
+
+
+def fitness(entry: BaseModelEntry) -> ModelFitness:
+    """Tell what a model's files have of what training and talking need; what is not on this machine is not known."""
+    folder, found = Path(entry.source), ModelFitness(alias=entry.alias, parameters=weights.parameters(entry.source))
+    if not folder.is_dir():
+        return found
+    found.weights, found.fault = (fault := weights.fault(folder)) is None, fault
+    if not (folder / "tokenizer.json").is_file():
+        return found
+    try:
+        tokenizer = LightTokenizer(folder)
+    except (ValueError, KeyError, TypeError) as error:
+        found.tokenizer, found.fault = False, found.fault or f"its tokenizer cannot be read: {error}"
+        return found
+    found.tokenizer, found.chat_template = True, tokenizer.chat_template is not None
+    found.end_token = tokenizer.eos_token is not None and tokenizer.eos_token in tokenizer
+    found.fault = found.fault or _tokenizer_fault(folder)
+    return found
 
 
 def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> list[str]:

@@ -1,4 +1,4 @@
-"""Versions of pools and suites taken back: refused while a job needs them; reports of jobs that ended stay."""
+"""Pools, suites and base models taken back: refused while a job needs them; reports of jobs that ended stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import objects
 from app.audit_log import service as audit_log
 from app.catalog import service
-from app.catalog.schemas import CorpusDeleted
+from app.catalog.schemas import BaseModelDeleted, CorpusDeleted
 from app.db import Begin
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, Corpus, Job
@@ -37,6 +37,18 @@ def forget_suite(session: Session, corpus_id: str) -> None:
     """Likewise; what was held out of a pool goes with that pool alone."""
     is_own = (Corpus.kind != service.POOL) & ~Corpus.name.endswith(service.HELD_OUT)
     _forget(session, "suite", [_deletable(session, corpus_id, "suite", is_own)])
+
+
+def withdraw_model(session: Session, alias: str) -> BaseModelDeleted:
+    """Offer a base model no longer; what was trained on it stays, and goes on answering."""
+    entry = service.base_model(session, alias)
+    open_job = select(Job.id).where(Job.status.not_in(TERMINAL), Job.model == alias).limit(1)
+    if job_id := session.scalar(open_job):
+        raise InvalidState(f"{alias} is used by {job_id}, which has not ended; cancel it first.", code="model_in_use")
+    session.delete(entry)
+    session.flush()
+    audit_log.record(session, "model.withdrawn", alias, revision=entry.revision)
+    return BaseModelDeleted(id=alias)
 
 
 def _deletable(session: Session, corpus_id: str, what: str, is_such: ColumnElement[bool]) -> Corpus:

@@ -65,6 +65,30 @@ class OfferedModelOut(BaseModelOut):
     warnings: list[str] = []
 
 
+class ModelFitness(BaseModel):
+    """What a base model's files have; null is what its files on this machine do not tell.
+
+    `fault` is the first thing that keeps jobs from it.
+    """
+
+    object: Literal["base_model.fitness"] = "base_model.fitness"
+    alias: str
+    parameters: int | None
+    weights: bool | None = None
+    tokenizer: bool | None = None
+    chat_template: bool | None = None
+    end_token: bool | None = None
+    fault: str | None = None
+
+
+class BaseModelDeleted(BaseModel):
+    """Confirms that a base model is no longer offered."""
+
+    id: str
+    object: Literal["base_model"] = "base_model"
+    deleted: Literal[True] = True
+
+
 class BaseModelList(BaseModel):
     """Every base model on offer, by alias."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Select, and_, func, select
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
@@ -50,6 +50,14 @@ def base_models(session: Session) -> Sequence[BaseModelEntry]:
     return session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.alias)).all()
 
 
+def base_model(session: Session, alias: str) -> BaseModelEntry:
+    """Return a base model that is offered."""
+    entry = session.get(BaseModelEntry, alias)
+    if entry is None:
+        raise NotFound(f"The model '{alias[:128]}' is not offered.", code="model_not_found", param="alias")
+    return entry
+
+
 def models(session: Session, project_id: str) -> list[ModelOut]:
     """Return the base models, and the project's own fine-tuned ones."""
     tuned = session.scalars(_tuned_of(project_id).order_by(Job.created_at))
@@ -75,7 +83,7 @@ def tuned(session: Session, project_id: str, model: str) -> Job | None:
 def add_corpus(session: Session, corpus: Corpus) -> Corpus:
     """Make it the current version of its name; the same bytes again are no new version."""
     of_name = (Corpus.kind == corpus.kind) & (Corpus.name == corpus.name)
-    current = session.scalar(kept().where(of_name).order_by(Corpus.version.desc()).limit(1))
+    current = current_version(session, corpus.kind, corpus.name)
     if current is not None and current.sha256 == corpus.sha256:
         return current
     corpus.version = (session.scalar(select(func.max(Corpus.version)).where(of_name)) or 0) + 1
@@ -83,6 +91,21 @@ def add_corpus(session: Session, corpus: Corpus) -> Corpus:
     session.flush()
     what = "pool" if corpus.kind == POOL else "suite"
     audit_log.record(session, f"{what}.imported", corpus.id, name=corpus.name, sha256=corpus.sha256)
+    return corpus
+
+
+def current_version(session: Session, kind: str, name: str) -> Corpus | None:
+    """Return the newest version that a name has, or None."""
+    of_name = (Corpus.kind == kind) & (Corpus.name == name)
+    return session.scalar(kept().where(of_name).order_by(Corpus.version.desc()).limit(1))
+
+
+def kept_version(session: Session, corpus_id: str, kinds: Sequence[str]) -> Corpus:
+    """Return a version of a pool or a suite; `NotFound` for one that was deleted as for an unknown one."""
+    corpus = session.scalar(kept().where(Corpus.id == corpus_id, Corpus.kind.in_(kinds)))
+    if corpus is None or corpus.name.endswith(HELD_OUT):
+        what = "pool" if POOL in kinds else "suite"
+        raise NotFound(f"No such {what}: {corpus_id}", code=f"{what}_not_found", param="corpus_id")
     return corpus
 
 
@@ -97,9 +120,14 @@ def add_pool(session: Session, pool: Corpus, attacks: Corpus | None) -> PoolOut:
 
 def pools(session: Session) -> list[PoolOut]:
     """Every version, newest first."""
-    found = session.scalars(kept().where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id))
-    attacks, embedded = ((corpus, held_out_of(session, corpus)) for corpus in found), _embedded(session)
-    return [PoolOut.of(corpus, held.rows if held else 0, embedded[corpus.id]) for corpus, held in attacks]
+    query = kept().where(or_(Corpus.kind == POOL, Corpus.name.endswith(HELD_OUT)))
+    found, embedded = session.scalars(query.order_by(Corpus.created_at.desc(), Corpus.id)).all(), _embedded(session)
+    held_out = {(each.name, each.version): each.rows for each in found if each.kind != POOL}
+    return [
+        PoolOut.of(pool, held_out.get((pool.name + HELD_OUT, pool.version), 0), embedded[pool.id])
+        for pool in found
+        if pool.kind == POOL
+    ]
 
 
 def suites(session: Session) -> list[Corpus]:

@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 from fastapi import Depends, Request
 
-from app.deps import CallerDep, EngineDep, SettingsDep, signed_in_browser
+from app.audit_log import service as audit_log
+from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep, signed_in_browser
 from app.errors import Forbidden, Unauthorized
 from app.http.lanes import Lanes
 from app.keys import browser_sessions
@@ -42,19 +43,40 @@ class Viewer:
         return "admin" in self.principal.scopes
 
     @property
+    def may_read(self) -> bool:
+        """Whether the key is for the project's own things."""
+        return not self.principal.scopes.isdisjoint({"customer", "read"})
+
+    @property
     def may_write(self) -> bool:
         """Whether the key is for more than reading."""
         return "customer" in self.principal.scopes
 
 
-def _viewer(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer:
+def _signed_in(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer:
     principal = signed_in_browser(request, engine, settings, caller)
     if principal is None:
         raise SignInNeeded(_address(request))
-    if not principal.scopes & {"customer", "read"}:
-        raise Forbidden("This key has neither the scope customer nor read, which the pages need.")
     cookie = request.cookies[browser_sessions.COOKIE]
     return Viewer(principal, browser_sessions.form_token(cookie), request.app.state.lanes)
+
+
+SignedInDep = Annotated[Viewer, Depends(_signed_in)]
+
+
+def _viewer(viewer: SignedInDep) -> Viewer:
+    if not viewer.may_read:
+        raise Forbidden("This key has neither the scope customer nor read, which the pages need.")
+    return viewer
+
+
+def _provider(viewer: SignedInDep, request: Request, begin: BeginDep) -> Viewer:
+    """Require the scope `admin`; as in the API, an attempt without it is written to the audit log."""
+    if not viewer.is_provider:
+        with begin() as session:
+            audit_log.record(session, "admin.denied", f"{request.method} {request.scope['route'].path}", "denied")
+        raise Forbidden("This page needs a key with the scope admin.")
+    return viewer
 
 
 def _address(request: Request) -> str:
@@ -65,12 +87,18 @@ def _address(request: Request) -> str:
 
 
 ViewerDep = Annotated[Viewer, Depends(_viewer)]
+ProviderDep = Annotated[Viewer, Depends(_provider)]
+
+
+def check_token(viewer: Viewer, token: str) -> None:
+    """Refuse what was not sent from one of our forms in this browser."""
+    if not browser_sessions.is_same(viewer.form_token, token):
+        raise Forbidden("This form is not from this page, or the page is too old; load it again.", code="stale_form")
 
 
 def check_form(viewer: Viewer, token: str) -> None:
-    """Refuse what was not sent from one of our forms in this browser, or by a key that only reads."""
-    if not browser_sessions.is_same(viewer.form_token, token):
-        raise Forbidden("This form is not from this page, or the page is too old; load it again.", code="stale_form")
+    """Likewise, and what is sent by a key that only reads."""
+    check_token(viewer, token)
     if not viewer.may_write:
         raise Forbidden('This key lacks the scope "customer", which this needs.')
 
@@ -81,5 +109,12 @@ async def _form_viewer(request: Request, viewer: ViewerDep) -> Viewer:
     return viewer
 
 
+async def _leaving_viewer(request: Request, viewer: SignedInDep) -> Viewer:
+    form = await request.form(max_files=0, max_fields=8)
+    check_token(viewer, str(form.get("form_token", "")))
+    return viewer
+
+
 # For pages that change something: the form's token is checked before anything else is done.
 FormViewerDep = Annotated[Viewer, Depends(_form_viewer)]
+LeavingViewerDep = Annotated[Viewer, Depends(_leaving_viewer)]  # whatever the scopes: anybody may sign out

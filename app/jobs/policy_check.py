@@ -10,7 +10,7 @@ from app.errors import InvalidRequest
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.policies.schemas import Policy, value_at
-from spard.config import Audit, Recipe, RowSignal
+from spard.config import Audit, Defense, Recipe, RowSignal
 
 
 def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Policy) -> None:
@@ -24,8 +24,21 @@ def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Poli
         message = f"{defense.type} needs {missing}: {defense.models[missing]}, a folder or a hub id."
         raise InvalidRequest(message, code=f"{missing}_missing", param=f"safety.defense.{missing}")
     if "admin" not in caller.scopes:
-        _check_customer(ask.safety or Safety(), policy)
-        _check_model(model, policy)
+        _check_audit((ask.safety or Safety()).audit)
+    check_choice(caller, (ask.safety or Safety()).defense, model.alias, policy)
+
+
+def check_choice(caller: Principal, defense: Defense, alias: str, policy: Policy) -> None:
+    """Refuse a defense or a model that the policy does not allow this key."""
+    if "admin" in caller.scopes:
+        return
+    if defense.type not in policy.defenses:
+        allowed = _listed(policy.defenses)
+        message = f"The defense {defense.type!r} needs a key with the admin scope; allowed: {allowed}."
+        raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
+    if policy.models is not None and alias not in policy.models:
+        message = f"The model {alias!r} needs a key with the admin scope; allowed: {_listed(policy.models)}."
+        raise InvalidRequest(message, code="model_not_allowed", param="model")
 
 
 def check_ranges(caller: Principal, recipe: Recipe, policy: Policy) -> None:
@@ -39,12 +52,12 @@ def check_ranges(caller: Principal, recipe: Recipe, policy: Policy) -> None:
             raise InvalidRequest(message, code="not_allowed_by_policy", param=name)
 
 
-def is_waived(caller: Principal, safety: Safety) -> bool:
+def is_waived(caller: Principal, defense: Defense) -> bool:
     """Whether the job is a provider's measurement, whose adapter leaves to the provider whatever the gate says."""
-    return safety.defense.is_baseline and "admin" in caller.scopes
+    return defense.is_baseline and "admin" in caller.scopes
 
 
-def row_signal(caller: Principal, safety: Safety, policy: Policy, *, has_pool: bool) -> RowSignal:
+def row_signal(caller: Principal, defense: Defense, policy: Policy, *, has_pool: bool) -> RowSignal:
     """Return what becomes of rows that the base model would refuse, as the policy says.
 
     A provider's measurement is trained on every row. Refuses a job that the policy's action cannot be done on.
@@ -52,13 +65,13 @@ def row_signal(caller: Principal, safety: Safety, policy: Policy, *, has_pool: b
     asked = policy.row_signal
     if asked.action in ("off", "report"):
         return asked
-    if is_waived(caller, safety):
+    if is_waived(caller, defense):
         return replace(asked, action="report")
     if not has_pool:
         message = f"The policy asks to {asked.action} rows, which takes a safety pool, and there is none yet."
         raise InvalidRequest(message, code="no_safety_pool", param="safety.pool")
-    if asked.action == "defend" and not safety.defense.trains_on_safe_rows:
-        message = f"The policy asks to defend rows, and the defense {safety.defense.type!r} trains on no safe rows."
+    if asked.action == "defend" and not defense.trains_on_safe_rows:
+        message = f"The policy asks to defend rows, and the defense {defense.type!r} trains on no safe rows."
         raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
     return asked
 
@@ -81,22 +94,12 @@ def _check_method(ask: JobCreate) -> None:
         raise InvalidRequest(message, code="method_not_supported", param="safety.defense.type")
 
 
-def _check_model(model: BaseModelEntry, policy: Policy) -> None:
-    if policy.models is not None and model.alias not in policy.models:
-        message = f"The model {model.alias!r} needs a key with the admin scope; allowed: {_listed(policy.models)}."
-        raise InvalidRequest(message, code="model_not_allowed", param="model")
-
-
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
-def _check_customer(safety: Safety, policy: Policy) -> None:
-    if safety.defense.type not in policy.defenses:
-        allowed = _listed(policy.defenses)
-        message = f"The defense {safety.defense.type!r} needs a key with the admin scope; allowed: {allowed}."
-        raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
-    least, asked = Audit(), safety.audit
+def _check_audit(asked: Audit) -> None:
+    least = Audit()
     if asked.suites is not None:
         message = "Which suites are measured is the provider's choice; leave audit.suites out."
         raise InvalidRequest(message, code="audit_not_allowed", param="safety.audit.suites")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Select, case, func, or_, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import Select, func, or_, select
+from sqlalchemy.orm import Session
 
 from app.db import now
 from app.db.tables import Job, JobStatus, Project
@@ -41,19 +41,22 @@ def first_of(project_id: str, owner: str = "", lacks: Collection[str] = ()) -> S
     return query.order_by(Job.priority, Job.created_at, Job.id).limit(1).with_for_update(skip_locked=True)
 
 
-def position(session: Session, job: Job) -> int:
-    """Return a job's position in the queue, from 1, if all projects keep taking turns."""
-    other = aliased(Job)
-    is_before = or_(
-        other.priority < job.priority, (other.priority == job.priority) & (other.created_at < job.created_at)
-    )
-    own = select(func.count()).where(other.project_id == job.project_id, other.status == JobStatus.queued, is_before)
-    ahead = session.scalar(own) or 0
-    queued = func.count()
-    of_others = (
-        select(case((queued < ahead, queued), else_=ahead).label("turns"))
-        .where(Job.status == JobStatus.queued, Job.project_id != job.project_id)
-        .group_by(Job.project_id)
-        .subquery()
-    )
-    return 1 + ahead + (session.scalar(select(func.sum(of_others.c.turns))) or 0)
+def positions(session: Session, jobs: Collection[Job]) -> dict[str, int]:
+    """Return the positions in the queue, from 1, of those of the jobs that are queued, if all projects take turns.
+
+    However many jobs are asked about, these are two statements.
+    """
+    asked = {job.id for job in jobs if job.status == JobStatus.queued}
+    if not asked:
+        return {}
+    queued = select(Job.project_id, func.count()).where(Job.status == JobStatus.queued).group_by(Job.project_id)
+    lengths = dict(session.execute(queued).all())
+    place = func.rank().over(partition_by=Job.project_id, order_by=(Job.priority, Job.created_at))
+    of_projects = Job.project_id.in_({job.project_id for job in jobs})
+    ranks = select(Job.id, Job.project_id, place.label("place")).where(of_projects, Job.status == JobStatus.queued)
+    ranked = ranks.subquery()
+    found = {}
+    for job_id, project_id, rank in session.execute(select(ranked).where(ranked.c.id.in_(asked))):
+        ahead = rank - 1
+        found[job_id] = rank + sum(min(count, ahead) for other, count in lengths.items() if other != project_id)
+    return found

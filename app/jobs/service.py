@@ -100,20 +100,23 @@ def list_jobs(
     for key, value in (filters or {}).items():
         query = query.where(_has(session, key, value))
     found = page(session, query, Job, after, limit, ascending=False)
-    return JobList(data=[_shown(session, job) for job in found.data], has_more=found.has_more)
+    return _listed(session, found)
 
 
 def search_jobs(
-    session: Session, project_id: str, text: str, status: JobStatus | None, after: str | None, limit: int
+    session: Session, project_id: str | None, text: str, status: JobStatus | None, after: str | None, limit: int
 ) -> JobList:
-    """List the project's jobs, newest first: those whose id, suffix or model contains `text`, of one status or all."""
-    query = _of(project_id)
+    """List jobs of a project, or for the provider of all, newest first, of one status or all.
+
+    With a `text`, those whose id, suffix or model contains it.
+    """
+    query = select(Job) if project_id is None else _of(project_id)
     if text:
         query = query.where(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
     if status is not None:
         query = query.where(Job.status == status)
     found = page(session, query, Job, after, limit, ascending=False)
-    return JobList(data=[_shown(session, job) for job in found.data], has_more=found.has_more)
+    return _listed(session, found)
 
 
 def get(session: Session, project_id: str, job_id: str) -> Job:
@@ -224,8 +227,13 @@ def _has(session: Session, key: str, value: str) -> ColumnElement[bool]:
     return select(pairs.c.key).where(pairs.c.key == key, pairs.c.value == value).exists()
 
 
+def _listed(session: Session, found: Page[Job]) -> JobList:
+    places = scheduling.positions(session, found.data)
+    return JobList(data=[shown(job, places.get(job.id)) for job in found.data], has_more=found.has_more)
+
+
 def _shown(session: Session, job: Job) -> JobOut:
-    return shown(job, scheduling.position(session, job) if job.status == JobStatus.queued else None)
+    return shown(job, scheduling.positions(session, [job]).get(job.id))
 
 
 def _file_error(fault: InvalidRequest) -> JobError:

@@ -64,11 +64,11 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         policy=policies.reference(in_force),
         judge=settings.judge.name,
         judge_spec=settings.judge,
-        row_signal=policy_check.row_signal(caller, safety, in_force.content, has_pool=pool is not None),
+        row_signal=policy_check.row_signal(caller, safety.defense, in_force.content, has_pool=pool is not None),
         checkpoint_prompts=settings.checkpoint_prompts,
         integrations=tuple(_integrations(ask, settings)),
         transcripts=in_force.content.transcripts,
-        waived=policy_check.is_waived(caller, safety),
+        waived=policy_check.is_waived(caller, safety.defense),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )

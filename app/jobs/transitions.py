@@ -15,7 +15,7 @@ stateDiagram-v2
     paused --> queued: its owner resumes it
     paused --> cancelled: its owner cancels it
     failed --> succeeded: a waiver releases the adapter that its audit held back
-    succeeded --> succeeded: another waiver renews the one that released its adapter
+    succeeded --> succeeded: another waiver renews the one that released its adapter, or it is ended
 ```
 
 Its owner is told `cancelled` as soon as they cancel a running job (`Job.told_status`), and from then on it can end as
@@ -66,7 +66,11 @@ TRANSITIONS = (
     Transition(JobStatus.paused, JobStatus.queued, "its owner resumes it"),
     Transition(JobStatus.paused, JobStatus.cancelled, "its owner cancels it"),
     Transition(JobStatus.failed, JobStatus.succeeded, "a waiver releases the adapter that its audit held back"),
-    Transition(JobStatus.succeeded, JobStatus.succeeded, "another waiver renews the one that released its adapter"),
+    Transition(
+        JobStatus.succeeded,
+        JobStatus.succeeded,
+        "another waiver renews the one that released its adapter, or it is ended",
+    ),
 )
 _ALLOWED = frozenset((each.source, each.target) for each in TRANSITIONS)
 

@@ -1,4 +1,4 @@
-"""Rows that have done their work are removed: wake-ups that were sent, old idempotency keys, expired sign-ins."""
+"""Rows that have done their work are removed: wake-ups, idempotency keys, sign-ins, workers that are gone."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from datetime import timedelta
 from sqlalchemy import delete, select, tuple_
 from sqlalchemy.sql.dml import ReturningDelete
 
-from app.db import Begin
+from app.db import Begin, now
 from app.db.base import utc_now
-from app.db.tables import BrowserSession, IdempotencyKey, Outbox
+from app.db.tables import BrowserSession, IdempotencyKey, Outbox, WorkerRow
 
 _SENT_STAY = timedelta(hours=1)
 KEYS_STAY = timedelta(days=30)  # a client that sends a request again does so within minutes
+_GONE_S = 86_400.0  # a worker that went without a word
 _AT_ONCE = 1000
 
 
 def prune(begin: Begin) -> None:
     """Remove all that is due, a thousand rows in a transaction, so that nobody waits long for one."""
-    for removal in (_sent(), _keys(), _sign_ins()):
+    for removal in (_sent(), _keys(), _sign_ins(), _workers()):
         removed = _AT_ONCE
         while removed == _AT_ONCE:
             with begin() as session:
@@ -39,3 +40,8 @@ def _keys() -> ReturningDelete[tuple[str]]:
 def _sign_ins() -> ReturningDelete[tuple[str]]:
     due = select(BrowserSession.digest).where(BrowserSession.expires_at < utc_now()).limit(_AT_ONCE)
     return delete(BrowserSession).where(BrowserSession.digest.in_(due)).returning(BrowserSession.digest)
+
+
+def _workers() -> ReturningDelete[tuple[str]]:
+    due = select(WorkerRow.name).where(WorkerRow.seen_at < now() - _GONE_S).limit(_AT_ONCE)
+    return delete(WorkerRow).where(WorkerRow.name.in_(due)).returning(WorkerRow.name)

@@ -33,17 +33,22 @@ def versions(session: Session, settings: Settings) -> list[PolicyOut]:
 
 def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
     """Add a version, which applies to all jobs created from now on."""
-    offered = set(session.scalars(select(BaseModelEntry.alias)))
-    for alias in policy.models or ():
-        if alias not in offered:
-            message = f"The model {alias[:128]!r} is not offered; offered: {', '.join(sorted(offered)) or 'none yet'}."
-            raise InvalidRequest(message, code="model_not_found", param="models")
+    check(session, policy)
     last = session.scalar(select(func.max(PolicyVersion.version))) or 0
     added = PolicyVersion(version=last + 1, created_by=key_id, content=_stored(policy))
     session.add(added)
     session.flush()
     audit_log.record(session, "policy.added", f"policy-{added.version}", content=added.content)
     return _out(added)
+
+
+def check(session: Session, policy: Policy) -> None:
+    """Refuse a policy that names a model which is not offered."""
+    offered = set(session.scalars(select(BaseModelEntry.alias)))
+    for alias in policy.models or ():
+        if alias not in offered:
+            message = f"The model {alias[:128]!r} is not offered; offered: {', '.join(sorted(offered)) or 'none yet'}."
+            raise InvalidRequest(message, code="model_not_found", param="models")
 
 
 def reference(policy: PolicyOut) -> PolicyRef:

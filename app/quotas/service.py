@@ -121,10 +121,9 @@ def create_project(session: Session, name: str) -> ProjectOut:
 
 def projects(session: Session) -> list[ProjectOut]:
     """Return all projects, the oldest first."""
-    return [
-        _shown(session, project)
-        for project in session.scalars(select(Project).order_by(Project.created_at, Project.id))
-    ]
+    query = select(Project, Quota).outerjoin(Quota, Quota.project_id == Project.id)
+    found = session.execute(query.order_by(Project.created_at, Project.id))
+    return [_out(project, quota) for project, quota in found]
 
 
 def project(session: Session, project_id: str) -> ProjectOut:
@@ -228,6 +227,9 @@ def _project(session: Session, project_id: str) -> Project:
 
 
 def _shown(session: Session, project: Project) -> ProjectOut:
-    quota = session.get(Quota, project.id)
+    return _out(project, session.get(Quota, project.id))
+
+
+def _out(project: Project, quota: Quota | None) -> ProjectOut:
     limits = QuotaSet.model_validate(quota) if quota else QuotaSet()
     return ProjectOut(id=project.id, name=project.name, created_at=project.created_at, quota=limits)

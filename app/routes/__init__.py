@@ -9,6 +9,7 @@ from app.routes import (
     catalog,
     checkpoints,
     files,
+    fleet,
     graders,
     health,
     inference,
@@ -41,10 +42,13 @@ _CUSTOMER: tuple[APIRouter, ...] = (
 _PROVIDER: tuple[APIRouter, ...] = (
     catalog.admin,
     policies.router,
+    fleet.router,
+    waivers.held,
     waivers.admin,
     audit_log.router,
     quotas.router,
     keys.router,
+    webhooks.admin,
 )
 WEBHOOKS = webhooks.sent
 ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, metrics.router)  # the first that matches a path answers

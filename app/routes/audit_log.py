@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
 from app.audit_log import service
-from app.audit_log.schemas import EntryList
-from app.deps import AdminDep, ReadDep
+from app.audit_log.schemas import EntryList, VerificationOut
+from app.deps import AdminDep, LookDep, ReadDep, ReadsDep
 
 router = APIRouter(prefix="/v1/admin/audit_log", tags=["provider"])
 
@@ -23,3 +25,9 @@ def list_entries(
 ) -> service.Entries:
     """Who did what to what, the latest first."""
     return service.entries(session, action, after, limit)
+
+
+@router.get("/verification", response_model=VerificationOut)
+async def verify_log(caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
+    """Work out every hash again, as `spard audit-log verify` does."""
+    return await reads.answer(partial(service.verified, look))

@@ -6,14 +6,20 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
-from app.catalog import imports, removal, service
-from app.catalog.fitness import judge_warnings
+from app.catalog import import_preview, imports, removal, service
+from app.catalog.fitness import fitness, judge_warnings
+from app.catalog.import_preview import ImportPreview
+from app.catalog.judges import JudgeList, judges
+from app.catalog.profile import CorpusProfile
 from app.catalog.schemas import (
+    BaseModelDeleted,
     BaseModelIn,
     BaseModelList,
     CorpusDeleted,
     CorpusOut,
+    ModelFitness,
     ModelList,
     ModelOut,
     OfferedModelOut,
@@ -27,9 +33,12 @@ from app.deps import (
     BeginDep,
     CustomerDep,
     LimitsDep,
+    LookDep,
     ProviderBeginDep,
     ProviderSessionDep,
+    QuickStorageDep,
     ReadDep,
+    ReadsDep,
     SettingsDep,
     StorageDep,
     WritesDep,
@@ -82,6 +91,30 @@ def add_base_model(
     return OfferedModelOut.model_validate(added).model_copy(update={"warnings": warnings})
 
 
+@admin.get("/models/{alias:path}/fitness", response_model=ModelFitness)
+async def retrieve_fitness(alias: str, caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
+    """Tell whether a base model's weights, tokenizer, chat template and end token are there."""
+
+    def found() -> ModelFitness:
+        with look() as session:
+            entry = service.base_model(session, alias)
+        return fitness(entry)
+
+    return await reads.answer(found)
+
+
+@admin.delete("/models/{alias:path}", response_model=BaseModelDeleted)
+def withdraw_base_model(alias: str, session: ProviderSessionDep, caller: AdminDep) -> BaseModelDeleted:
+    """Offer a base model no longer; refused while a job on it has not ended."""
+    return removal.withdraw_model(session, alias)
+
+
+@admin.get("/judges", response_model=JudgeList)
+def list_judges(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> JudgeList:
+    """List the judge that is set and what was measured of judges, by language."""
+    return JudgeList(data=judges(session, settings))
+
+
 @admin.get("/pools", response_model=PoolList)
 def list_pools(session: ReadDep, caller: AdminDep) -> PoolList:
     """Every version of every safety pool, newest first."""
@@ -103,6 +136,28 @@ async def import_pool(
     At most a fifth of the safe rows' prompts, and 300, is held out as attacks.
     """
     return await writes.run(partial(imports.import_pool, storage, begin, form, name, limits))
+
+
+@admin.post("/pools/preview", response_model=ImportPreview, openapi_extra=IMPORT_FORM)
+async def preview_pool(
+    caller: AdminDep,
+    name: Name,
+    form: FormDep,
+    storage: QuickStorageDep,
+    limits: LimitsDep,
+    look: LookDep,
+    writes: WritesDep,
+) -> Response:
+    """Tell what an import of the file would make of it; nothing is kept."""
+    return await writes.answer(partial(import_preview.preview, storage, look, form, name, "pool", limits))
+
+
+@admin.get("/pools/{corpus_id}/profile", response_model=CorpusProfile)
+async def profile_pool(
+    corpus_id: str, caller: AdminDep, storage: QuickStorageDep, look: LookDep, reads: ReadsDep
+) -> Response:
+    """Tell what the rows of a version are like: lengths, writing systems, near duplicates."""
+    return await reads.answer(partial(import_preview.profile_of, storage, look, corpus_id, ["pool"]))
 
 
 @admin.delete("/pools/{corpus_id}", response_model=CorpusDeleted)
@@ -132,6 +187,30 @@ async def import_suite(
 ) -> CorpusOut:
     """Import rows `{"prompt", "answer"?, "category"?}` that adapters are measured with."""
     return await writes.run(partial(imports.import_suite, storage, begin, form, name, kind, limits))
+
+
+@admin.post("/suites/preview", response_model=ImportPreview, openapi_extra=IMPORT_FORM)
+async def preview_suite(
+    caller: AdminDep,
+    name: Name,
+    kind: Literal["harmful", "benign", "utility"],
+    form: FormDep,
+    storage: QuickStorageDep,
+    limits: LimitsDep,
+    look: LookDep,
+    writes: WritesDep,
+) -> Response:
+    """Tell what an import of the file would make of it; nothing is kept."""
+    return await writes.answer(partial(import_preview.preview, storage, look, form, name, kind, limits))
+
+
+@admin.get("/suites/{corpus_id}/profile", response_model=CorpusProfile)
+async def profile_suite(
+    corpus_id: str, caller: AdminDep, storage: QuickStorageDep, look: LookDep, reads: ReadsDep
+) -> Response:
+    """Tell what the prompts of a version are like: lengths, writing systems, near duplicates."""
+    kinds = ("harmful", "benign", "utility")
+    return await reads.answer(partial(import_preview.profile_of, storage, look, corpus_id, kinds))
 
 
 @admin.delete("/suites/{corpus_id}", response_model=CorpusDeleted)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from functools import partial
+from typing import Annotated
 
-from app.deps import AdminDep, ProviderSessionDep, ReadDep, SettingsDep
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from app.deps import AdminDep, LookDep, ProviderSessionDep, QuickStorageDep, ReadDep, ReadsDep, SettingsDep
+from app.jobs.trials import policy_trial
+from app.jobs.trials.schemas import PolicyTrial
 from app.policies import service
 from app.policies.schemas import Policy, PolicyList, PolicyOut
 
@@ -21,3 +27,16 @@ def list_policies(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> 
 def add_policy(policy: Policy, session: ProviderSessionDep, caller: AdminDep) -> PolicyOut:
     """Put a new version in force. Earlier ones stay, and jobs keep the one that they were created under."""
     return service.add(session, caller.key_id, policy)
+
+
+@router.post("/dry_run", response_model=PolicyTrial)
+async def try_policy(
+    policy: Policy,
+    look: LookDep,
+    caller: AdminDep,
+    storage: QuickStorageDep,
+    reads: ReadsDep,
+    limit: Annotated[int, Query(ge=1, le=policy_trial.MOST)] = policy_trial.USUAL,
+) -> Response:
+    """Tell of the latest jobs of all projects what a policy would have changed; nothing is stored or run again."""
+    return await reads.answer(partial(policy_trial.try_out, look, storage, policy, limit))

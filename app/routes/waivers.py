@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from app.db.tables import Waiver
-from app.deps import AdminDep, CustomerDep, ProviderSessionDep, ReadDep, SettingsDep
+from app.deps import AdminDep, AfterQuery, CustomerDep, ProviderSessionDep, ReadDep, SettingsDep
 from app.jobs import service as jobs
 from app.waivers import service
-from app.waivers.schemas import SignedWaiver, WaiverCreate, WaiverList, WaiverOut
+from app.waivers.held import held_adapters
+from app.waivers.schemas import HeldList, SignedWaiver, WaiverCreate, WaiverList, WaiverOut
 
+held = APIRouter(prefix="/v1/admin/held_adapters", tags=["provider"])
 admin = APIRouter(prefix="/v1/admin/jobs/{job_id}/waivers", tags=["provider"])
 of_jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+
+
+@held.get("", response_model=HeldList)
+def list_held_adapters(
+    session: ReadDep,
+    caller: AdminDep,
+    waiting: bool | None = None,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> HeldList:
+    """List the adapters of all projects that the gate held back, the latest first, with their waivers.
+
+    With `waiting`, only those, or all but those, of which a waiver waits for a second person.
+    """
+    return held_adapters(session, after, limit, waiting=waiting)
 
 
 @admin.get("", response_model=WaiverList)
@@ -32,6 +51,12 @@ def approve_waiver(
 ) -> Waiver:
     """Approve what another admin key proposed: the adapter is released until the waiver expires."""
     return service.approve(session, caller, job_id, waiver_id, settings)
+
+
+@admin.post("/{waiver_id}/end", response_model=WaiverOut)
+def end_waiver(job_id: str, waiver_id: str, session: ProviderSessionDep, caller: AdminDep) -> Waiver:
+    """End a waiver before its time: from now on the adapter is held back again."""
+    return service.end(session, job_id, waiver_id)
 
 
 @of_jobs.get("/{job_id}/waiver", response_model=SignedWaiver)

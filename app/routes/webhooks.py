@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
 from app.db.tables import WebhookDelivery, WebhookEndpoint
-from app.deps import AfterQuery, BeginDep, CustomerDep, ReadDep, SessionDep, SettingsDep
+from app.deps import (
+    AdminDep,
+    AfterQuery,
+    BeginDep,
+    CustomerDep,
+    ProviderSessionDep,
+    ReadDep,
+    SessionDep,
+    SettingsDep,
+)
 from app.http.pagination import Page
-from app.webhooks import service
+from app.webhooks import overview, service
 from app.webhooks.address import resolve
 from app.webhooks.schemas import (
     DeliveryList,
     DeliveryOut,
+    DeliveryOverview,
+    DeliveryOverviewList,
     EndpointCreate,
     EndpointDeleted,
     EndpointList,
     EndpointOut,
+    EndpointOverviewList,
     EndpointSecret,
     EventBody,
 )
 
 router = APIRouter(prefix="/v1/webhook_endpoints", tags=["webhooks"])
+admin = APIRouter(prefix="/v1/admin", tags=["provider"])
 sent = APIRouter(tags=["webhooks"])  # what we send, for the OpenAPI document alone
 
 
@@ -82,6 +95,30 @@ def list_deliveries(
 def replay_delivery(endpoint_id: str, delivery_id: str, session: SessionDep, caller: CustomerDep) -> WebhookDelivery:
     """Send an event again; it keeps its id."""
     return service.replay(session, caller.project_id, endpoint_id, delivery_id)
+
+
+@admin.get("/webhook_endpoints", response_model=EndpointOverviewList)
+def list_all_endpoints(session: ReadDep, caller: AdminDep) -> EndpointOverviewList:
+    """List the endpoints of all projects, with how many of their deliveries wait, arrived and were given up."""
+    return EndpointOverviewList(data=overview.endpoints(session))
+
+
+@admin.get("/webhook_deliveries", response_model=DeliveryOverviewList)
+def list_all_deliveries(
+    session: ReadDep,
+    caller: AdminDep,
+    status: Literal["pending", "delivered", "failed"] | None = None,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Page[WebhookDelivery]:
+    """List the deliveries of all projects, newest first."""
+    return overview.deliveries(session, status, after, limit)
+
+
+@admin.post("/webhook_deliveries/{delivery_id}/replay", response_model=DeliveryOverview)
+def replay_any_delivery(delivery_id: str, session: ProviderSessionDep, caller: AdminDep) -> WebhookDelivery:
+    """Send an event of any project again; it keeps its id."""
+    return overview.replay(session, delivery_id)
 
 
 @sent.post("fine_tuning.job.succeeded")

@@ -53,6 +53,33 @@ class WaiverList(BaseModel):
     data: list[WaiverOut]
 
 
+class HeldOut(BaseModel):
+    """An adapter that the gate held back and that is kept for a waiver; `reasons` are the gate's."""
+
+    object: Literal["safety.held_adapter"] = "safety.held_adapter"
+    job_id: str
+    project_id: str
+    model: str
+    held_at: UnixTime
+    bytes: int
+    reasons: list[str]
+    waivers: list[WaiverOut]
+
+    @property
+    def state(self) -> Literal["held", "proposed", "released"]:
+        """What the latest waiver that has not ended makes of it."""
+        found = {each.status for each in self.waivers}
+        return "released" if "approved" in found else "proposed" if "proposed" in found else "held"
+
+
+class HeldList(BaseModel):
+    """One page of held adapters, the latest first; go on with `after` set to the last one's `job_id`."""
+
+    object: Literal["list"] = "list"
+    data: list[HeldOut]
+    has_more: bool
+
+
 class SignedWaiver(BaseModel):
     """What `spard verify --waiver` reads: `signature` is of `record`'s bytes."""
 

@@ -42,9 +42,7 @@ def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate)
 def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, settings: Settings) -> Waiver:
     """Approve a waiver with another person's key: the adapter is released until the waiver expires."""
     job, held = _waivable(session, job_id)
-    waiver = session.scalar(select(Waiver).where(Waiver.id == waiver_id, Waiver.job_id == job_id))
-    if waiver is None:
-        raise NotFound(f"No such waiver: {waiver_id}", code="waiver_not_found", param="waiver_id")
+    waiver = _waiver(session, job_id, waiver_id)
     _check(session, waiver, caller)
     waiver.approved_by, waiver.approved_at = caller.key_id, utc_now()
     facts = _facts(session, waiver, job, held)
@@ -64,6 +62,27 @@ def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, se
     return waiver
 
 
+def end(session: Session, job_id: str, waiver_id: str) -> Waiver:
+    """End a waiver, or withdraw one that is only proposed: one person is enough to hold an adapter back.
+
+    What was downloaded stays where it is, and its signed record goes on saying when it was to expire.
+    """
+    job, _ = _waivable(session, job_id)
+    waiver = _waiver(session, job_id, waiver_id)
+    if waiver.expires_at <= utc_now():
+        raise InvalidState(f"{waiver.id} has ended already.", code="waiver_expired")
+    waiver.expires_at = utc_now()
+    session.flush()
+    in_force = job.safety.get("waiver") if job.safety else None
+    if job.safety and in_force and in_force["waiver_id"] == waiver.id:
+        ended: WaiverFacts = {**in_force, "expires_at": int(waiver.expires_at.timestamp())}
+        shown = {**job.safety, "waiver": ended}
+        transitions.change_status(session, Job.id == job.id, job.status, JobStatus.succeeded, safety=shown)
+        events.append(session, job.id, "warn", "message", "The waiver that released the adapter was ended")
+    audit_log.record(session, "waiver.ended", waiver.id, job=job_id)
+    return waiver
+
+
 def waivers(session: Session, job_id: str) -> Sequence[Waiver]:
     """Return the waivers that were proposed for a job, the latest first."""
     if session.get(Job, job_id) is None:
@@ -80,6 +99,13 @@ def released_by(session: Session, job: Job) -> Waiver:
     if waiver is None:
         message = f"Job {job.id} was not released by a waiver."
         raise NotFound(message, code="waiver_not_found", param="fine_tuning_job_id")
+    return waiver
+
+
+def _waiver(session: Session, job_id: str, waiver_id: str) -> Waiver:
+    waiver = session.scalar(select(Waiver).where(Waiver.id == waiver_id, Waiver.job_id == job_id))
+    if waiver is None:
+        raise NotFound(f"No such waiver: {waiver_id}", code="waiver_not_found", param="waiver_id")
     return waiver
 
 

@@ -103,3 +103,35 @@ class DeliveryList(BaseModel):
     object: Literal["list"] = "list"
     data: list[DeliveryOut]
     has_more: bool
+
+
+class EndpointOverview(EndpointOut):
+    """An endpoint of any project with how many of its deliveries wait, arrived and were given up."""
+
+    project_id: str
+    pending: int
+    delivered: int
+    failed: int
+
+
+class EndpointOverviewList(BaseModel):
+    """The webhook endpoints of all projects, newest first, without their secrets."""
+
+    object: Literal["list"] = "list"
+    data: list[EndpointOverview]
+
+
+class DeliveryOverview(DeliveryOut):
+    """A delivery to an endpoint of any project."""
+
+    endpoint_id: str
+
+
+class DeliveryOverviewList(BaseModel):
+    """One page of the deliveries of all projects, newest first."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["list"] = "list"
+    data: list[DeliveryOverview]
+    has_more: bool

@@ -60,8 +60,19 @@ def test_a_priority_is_no_advantage_over_other_projects(engine: Engine, add_job:
 def test_the_position_counts_the_turns_of_others(engine: Engine, add_job: AddJob, small: dict[str, str]) -> None:
     jobs = [add_job(), add_job(), add_job(priority=-1), *(add_job(**small) for _ in range(1))]
     with read(engine) as session:
-        positions = [scheduling.position(session, session.get_one(Job, job_id)) for job_id in jobs]
-    assert positions == [3, 4, 1, 1]
+        rows = [session.get_one(Job, job_id) for job_id in jobs]
+        together = scheduling.positions(session, rows)
+        one_by_one = [scheduling.positions(session, [row])[row.id] for row in rows]
+    assert [together[job_id] for job_id in jobs] == one_by_one == [3, 4, 1, 1]
+
+
+def test_a_job_that_does_not_wait_has_no_position(engine: Engine, add_job: AddJob) -> None:
+    running, waiting = add_job(), add_job()
+    _claim(engine)
+    with read(engine) as session:
+        rows = [session.get_one(Job, job_id) for job_id in (running, waiting)]
+        assert scheduling.positions(session, rows) == {waiting: 1}
+        assert scheduling.positions(session, rows[:1]) == {}
 
 
 def test_a_job_s_deadline_is_set_when_it_first_starts(engine: Engine, add_job: AddJob) -> None:

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from app.dashboard.pages import chat, files, jobs, new_job, provider, sign_in, transcripts
+from app.dashboard.pages import (
+    chat,
+    files,
+    jobs,
+    new_job,
+    provider,
+    provider_data,
+    provider_log,
+    provider_models,
+    provider_policies,
+    provider_projects,
+    provider_waivers,
+    provider_webhooks,
+    sign_in,
+    transcripts,
+)
 
 ROUTERS = (
     sign_in.router,
@@ -12,4 +27,11 @@ ROUTERS = (
     files.router,
     chat.router,
     provider.router,
+    provider_data.router,
+    provider_log.router,
+    provider_models.router,
+    provider_projects.router,
+    provider_webhooks.router,
+    provider_policies.router,
+    provider_waivers.router,
 )  # the first that matches answers

@@ -1,42 +1,67 @@
-"""What the provider has and has decided, on one page."""
+"""The fleet at a glance: what needs somebody, the workers, and the queue; and the jobs of all projects."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from sqlalchemy import func, select
 from starlette.responses import Response
 
-from app.audit_log import service as audit_log
-from app.catalog import service as catalog
 from app.dashboard.rendering import page
-from app.dashboard.viewer import ViewerDep
-from app.db.tables import TERMINAL, Job
-from app.deps import ReadDep, SettingsDep
-from app.errors import Forbidden
-from app.keys import admin as keys
-from app.policies import service as policies
+from app.dashboard.viewer import ProviderDep
+from app.db.base import utc_now
+from app.db.tables import HeldAdapter, JobStatus, Waiver, WebhookDelivery
+from app.deps import AfterQuery, ReadDep, SettingsDep
+from app.jobs import fleet, service
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, prefix="/provider")
 
-_ENTRIES = 50
+_AT_ONCE = 50
 
 
-@router.get("/provider")
-def provider_page(request: Request, viewer: ViewerDep, session: ReadDep, settings: SettingsDep) -> Response:
-    """Show the queue, the catalog, the policy in force, keys and the latest of the audit log."""
-    if not viewer.is_provider:
-        raise Forbidden("This page needs a key with the scope admin.")
-    waiting = select(Job.project_id, Job.status, func.count()).where(Job.status.not_in(TERMINAL))
-    rows = session.execute(waiting.group_by(Job.project_id, Job.status).order_by(Job.project_id)).all()
+@router.get("")
+def fleet_page(request: Request, viewer: ProviderDep, session: ReadDep, settings: SettingsDep) -> Response:
+    """Show the workers with their GPUs, the queue with its shares, and what waits for a decision."""
+    is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > utc_now())
+    counts = [
+        select(func.count()).select_from(HeldAdapter),
+        select(func.count()).where(is_open),
+        select(func.count()).where(WebhookDelivery.status == "failed"),
+    ]
+    held, proposed, undelivered = session.execute(select(*(each.scalar_subquery() for each in counts))).one()
     return page(
         request,
-        "provider",
+        "provider_fleet",
         viewer,
-        queue=[tuple(row) for row in rows],
-        models=catalog.base_models(session),
-        pools=catalog.pools(session),
-        suites=catalog.suites(session),
-        policy=policies.current(session, settings),
-        keys=keys.list_keys(session, None),
-        entries=audit_log.entries(session, None, None, _ENTRIES).data,
+        workers=fleet.workers(session, settings.lease_s),
+        queue=fleet.queue(session),
+        held=held,
+        proposed=proposed,
+        undelivered=undelivered,
+    )
+
+
+@router.get("/jobs")
+def jobs_page(
+    request: Request,
+    viewer: ProviderDep,
+    session: ReadDep,
+    search: Annotated[str, Query(max_length=128)] = "",
+    status: Annotated[JobStatus | str, Query(max_length=32)] = "",
+    project: Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "",
+    after: AfterQuery = None,
+) -> Response:
+    """List the jobs of all projects, with filter and search."""
+    wanted = JobStatus(status) if status in set(JobStatus) else None
+    found = service.search_jobs(session, project or None, search, wanted, after, _AT_ONCE)
+    return page(
+        request,
+        "provider_jobs_rows" if "hx-request" in request.headers else "provider_jobs",
+        viewer,
+        jobs=found,
+        search=search,
+        wanted=wanted,
+        project=project,
+        statuses=[each for each in JobStatus if each != JobStatus.validating_files],
     )

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app.dashboard import assets
 from app.dashboard.rendering import page
-from app.dashboard.viewer import FormViewerDep
+from app.dashboard.viewer import LeavingViewerDep
 from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep, recognize_key
 from app.errors import AppError, Forbidden
 from app.keys import browser_sessions
@@ -63,7 +63,8 @@ def sign_in(
         return page(request, "sign_in", status=error.status, next=going, error=error)
     with begin() as session:
         cookie = browser_sessions.begin(session, principal)
-    answer = RedirectResponse(going, 303)
+    is_provider_alone = principal.scopes == {"admin"}
+    answer = RedirectResponse("/provider" if is_provider_alone and going == _HOME else going, 303)
     answer.set_cookie(
         browser_sessions.COOKIE,
         cookie,
@@ -76,7 +77,7 @@ def sign_in(
 
 
 @router.post("/sign-out")
-def sign_out(request: Request, viewer: FormViewerDep, begin: BeginDep) -> Response:
+def sign_out(request: Request, viewer: LeavingViewerDep, begin: BeginDep) -> Response:
     """Forget this browser."""
     with begin() as session:
         browser_sessions.end(session, request.cookies[browser_sessions.COOKIE])

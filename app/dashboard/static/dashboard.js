@@ -61,3 +61,5 @@ function upload(form) {
 
 for (const live of document.querySelectorAll("[data-stream]")) follow(live);
 for (const form of document.querySelectorAll("form.upload")) upload(form);
+// A file that was mended and is chosen again under its name is a change, too.
+for (const input of document.querySelectorAll("input[type=file]")) input.addEventListener("click", () => (input.value = ""));

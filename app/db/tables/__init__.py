@@ -28,6 +28,7 @@ from app.db.tables.quotas import Quota
 from app.db.tables.uploads import Upload, UploadPart
 from app.db.tables.waivers import HeldAdapter, Waiver
 from app.db.tables.webhooks import WebhookDelivery, WebhookEndpoint
+from app.db.tables.workers import WorkerRow
 
 __all__ = [
     "TERMINAL",
@@ -63,4 +64,5 @@ __all__ = [
     "Waiver",
     "WebhookDelivery",
     "WebhookEndpoint",
+    "WorkerRow",
 ]

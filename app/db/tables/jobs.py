@@ -43,6 +43,7 @@ class Job(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_jobs_created_at_id", "created_at", "id"),  # of all projects, as the provider lists them
         # A project's queue in its whole order, so that a claim sorts nothing; since when a project was not served.
         Index("ix_jobs_status_tenant_id_priority_created_at_id", "status", "tenant_id", "priority", "created_at", "id"),
         Index("ix_jobs_tenant_id_started_at", "tenant_id", "started_at"),

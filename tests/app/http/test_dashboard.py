@@ -123,6 +123,14 @@ def test_signing_out_forgets_the_browser(sign_in: SignIn) -> None:
     assert browser.get("/jobs").url.path == "/sign-in"
 
 
+@pytest.mark.parametrize("scope", ["read", "admin"])
+def test_a_key_that_changes_nothing_of_its_project_s_signs_out_too(service: Service, scope: str) -> None:
+    browser = TestClient(service.app, headers=HTML)
+    page = browser.post("/sign-in", data={"key": service.add_key("org-customer", scope)})
+    assert browser.post("/sign-out", data={"form_token": token(page)}).url.path == "/sign-in"
+    assert browser.get("/provider").url.path == "/sign-in"
+
+
 def test_a_signed_in_browser_reads_the_api_and_changes_nothing_there(
     sign_in: SignIn, rejected: str, asked: dict[str, Any]
 ) -> None:

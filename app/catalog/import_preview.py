@@ -1,0 +1,127 @@
+"""What an import would make of a file, with nothing kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, Literal
+
+from pydantic import BaseModel, JsonValue, TypeAdapter
+
+from app.catalog import held_out, service
+from app.catalog.profile import CorpusProfile, profile
+from app.db import Begin
+from app.db.tables import Corpus
+from app.files.validation import Limits, Validator
+from app.http.multipart import Form
+from app.storage import Storage
+from spard.data.jsonl import numbered_rows
+from spard.data.overlap import find_leaks, rows_holding
+from spard.data.row_rules import SUITE_RULES, SuiteRowKind, pool_row
+
+_LISTED = 100
+_CHUNK = 1 << 20
+_PROBLEMS = TypeAdapter(list[dict[str, JsonValue]])
+
+CorpusKind = Literal["pool", "harmful", "benign", "utility"]
+
+
+class SharedPrompts(BaseModel):
+    """How many prompts of a suite stand in a pool, or rows of a pool hold prompts of one."""
+
+    name: str
+    prompts: int
+
+
+class ImportPreview(BaseModel):
+    """An import that was not done. With `errors` nothing would be kept, and there is no profile.
+
+    For a pool, `held_out` prompts would be held out as attacks, and rows that hold prompts of a suite (`leaks`) left
+    out; for a suite, `leaks` are its prompts in the current pool. `replaces` is the version that is current now.
+    """
+
+    object: Literal["corpus.preview"] = "corpus.preview"
+    kind: CorpusKind
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    errors: int
+    problems: list[dict[str, JsonValue]]
+    profile: CorpusProfile | None
+    held_out: int | None
+    leaks: list[SharedPrompts]
+    replaces: int | None
+
+
+def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKind, limits: Limits) -> ImportPreview:
+    """Check a file as an import does, and tell what would become of it."""
+    validator = Validator(pool_row if kind == "pool" else SUITE_RULES[kind], limits)
+    digest, size = hashlib.sha256(), 0
+    with tempfile.TemporaryFile() as file:
+        for chunk in form.file():
+            validator.feed(chunk)
+            digest.update(chunk)
+            size += file.write(chunk)
+        report = validator.finish()
+        rows = [] if report.errors else [*numbered_rows(_chunks(file))]
+    found = ImportPreview(
+        kind=kind,
+        name=name,
+        rows=report.rows,
+        bytes=size,
+        sha256=digest.hexdigest(),
+        errors=report.errors,
+        problems=_PROBLEMS.validate_python(report.listed()[:_LISTED]),
+        profile=profile(rows) if rows else None,
+        held_out=None,
+        leaks=[],
+        replaces=_current(look, name, kind),
+    )
+    prompts = [str(row["prompt"]) for _, row in rows]
+    if kind != "pool":
+        return found.model_copy(update={"leaks": _in_pool(storage, look, prompts)})
+    leaks = _of_suites(storage, look, prompts)
+    held = len(held_out.held_out(row for _, row in rows)) if rows else None
+    return found.model_copy(update={"leaks": leaks, "held_out": held})
+
+
+def profile_of(storage: Storage, look: Begin, corpus_id: str, kinds: Sequence[str]) -> CorpusProfile:
+    """Describe the rows of a version that is kept."""
+    with look() as session:
+        key = service.kept_version(session, corpus_id, kinds).storage_key
+    return profile([*numbered_rows(storage.chunks(key))])
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
+def _current(look: Begin, name: str, kind: SuiteRowKind | Literal["pool"]) -> int | None:
+    with look() as session:
+        current = service.current_version(session, kind, name)
+        return current.version if current else None
+
+
+def _of_suites(storage: Storage, look: Begin, prompts: Sequence[str]) -> list[SharedPrompts]:
+    """For each current suite that shares prompts with a new pool, how many of the pool's rows hold one."""
+    with look() as session:
+        suites: list[Corpus] = service.current_suites(session)
+    found = ((suite.name, len(rows_holding(_prompts(storage, suite), prompts))) for suite in suites)
+    return [SharedPrompts(name=name, prompts=rows) for name, rows in found if rows]
+
+
+def _in_pool(storage: Storage, look: Begin, prompts: Sequence[str]) -> list[SharedPrompts]:
+    with look() as session:
+        pool = service.pool(session, None)
+    if pool is None or not prompts:
+        return []
+    leaks = find_leaks({"": prompts}, {"": _prompts(storage, pool)})
+    return [SharedPrompts(name=pool.name, prompts=len(leaks))] if leaks else []
+
+
+def _prompts(storage: Storage, corpus: Corpus) -> list[str]:
+    return [str(row["prompt"]) for _, row in numbered_rows(storage.chunks(corpus.storage_key))]

@@ -1,0 +1,94 @@
+"""Forms of the provider's pages: read, turned into the API's own requests, shown again with what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import FormData
+
+from app.dashboard.viewer import ProviderDep, Viewer, check_token
+from app.errors import AppError
+from app.http.validation_errors import first_fault
+
+Ask = TypeVar("Ask", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a form holds, by the names of its fields, and who has sent it."""
+
+    viewer: Viewer
+    form: FormData
+
+    def text(self, name: str) -> str:
+        """Return a field without the space around it; nothing where it was left empty or out."""
+        return str(self.form.get(name, "")).strip()
+
+    def texts(self, name: str) -> list[str]:
+        """Return what was chosen of several."""
+        return [str(each) for each in self.form.getlist(name)]
+
+    def filled(self, *names: str) -> dict[str, object]:
+        """Return those of the fields that are not empty."""
+        return {name: text for name in names if (text := self.text(name))}
+
+    def shown(self) -> dict[str, str]:
+        """Return the fields as they are shown again."""
+        return {name: str(value) for name, value in self.form.items() if name != "form_token"}
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is wrong with a form, by the names of the fields as the API has them."""
+
+    by_field: Mapping[str, str] = field(default_factory=dict)
+    message: str = ""
+
+    @classmethod
+    def of(cls, error: AppError) -> Faults:
+        """Sort what an error says by fields."""
+        found = {}
+        for each in error.details or ():
+            if isinstance(param := each.get("param"), str):
+                found[param] = str(each["message"])
+        return cls(found or ({error.param: error.message} if error.param else {}), error.message)
+
+    def at(self, name: str) -> str:
+        """Return what is wrong with a field, or with a part of it."""
+        return next((said for param, said in self.by_field.items() if _is_of(param, name)), "")
+
+    def elsewhere(self, names: Collection[str]) -> str:
+        """Return the message if it is about none of these fields."""
+        is_shown = any(_is_of(param, name) for param in self.by_field for name in names)
+        return "" if is_shown else self.message
+
+
+NO_FAULTS = Faults()
+
+
+def _is_of(param: str, name: str) -> bool:
+    return param == name or param.startswith(f"{name}.")
+
+
+def read(kind: type[Ask], body: Mapping[str, object]) -> Ask:
+    """Return the API's request; raise its error for what is wrong with it."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise first_fault(RequestValidationError(faults, body=body)) from None
+
+
+async def _sent(request: Request, viewer: ProviderDep) -> Sent:
+    form = await request.form(max_files=0, max_fields=256)
+    check_token(viewer, str(form.get("form_token", "")))
+    return Sent(viewer, form)
+
+
+# For the provider's pages that change something: the form's token is checked before anything else is done.
+SentDep = Annotated[Sent, Depends(_sent)]

@@ -1,0 +1,183 @@
+"""Safety pools and audit suites: what a file would become, the import itself, the versions, and their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Annotated, get_args
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from sqlalchemy.orm import Session
+from starlette.responses import RedirectResponse, Response
+
+from app.catalog import import_preview, imports, removal, service
+from app.catalog.import_preview import CorpusKind, ImportPreview
+from app.catalog.schemas import CorpusOut
+from app.dashboard.forms import NO_FAULTS, Faults, SentDep, read
+from app.dashboard.rendering import page
+from app.dashboard.viewer import ProviderDep, Viewer, check_token
+from app.deps import LimitsDep, LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
+from app.errors import AppError
+from app.forms import upload_form
+from app.http.multipart import Form
+from app.http.schemas import Body
+
+router = APIRouter(include_in_schema=False, prefix="/provider/data")
+
+_KINDS = {"pool": "safety pool", "harmful": "suite: attacks", "benign": "suite: harmless", "utility": "suite: task"}
+_ALL = get_args(CorpusKind)
+
+
+class Asked(Body):
+    """What an import is of, as the API asks in its address."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    kind: CorpusKind
+
+
+@router.get("")
+def data_page(request: Request, viewer: ProviderDep, session: ReadDep) -> Response:
+    """List pools and suites, and ask for a file."""
+    return _page(request, viewer, session)
+
+
+def _upload(request: Request, viewer: ProviderDep, settings: SettingsDep, limits: LimitsDep) -> Iterator[Form]:
+    yield from upload_form(request, viewer.principal, settings, limits)
+
+
+UploadDep = Annotated[Form, Depends(_upload, scope="function")]
+
+
+def _asked(viewer: Viewer, form: Form) -> Asked:
+    """Read what stands before the file."""
+    fields = form.fields_before_file()
+    check_token(viewer, fields.get("form_token", ""))
+    return read(Asked, {name: fields[name].strip() for name in Asked.model_fields if fields.get(name)})
+
+
+@router.post("/preview")
+async def preview(
+    request: Request, viewer: ProviderDep, form: UploadDep, storage: QuickStorageDep, limits: LimitsDep, look: LookDep
+) -> Response:
+    """Show what an import would make of the file; a browser that runs scripts asks for this part alone."""
+
+    def shown() -> Response:
+        found, error = None, None
+        try:
+            asked = _asked(viewer, form)
+            found = import_preview.preview(storage, look, form, asked.name, asked.kind, limits)
+        except AppError as problem:
+            error = problem
+        if "hx-request" in request.headers:
+            return page(request, "provider_preview", viewer, preview=found, faults=_faults(error))
+        with look() as session:
+            return _page(request, viewer, session, form.fields, preview=found, error=error)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(shown)
+
+
+@router.post("")
+async def take(
+    request: Request,
+    viewer: ProviderDep,
+    form: UploadDep,
+    storage: StorageDep,
+    limits: LimitsDep,
+    begin: ProviderBeginDep,
+    look: LookDep,
+) -> Response:
+    """Import the file, and show what came of it."""
+
+    def taken() -> Response:
+        made, error = None, None
+        try:
+            asked = _asked(viewer, form)
+            made = _import(storage, begin, limits, form, asked)()
+        except AppError as problem:
+            error = problem
+        with look() as session:
+            return _page(request, viewer, session, form.fields if error else {}, made=made, error=error)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(taken)
+
+
+def _import(
+    storage: StorageDep, begin: ProviderBeginDep, limits: LimitsDep, form: Form, asked: Asked
+) -> Callable[[], CorpusOut]:
+    if asked.kind == "pool":
+        return partial(imports.import_pool, storage, begin, form, asked.name, limits)
+    return partial(imports.import_suite, storage, begin, form, asked.name, asked.kind, limits)
+
+
+@router.get("/{corpus_id}")
+async def version_page(
+    corpus_id: str, request: Request, viewer: ProviderDep, look: LookDep, storage: QuickStorageDep
+) -> Response:
+    """Show what the rows of a version are like."""
+
+    def shown() -> Response:
+        with look() as session:
+            corpus = CorpusOut.model_validate(service.kept_version(session, corpus_id, _ALL))
+        found = import_preview.profile_of(storage, look, corpus_id, _ALL)
+        return page(request, "provider_corpus", viewer, corpus=corpus, profile=found, kinds=_KINDS)
+
+    return await viewer.lanes.reads.of(viewer.project_id).run(shown)
+
+
+@router.post("/{kind}/{corpus_id}/delete")
+async def delete(
+    kind: CorpusKind,
+    corpus_id: str,
+    request: Request,
+    sent: SentDep,
+    storage: StorageDep,
+    begin: ProviderBeginDep,
+    look: LookDep,
+) -> Response:
+    """Delete a version that no unfinished job names."""
+    viewer, forget = sent.viewer, removal.forget_pool if kind == "pool" else removal.forget_suite
+
+    def deleted() -> Response:
+        try:
+            removal.delete(storage, begin, corpus_id, forget)
+        except AppError as error:
+            with look() as session:
+                return _page(request, viewer, session, error=error)
+        return RedirectResponse("/provider/data", 303)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(deleted)
+
+
+def _faults(error: AppError | None) -> Faults:
+    return Faults.of(error) if error else NO_FAULTS
+
+
+def _page(
+    request: Request,
+    viewer: Viewer,
+    session: Session,
+    asked: Mapping[str, str] | None = None,
+    *,
+    preview: ImportPreview | None = None,
+    made: CorpusOut | None = None,
+    error: AppError | None = None,
+) -> Response:
+    pools, suites = service.pools(session), service.suites(session)
+    current = {pools[0].id} if pools else set[str]()
+    newest = {(each.kind, each.name): each.id for each in reversed(suites)}
+    return page(
+        request,
+        "provider_data",
+        viewer,
+        status=error.status if error else 200,
+        pools=pools,
+        suites=suites,
+        current=current | set(newest.values()),
+        kinds=_KINDS,
+        asked=asked or {},
+        preview=preview,
+        made=made,
+        faults=_faults(error),
+        problems=error.details if error and error.code == "invalid_corpus" else None,
+    )

@@ -1,0 +1,111 @@
+"""Base models with their fitness, offered and withdrawn; and judges with their measured errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from sqlalchemy.orm import Session
+from starlette.responses import RedirectResponse, Response
+
+from app.catalog import removal, service
+from app.catalog.fitness import fitness, judge_warnings
+from app.catalog.judges import judges
+from app.catalog.schemas import BaseModelIn, ModelFitness
+from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep, read
+from app.dashboard.rendering import page
+from app.dashboard.viewer import ProviderDep, Viewer
+from app.deps import LookDep, ProviderBeginDep, ReadDep, SettingsDep
+from app.errors import AppError
+from app.policies import service as policies
+from app.settings import Settings
+
+router = APIRouter(include_in_schema=False, prefix="/provider/models")
+
+
+@router.get("")
+def models_page(request: Request, viewer: ProviderDep, session: ReadDep, settings: SettingsDep) -> Response:
+    """List base models and judges."""
+    return _page(request, viewer, session, settings)
+
+
+@router.post("")
+async def offer(
+    request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep, settings: SettingsDep
+) -> Response:
+    """Offer a base model, or change what an alias stands for; what keeps jobs from it is told."""
+
+    def offered() -> Response:
+        try:
+            asked = sent.filled("alias", "source", "revision", "learning_rate")
+            ask = read(BaseModelIn, asked | {"allow_full_fine_tuning": bool(sent.text("allow_full_fine_tuning"))})
+            with begin() as session:
+                entry = service.add_model(session, ask)
+                limits = policies.current(session, settings).content.thresholds
+        except AppError as error:
+            return _again(request, sent, look, settings, error)
+        warnings = judge_warnings(entry.source, settings, limits)
+        with look() as session:
+            return _page(request, sent.viewer, session, settings, tried=fitness(entry), warnings=warnings)
+
+    return await sent.viewer.lanes.reads.of(sent.viewer.project_id).run(offered)
+
+
+@router.post("/try")
+async def try_model(request: Request, sent: SentDep, look: LookDep, settings: SettingsDep) -> Response:
+    """Look at a base model's files again."""
+
+    def tried() -> Response:
+        try:
+            with look() as session:
+                entry = service.base_model(session, sent.text("alias"))
+        except AppError as error:
+            return _again(request, sent, look, settings, error)
+        found = fitness(entry)
+        with look() as session:
+            return _page(request, sent.viewer, session, settings, tried=found)
+
+    return await sent.viewer.lanes.reads.of(sent.viewer.project_id).run(tried)
+
+
+@router.post("/withdraw")
+def withdraw(
+    request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep, settings: SettingsDep
+) -> Response:
+    """Offer a base model no longer."""
+    try:
+        with begin() as session:
+            removal.withdraw_model(session, sent.text("alias"))
+    except AppError as error:
+        return _again(request, sent, look, settings, error)
+    return RedirectResponse("/provider/models", 303)
+
+
+def _again(request: Request, sent: Sent, look: LookDep, settings: Settings, error: AppError) -> Response:
+    with look() as session:
+        return _page(request, sent.viewer, session, settings, sent=sent, error=error)
+
+
+def _page(
+    request: Request,
+    viewer: Viewer,
+    session: Session,
+    settings: Settings,
+    *,
+    sent: Sent | None = None,
+    error: AppError | None = None,
+    tried: ModelFitness | None = None,
+    warnings: Sequence[str] = (),
+) -> Response:
+    return page(
+        request,
+        "provider_models",
+        viewer,
+        status=error.status if error else 200,
+        models=service.base_models(session),
+        judges=judges(session, settings),
+        asked=sent.shown() if sent and "source" in sent.form else {},
+        faults=Faults.of(error) if error else NO_FAULTS,
+        tried=tried,
+        warnings=warnings,
+    )

@@ -1,0 +1,94 @@
+"""Policies: the versions, a form for the next one, and what it would have changed for past jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from sqlalchemy.orm import Session
+from starlette.responses import RedirectResponse, Response
+
+from app.catalog import service as catalog
+from app.dashboard.forms import NO_FAULTS, Faults, SentDep
+from app.dashboard.pages.provider_policy_form import ACTIONS, PolicyForm
+from app.dashboard.rendering import page
+from app.dashboard.viewer import ProviderDep, Viewer
+from app.deps import LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep
+from app.errors import AppError, NotFound
+from app.jobs.trials import policy_trial
+from app.jobs.trials.schemas import PolicyTrial
+from app.policies import service
+from app.settings import Settings
+from spard import config
+
+router = APIRouter(include_in_schema=False, prefix="/provider/policies")
+
+
+@router.get("")
+def policies_page(
+    request: Request,
+    viewer: ProviderDep,
+    session: ReadDep,
+    settings: SettingsDep,
+    of: Annotated[int | None, Query(alias="from", ge=0, le=2**31)] = None,
+) -> Response:
+    """Show every version, and the form filled in with one of them: the one in force unless asked."""
+    versions = service.versions(session, settings)
+    based_on = next((each for each in versions if of in (None, each.version)), None)
+    if based_on is None:
+        raise NotFound(f"There is no version {of} of the policy.", code="policy_not_found", param="from")
+    return _page(request, viewer, session, settings, PolicyForm.of(based_on.content))
+
+
+@router.post("")
+async def take_policy(
+    request: Request,
+    sent: SentDep,
+    look: LookDep,
+    begin: ProviderBeginDep,
+    storage: QuickStorageDep,
+    settings: SettingsDep,
+) -> Response:
+    """Try a policy out on past jobs, or put it in force."""
+    form, viewer = PolicyForm.of_sent(sent), sent.viewer
+
+    def taken() -> Response:
+        trial, faults, status = None, NO_FAULTS, 200
+        try:
+            policy = form.policy()
+            if sent.text("act") == "put":
+                with begin() as session:
+                    service.add(session, viewer.principal.key_id, policy)
+                return RedirectResponse("/provider/policies", 303)
+            trial = policy_trial.try_out(look, storage, policy, policy_trial.USUAL)
+        except AppError as error:
+            faults, status = Faults.of(error), error.status
+        with look() as session:
+            return _page(request, viewer, session, settings, form, trial, faults, status)
+
+    return await viewer.lanes.reads.of(viewer.project_id).run(taken)
+
+
+def _page(
+    request: Request,
+    viewer: Viewer,
+    session: Session,
+    settings: Settings,
+    form: PolicyForm,
+    trial: PolicyTrial | None = None,
+    faults: Faults = NO_FAULTS,
+    status: int = 200,
+) -> Response:
+    return page(
+        request,
+        "provider_policies",
+        viewer,
+        status=status,
+        versions=service.versions(session, settings),
+        defenses=list(config.defenses()),
+        offered=[entry.alias for entry in catalog.base_models(session)],
+        actions=ACTIONS,
+        form=form,
+        trial=trial,
+        faults=faults,
+    )

@@ -1,0 +1,97 @@
+"""The form of a policy: the common settings as fields, bounds of numbers and serving as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import get_args
+
+from app.dashboard.forms import Sent, read
+from app.errors import InvalidRequest
+from app.policies.schemas import Policy
+from spard.config import GateThresholds
+from spard.config.row_signal import RowAction
+from spard.data import strict_json
+
+ACTIONS: Sequence[str] = get_args(RowAction)
+THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name != "allow_unmeasured_judge")
+SIGNALS = ("threshold", "max_dropped", "max_inverted")
+_AS_JSON = ("ranges", "serving")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyForm:
+    """What the form holds, as texts; `numbers` are by the API's names, such as `thresholds.max_asr`."""
+
+    defenses: Sequence[str]
+    all_models: bool
+    models: Sequence[str]
+    numbers: Mapping[str, str]
+    allow_unmeasured_judge: bool
+    action: str
+    waivers: bool
+    ranges: str
+    serving: str
+
+    @classmethod
+    def of(cls, policy: Policy) -> PolicyForm:
+        """Return the form of a policy that exists."""
+        held = {"thresholds": (policy.thresholds, THRESHOLDS), "row_signal": (policy.row_signal, SIGNALS)}
+        numbers = {
+            f"{place}.{name}": "" if getattr(values, name) is None else f"{getattr(values, name):g}"
+            for place, (values, names) in held.items()
+            for name in names
+        }
+        content = policy.model_dump(mode="json", exclude_none=True)
+        return cls(
+            defenses=policy.defenses,
+            all_models=policy.models is None,
+            models=policy.models or [],
+            numbers=numbers,
+            allow_unmeasured_judge=policy.thresholds.allow_unmeasured_judge,
+            action=policy.row_signal.action,
+            waivers=policy.waivers,
+            ranges=json.dumps(content["ranges"], indent=2),
+            serving=json.dumps(content["serving"], indent=2),
+        )
+
+    @classmethod
+    def of_sent(cls, sent: Sent) -> PolicyForm:
+        """Return the form as somebody has filled it in."""
+        numbers = [*(f"thresholds.{name}" for name in THRESHOLDS), *(f"row_signal.{name}" for name in SIGNALS)]
+        return cls(
+            defenses=sent.texts("defenses"),
+            all_models=bool(sent.text("all_models")),
+            models=sent.texts("models"),
+            numbers={name: sent.text(name) for name in numbers},
+            allow_unmeasured_judge=bool(sent.text("thresholds.allow_unmeasured_judge")),
+            action=sent.text("row_signal.action"),
+            waivers=bool(sent.text("waivers")),
+            ranges=sent.text("ranges"),
+            serving=sent.text("serving"),
+        )
+
+    def policy(self) -> Policy:
+        """Return the policy that the form asks for; what is left empty is the default."""
+        thresholds = self._of("thresholds.") | {"allow_unmeasured_judge": self.allow_unmeasured_judge}
+        body = {
+            "defenses": self.defenses,
+            "models": None if self.all_models else self.models,
+            "thresholds": thresholds,
+            "row_signal": self._of("row_signal.") | {"action": self.action},
+            "waivers": self.waivers,
+        }
+        return read(Policy, body | {name: _json(name, getattr(self, name)) for name in _AS_JSON})
+
+    def _of(self, place: str) -> dict[str, object]:
+        found = {name.removeprefix(place): text for name, text in self.numbers.items() if name.startswith(place)}
+        return {name: text for name, text in found.items() if text}
+
+
+def _json(name: str, text: str) -> object:
+    try:
+        value: object = strict_json.parse(text or "{}")
+    except strict_json.BadJson as error:
+        raise InvalidRequest(f"{error.message}: {error.hint}.", code=error.code, param=name) from None
+    return value

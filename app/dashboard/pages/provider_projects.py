@@ -1,0 +1,146 @@
+"""Projects with their limits and keys: made, limited, taken back; a secret is shown once."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from sqlalchemy.orm import Session
+from starlette.responses import RedirectResponse, Response
+
+from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep, read
+from app.dashboard.rendering import page
+from app.dashboard.viewer import ProviderDep, Viewer
+from app.deps import LookDep, ProviderBeginDep, ReadDep
+from app.errors import AppError
+from app.keys import admin as keys
+from app.keys.schemas import KeyCreate
+from app.keys.service import is_good
+from app.quotas import service
+from app.quotas.schemas import ProjectCreate, QuotaSet
+
+router = APIRouter(include_in_schema=False, prefix="/provider/projects")
+
+_LIMITS = {
+    "max_file_bytes": "Bytes of training files",
+    "max_file_rows": "Rows of training files",
+    "max_jobs_per_day": "Jobs in 24 hours",
+    "max_unfinished_jobs": "Jobs that have not ended",
+    "max_gpu_seconds": "GPU seconds in 30 days",
+    "requests_per_minute": "Requests a minute",
+    "tokens_per_minute": "Tokens a minute",
+    "max_tokens_per_day": "Tokens in 24 hours",
+}
+_SCOPES = ("customer", "read", "admin")
+_DAY_S = 86_400
+
+
+@router.get("")
+def projects_page(request: Request, viewer: ProviderDep, session: ReadDep) -> Response:
+    """List the projects."""
+    return _list(request, viewer, session)
+
+
+@router.post("")
+def create(request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
+    """Make a project."""
+    try:
+        ask = read(ProjectCreate, sent.filled("name"))
+        with begin() as session:
+            made = service.create_project(session, ask.name)
+    except AppError as error:
+        with look() as session:
+            return _list(request, sent.viewer, session, sent.text("name"), error)
+    return RedirectResponse(f"/provider/projects/{made.id}", 303)
+
+
+@router.get("/{project_id}")
+def project_page(project_id: str, request: Request, viewer: ProviderDep, session: ReadDep) -> Response:
+    """Show a project's limits and keys."""
+    return _one(request, viewer, session, project_id)
+
+
+@router.post("/{project_id}/quota")
+def set_quota(project_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
+    """Set a project's limits; what is left empty is not limited."""
+    try:
+        ask = read(QuotaSet, sent.filled(*_LIMITS))
+        with begin() as session:
+            service.set_quota(session, project_id, ask)
+    except AppError as error:
+        return _again(request, sent, look, project_id, error)
+    return RedirectResponse(f"/provider/projects/{project_id}", 303)
+
+
+@router.post("/{project_id}/keys")
+def create_key(project_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
+    """Make a key, and show its secret this once."""
+    viewer, asked = sent.viewer, sent.filled("name", "owner")
+    try:
+        days = sent.text("expires_in_days")
+        body = asked | {"project_id": project_id, "scopes": sent.texts("scopes")}
+        body |= {"expires_in_s": int(days) * _DAY_S if days.isdecimal() else days} if days else {}
+        ask = read(KeyCreate, body)
+        with begin() as session:
+            _, secret = keys.create(session, viewer.principal, ask)
+    except AppError as error:
+        return _again(request, sent, look, project_id, error)
+    with look() as session:
+        return _one(request, viewer, session, project_id, secret=secret)
+
+
+@router.post("/{project_id}/keys/{key_id}/revoke")
+def revoke(
+    project_id: str, key_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep
+) -> Response:
+    """Take a key back at once."""
+    try:
+        with begin() as session:
+            keys.revoke(session, key_id)
+    except AppError as error:
+        return _again(request, sent, look, project_id, error)
+    return RedirectResponse(f"/provider/projects/{project_id}", 303)
+
+
+def _again(request: Request, sent: Sent, look: LookDep, project_id: str, error: AppError) -> Response:
+    with look() as session:
+        return _one(request, sent.viewer, session, project_id, asked=sent, error=error)
+
+
+def _list(
+    request: Request, viewer: Viewer, session: Session, name: str = "", error: AppError | None = None
+) -> Response:
+    return page(
+        request,
+        "provider_projects",
+        viewer,
+        status=error.status if error else 200,
+        projects=service.projects(session),
+        limits=_LIMITS,
+        asked_name=name,
+        faults=Faults.of(error) if error else NO_FAULTS,
+    )
+
+
+def _one(
+    request: Request,
+    viewer: Viewer,
+    session: Session,
+    project_id: str,
+    *,
+    asked: Sent | None = None,
+    error: AppError | None = None,
+    secret: str | None = None,
+) -> Response:
+    found = keys.list_keys(session, project_id)
+    return page(
+        request,
+        "provider_project",
+        viewer,
+        status=error.status if error else 200,
+        project=service.project(session, project_id),
+        keys=[(key, is_good(key)) for key in reversed(found)],
+        limits=_LIMITS,
+        scopes=_SCOPES,
+        asked=asked,
+        secret=secret,
+        faults=Faults.of(error) if error else NO_FAULTS,
+    )

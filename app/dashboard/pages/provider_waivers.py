@@ -1,0 +1,116 @@
+"""Adapters that the gate held back: proposed for release by one admin, approved by another, ended by any."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+
+from fastapi import APIRouter, Request
+from sqlalchemy.orm import Session
+from starlette.responses import RedirectResponse, Response
+
+from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep, read
+from app.dashboard.rendering import page
+from app.dashboard.viewer import ProviderDep, Viewer
+from app.db.base import utc_now
+from app.deps import AfterQuery, LookDep, ProviderBeginDep, ReadDep, SettingsDep
+from app.errors import AppError, InvalidRequest
+from app.keys import admin as keys
+from app.waivers import service
+from app.waivers.held import held_adapters
+from app.waivers.schemas import WaiverCreate
+
+router = APIRouter(include_in_schema=False, prefix="/provider/waivers")
+
+_PLACE = "/provider/waivers"
+_AT_ONCE = 20
+_MOST = 100  # that wait for a second person
+_USUAL = timedelta(days=30)
+
+
+@router.get("")
+def waivers_page(request: Request, viewer: ProviderDep, session: ReadDep, after: AfterQuery = None) -> Response:
+    """List what is held back, with what was proposed for each."""
+    return _page(request, viewer, session, after)
+
+
+@router.post("/{job_id}/propose")
+def propose(job_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
+    """Propose to release an adapter."""
+    try:
+        ask = read(WaiverCreate, {"reason": sent.text("reason"), "expires_at": _end_of(sent.text("expires_at"))})
+        with begin() as session:
+            service.propose(session, sent.viewer.principal, job_id, ask)
+    except AppError as error:
+        return _again(request, sent, look, job_id, error)
+    return RedirectResponse(f"{_PLACE}#{job_id}", 303)
+
+
+@router.post("/{job_id}/{waiver_id}/approve")
+def approve(
+    job_id: str,
+    waiver_id: str,
+    request: Request,
+    sent: SentDep,
+    begin: ProviderBeginDep,
+    look: LookDep,
+    settings: SettingsDep,
+) -> Response:
+    """Approve what another person proposed."""
+    try:
+        with begin() as session:
+            service.approve(session, sent.viewer.principal, job_id, waiver_id, settings)
+    except AppError as error:
+        return _again(request, sent, look, job_id, error)
+    return RedirectResponse(f"{_PLACE}#{job_id}", 303)
+
+
+@router.post("/{job_id}/{waiver_id}/end")
+def end(
+    job_id: str, waiver_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep
+) -> Response:
+    """End a waiver, or withdraw a proposal."""
+    try:
+        with begin() as session:
+            service.end(session, job_id, waiver_id)
+    except AppError as error:
+        return _again(request, sent, look, job_id, error)
+    return RedirectResponse(f"{_PLACE}#{job_id}", 303)
+
+
+def _end_of(day: str) -> int:
+    """Return when a day ends in UTC, in Unix seconds."""
+    try:
+        found = date.fromisoformat(day)
+    except ValueError:
+        raise InvalidRequest("Give a day, such as 2027-01-31.", code="invalid_type", param="expires_at") from None
+    return int(datetime.combine(found, time(23, 59, 59), UTC).timestamp())
+
+
+def _again(request: Request, sent: Sent, look: LookDep, job_id: str, error: AppError) -> Response:
+    with look() as session:
+        return _page(request, sent.viewer, session, None, job_id, sent.shown(), error)
+
+
+def _page(
+    request: Request,
+    viewer: Viewer,
+    session: Session,
+    after: str | None,
+    job_id: str | None = None,
+    asked: dict[str, str] | None = None,
+    error: AppError | None = None,
+) -> Response:
+    return page(
+        request,
+        "provider_waivers",
+        viewer,
+        status=error.status if error else 200,
+        waiting=held_adapters(session, None, _MOST, waiting=True).data if after is None else [],
+        held=held_adapters(session, after, _AT_ONCE, waiting=False),
+        people={key.id: key.owner or key.name for key in keys.list_keys(session, None)},
+        usual=(utc_now() + _USUAL).date().isoformat(),
+        of=job_id,
+        asked=asked or {},
+        faults=Faults.of(error) if error else NO_FAULTS,
+        no_faults=NO_FAULTS,
+    )

@@ -1,0 +1,83 @@
+"""Workers as they tell of themselves, and the queue by project, for the provider."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import case, delete, func, select
+from sqlalchemy.orm import Session
+
+from app.db import now
+from app.db.tables import Job, JobStatus, Project, WorkerRow
+from app.jobs import scheduling
+from app.jobs.fleet_schemas import QueueOut, WorkerOut
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What a worker says of itself."""
+
+    name: str
+    host: str
+    version: str
+    devices: list[str]
+    troubles: list[str]
+
+
+def note(session: Session, presence: Presence) -> None:
+    """Note that a worker is there."""
+    row = session.get(WorkerRow, presence.name) or WorkerRow(name=presence.name)
+    for name, value in asdict(presence).items():
+        setattr(row, name, value)
+    row.seen_at = session.scalar(select(now())) or 0.0
+    session.add(row)
+
+
+def leave(session: Session, name: str) -> None:
+    """Forget a worker that stops."""
+    session.execute(delete(WorkerRow).where(WorkerRow.name == name))
+
+
+def workers(session: Session, alive_s: float) -> list[WorkerOut]:
+    """Return the workers, by name; one that was not seen for `alive_s` seconds is not alive."""
+    is_its = (Job.lease_owner == WorkerRow.name) & (Job.status == JobStatus.running)
+    query = select(WorkerRow, Job.id, Job.phase, now() - WorkerRow.seen_at).outerjoin(Job, is_its)
+    found: dict[str, WorkerOut] = {}
+    for row, job_id, phase, age in session.execute(query.order_by(WorkerRow.name, Job.id)):
+        found[row.name] = WorkerOut(
+            name=row.name,
+            host=row.host,
+            version=row.version,
+            devices=row.devices,
+            troubles=row.troubles,
+            started_at=row.started_at,
+            seen_at=int(row.seen_at),
+            is_alive=age <= alive_s,
+            job_id=job_id,
+            phase=phase,
+        )
+    return list(found.values())
+
+
+def queue(session: Session) -> list[QueueOut]:
+    """Return the projects with jobs that have not ended, the one whose turn is next first."""
+    counts = [func.sum(case((Job.status == each, 1), else_=0)) for each in QueueOut.COUNTED]
+    waiting = func.min(case((Job.status == JobStatus.queued, Job.created_at)))
+    query = select(Job.project_id, Project.name, *counts, waiting).join(Project, Project.id == Job.project_id)
+    rows = session.execute(query.where(Job.status.in_(QueueOut.COUNTED)).group_by(Job.project_id, Project.name)).all()
+    running = sum(row[2] for row in rows)
+    turns = {project_id: turn for turn, project_id in enumerate(scheduling.projects(session), start=1)}
+    found = [
+        QueueOut(
+            project_id=row[0],
+            name=row[1],
+            running=row[2],
+            queued=row[3],
+            paused=row[4],
+            share=row[2] / running if running else 0.0,
+            waits_since=row[5],
+            turn=turns.get(row[0]),
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda each: (each.turn is None, each.turn or 0, each.project_id))

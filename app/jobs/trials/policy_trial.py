@@ -1,0 +1,130 @@
+"""A policy held against the latest jobs: their requests as they were made, their audits as they were stored.
+
+The checks are those that a new job meets, with the scopes that the job's key has. Nothing is measured again: the gate
+is asked about the counts in the stored reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Row, select
+from sqlalchemy.orm import Session
+
+from app.db import Begin
+from app.db.tables import ApiKey, Job
+from app.db.tables.job_spec import PolicyRef
+from app.errors import AppError
+from app.jobs import policy_check
+from app.jobs.reports.service import read_report
+from app.jobs.trials.schemas import PolicyTrial, Refused, TriedJob
+from app.keys.service import Principal
+from app.policies import service as policies
+from app.policies.schemas import Policy
+from app.storage import Storage, StorageError
+from spard.config import Recipe, RowSignal
+from spard.config.deprecated import from_stored
+from spard.config.run_spec import parse
+from spard.errors import InvalidRecipe
+from spard.evaluation.decided_again import decide_again
+from spard.evaluation.gate import Gate
+from spard.release.report import SafetyReport
+
+USUAL, MOST = 50, 200  # jobs
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A job with what the policy makes of its request, and where its report lies."""
+
+    shown: TriedJob
+    policy: PolicyRef
+    waived: bool
+    report_key: str | None
+
+
+def try_out(look: Begin, storage: Storage, policy: Policy, limit: int) -> PolicyTrial:
+    """Tell of the latest jobs what a policy would have changed."""
+    with look() as session:
+        policies.check(session, policy)
+        past = [_asked_again(job, scopes, policy) for job, scopes in _latest(session, limit)]
+    jobs = [_decided_again(storage, each, policy) for each in past]
+    return PolicyTrial(
+        jobs=len(jobs),
+        refused=sum(each.refused is not None for each in jobs),
+        changed=sum(bool(each.changes) for each in jobs),
+        decided_otherwise=sum(each.outcome == "otherwise" for each in jobs),
+        not_known=sum(each.outcome == "not_known" for each in jobs),
+        data=jobs,
+    )
+
+
+def _latest(session: Session, limit: int) -> Sequence[Row[Job, list[str]]]:
+    """Return jobs with the scopes of their keys."""
+    query = select(Job, ApiKey.scopes).join(ApiKey, ApiKey.id == Job.key_id)
+    return session.execute(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)).all()
+
+
+def _asked_again(job: Job, scopes: list[str], policy: Policy) -> _Past:
+    caller = Principal(job.project_id, job.key_id, frozenset(scopes))
+    refused, changes = None, list[str]()
+    try:
+        recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
+        policy_check.check_choice(caller, recipe.defense, job.model, policy)
+        policy_check.check_ranges(caller, recipe, policy)
+        signal = policy_check.row_signal(caller, recipe.defense, policy, has_pool=job.spec.pool is not None)
+        changes = [*_of_rows(job.spec.row_signal, signal), *_of_waivers(job.spec.policy.waivers, policy.waivers)]
+    except (AppError, InvalidRecipe) as error:
+        refused = Refused(code=error.code, message=error.message, param=error.param)
+    shown = TriedJob(
+        id=job.id,
+        project_id=job.project_id,
+        created_at=job.created_at,
+        status=job.told_status,
+        model=job.model,
+        defense=job.recipe["defense"]["type"],
+        refused=refused,
+        changes=changes,
+        outcome="not_measured",
+        decision=None,
+        new_decision=None,
+        reasons=[],
+    )
+    return _Past(shown, job.spec.policy, job.spec.waived, job.report_key)
+
+
+def _of_rows(was: RowSignal, now: RowSignal) -> Iterator[str]:
+    if was.action != now.action:
+        yield f"Rows that the base model would refuse: {now.action}, was {was.action}."
+    elif was != now and now.action != "off":
+        yield f"Rows that the base model would refuse: {now.action} by other thresholds."
+
+
+def _of_waivers(was: bool, now: bool) -> Iterator[str]:
+    if was != now:
+        yield f"An adapter that fails would {'' if now else 'not '}be kept for a waiver."
+
+
+def _decided_again(storage: Storage, past: _Past, policy: Policy) -> TriedJob:
+    if past.report_key is None:
+        return past.shown
+    try:
+        report = read_report(storage, past.report_key)
+    except StorageError:
+        return past.shown.model_copy(update={"outcome": "not_known"})
+    decision = report.gate.decision
+    again = _gate(report, past, policy)
+    if again is None:
+        return past.shown.model_copy(update={"outcome": "not_known", "decision": decision})
+    update = {"decision": decision, "new_decision": again.decision, "reasons": list(again.reasons)}
+    return past.shown.model_copy(update=update | {"outcome": "same" if again.decision == decision else "otherwise"})
+
+
+def _gate(report: SafetyReport, past: _Past, policy: Policy) -> Gate | None:
+    """Return the decision under the policy's thresholds; what was a measurement stays one."""
+    stored = report.gate
+    if past.waived or stored.decision == "waived":
+        return Gate(stored.decision, stored.reasons)  # type: ignore[arg-type]  # the gate itself never waives
+    was = report.thresholds or past.policy.thresholds()
+    return decide_again(report.base, report.adapter, Gate(stored.decision, stored.reasons), was, policy.thresholds)

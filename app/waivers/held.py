@@ -1,0 +1,53 @@
+"""The adapters that are held back, of all projects, with what was proposed for each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from sqlalchemy import and_, or_, select
+from sqlalchemy.orm import Session
+
+from app.db.base import utc_now
+from app.db.tables import HeldAdapter, Job, Waiver
+from app.http.pagination import invalid_cursor
+from app.waivers.schemas import HeldList, HeldOut, WaiverOut
+
+
+def held_adapters(session: Session, after: str | None, limit: int, *, waiting: bool | None = None) -> HeldList:
+    """Return a page of them, the latest first, from two statements however many there are.
+
+    `waiting`: only those, or all but those, of which a waiver waits for a second person.
+    """
+    query = select(HeldAdapter, Job).join(Job, Job.id == HeldAdapter.job_id)
+    if waiting is not None:
+        is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > utc_now())
+        proposed_for = HeldAdapter.job_id.in_(select(Waiver.job_id).where(is_open))
+        query = query.where(proposed_for if waiting else ~proposed_for)
+    if after is not None:
+        cursor = session.get(HeldAdapter, after)
+        if cursor is None:
+            raise invalid_cursor(after)
+        at = cursor.created_at
+        tied = and_(HeldAdapter.created_at == at, HeldAdapter.job_id < after)
+        query = query.where(or_(HeldAdapter.created_at < at, tied))
+    order = HeldAdapter.created_at.desc(), HeldAdapter.job_id.desc()
+    rows = session.execute(query.order_by(*order).limit(limit + 1)).all()
+    waivers: defaultdict[str, list[WaiverOut]] = defaultdict(list)
+    of_rows = Waiver.job_id.in_([job.id for _, job in rows])
+    for waiver in session.scalars(select(Waiver).where(of_rows).order_by(Waiver.created_at.desc(), Waiver.id)):
+        waivers[waiver.job_id].append(WaiverOut.model_validate(waiver))
+    data = [_out(held, job, waivers[job.id]) for held, job in rows[:limit]]
+    return HeldList(data=data, has_more=len(rows) > limit)
+
+
+def _out(held: HeldAdapter, job: Job, waivers: list[WaiverOut]) -> HeldOut:
+    gate = (job.safety or {}).get("gate")
+    return HeldOut(
+        job_id=job.id,
+        project_id=job.project_id,
+        model=job.model,
+        held_at=held.created_at,
+        bytes=held.bytes,
+        reasons=gate.get("reasons", []) if gate else [],
+        waivers=waivers,
+    )

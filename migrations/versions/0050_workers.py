@@ -1,0 +1,29 @@
+"""The workers that are there, and the jobs of all projects in the order of their making."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0050"
+down_revision = "0046"
+
+
+def upgrade() -> None:
+    op.create_table(
+        "workers",
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("host", sa.String(), nullable=False),
+        sa.Column("version", sa.String(), nullable=False),
+        sa.Column("devices", sa.JSON(), nullable=False),
+        sa.Column("troubles", sa.JSON(), nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("seen_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_workers"),
+    )
+    op.create_index("ix_jobs_created_at_id", "jobs", ["created_at", "id"])
+
+
+def downgrade() -> None:
+    op.drop_index("ix_jobs_created_at_id", "jobs")
+    op.drop_table("workers")

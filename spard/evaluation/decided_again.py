@@ -1,0 +1,43 @@
+"""The gate asked again about a stored audit, under other thresholds: nothing is measured, nothing is asked of a judge.
+
+What the gate was told beside the figures, leaks and doubts about judges, is in its reasons alone: those of them that
+the figures do not explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spard.config import GateThresholds
+from spard.evaluation.gate import Gate, gate
+from spard.evaluation.results import SuiteResult
+
+
+def decide_again(
+    base: Sequence[SuiteResult],
+    adapter: Sequence[SuiteResult],
+    stored: Gate,
+    was: GateThresholds,
+    now: GateThresholds,
+) -> Gate | None:
+    """Return what the gate says under the thresholds `now` of what it decided under `was`; None where nobody can tell.
+
+    That is so of an audit that a version decided by another rule, or that kept too little to decide it as it was; and
+    where `now` asks for a measured judge and `was` did not, so that no one looked.
+    """
+    explained = gate(base, adapter, was)
+    others = tuple(each for each in stored.reasons if each not in explained.reasons)
+    judges = {each.judge for each in adapter}
+    doubts = [each for each in others if any(each.startswith(f"The judge {judge} ") for judge in judges)]
+    leaks = tuple(each for each in others if each not in doubts)
+    if not set(explained.reasons) <= set(stored.reasons) or _with(explained, others).decision != stored.decision:
+        return None
+    again = _with(gate(base, adapter, now, judge_doubts=doubts), leaks)
+    is_unknown = was.allow_unmeasured_judge and not now.allow_unmeasured_judge and again.decision == "pass"
+    return None if is_unknown else again
+
+
+def _with(found: Gate, doubts: Sequence[str]) -> Gate:
+    """Add doubts to a decision: what was to pass is then not decided."""
+    decision = "inconclusive" if found.decision == "pass" and doubts else found.decision
+    return Gate(decision, tuple(dict.fromkeys([*found.reasons, *doubts])))

@@ -1,0 +1,90 @@
+"""The provider's page of policies: a version made with a form, tried out first, every fault at its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.app.http.provider.conftest import fault, send
+from tests.app.http.test_dashboard import SignIn, token
+from tests.app.http.test_policies import POLICIES
+
+PAGE = "/provider/policies"
+FORM: dict[str, Any] = {"defenses": ["spard", "lisa"], "all_models": "on", "row_signal.action": "report"}
+
+
+def put(browser: TestClient, **fields: Any) -> Any:
+    return send(browser, PAGE, FORM | fields)
+
+
+def test_a_version_is_put_in_force(browser: TestClient, provider: TestClient) -> None:
+    fields = {"thresholds.max_asr": "0.2", "waivers": "on", "ranges": '{"lora.rank": {"max": 8}}'}
+    page = put(browser, act="put", **fields)
+    assert (page.status_code, page.url.path) == (200, PAGE)
+    content = provider.get(POLICIES).json()["data"][0]["content"]
+    assert (content["defenses"], content["models"], content["waivers"]) == (["spard", "lisa"], None, True)
+    assert (content["thresholds"]["max_asr"], content["ranges"]) == (0.2, {"lora.rank": {"min": None, "max": 8.0}})
+    (entry,) = provider.get("/v1/admin/audit_log?action=policy.added").json()["data"]
+    assert entry["target"] == "policy-1"
+
+
+def test_a_dry_run_shows_what_would_be_and_stores_nothing(
+    browser: TestClient,
+    provider: TestClient,
+    measured: str,
+) -> None:
+    limits = {"thresholds.max_asr": "0.5", "thresholds.max_asr_rise": "0.5", "thresholds.confidence": "0.5"}
+    page = put(browser, act="try", waivers="on", **{"thresholds.allow_unmeasured_judge": "on"}, **limits)
+    assert "Dry run over the latest 1 job" in page.text
+    assert f"<code>{measured}</code>" in page.text
+    assert "<strong>pass</strong>" in page.text
+    assert 'value="0.5"' in page.text
+    assert provider.get(POLICIES).json()["data"][0]["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "said"),
+    [
+        ({"thresholds.max_asr": "much"}, "thresholds.max_asr", "valid number"),
+        ({"thresholds.max_asr": "2"}, "thresholds.max_asr", "less than or equal to 1"),
+        ({"row_signal.threshold": "0"}, "row_signal.threshold", "greater than 0"),
+        ({"row_signal.action": "burn"}, "row_signal.action", "report"),
+        ({"defenses": []}, "defenses", "at least 1"),
+        ({"ranges": "{"}, "ranges", "column 2"),
+        ({"ranges": '{"lora.size": {}}'}, "ranges", "no setting"),
+        ({"serving": '{"guard": {"base_url": "ftp://x"}}'}, "serving", "pattern"),
+        ({"all_models": "", "models": ["gpt-5"]}, "models", "not offered"),
+    ],
+)
+@pytest.mark.parametrize("act", ["try", "put"])
+def test_a_fault_stands_at_its_field(
+    browser: TestClient, provider: TestClient, act: str, fields: dict[str, Any], name: str, said: str
+) -> None:
+    page = put(browser, act=act, **fields)
+    assert page.status_code == 400
+    assert said in fault(page, name)
+    assert [each["version"] for each in provider.get(POLICIES).json()["data"]] == [0]
+
+
+def test_a_form_begins_with_any_version(browser: TestClient, provider: TestClient) -> None:
+    provider.post(POLICIES, json={"thresholds": {"max_asr": 0.33}})
+    provider.post(POLICIES, json={})
+    assert 'value="0.33"' in browser.get(f"{PAGE}?from=1").text
+    assert 'value="0.33"' not in browser.get(PAGE).text
+    assert browser.get(f"{PAGE}?from=9").status_code == 404
+
+
+def test_only_admins_and_their_own_forms_change_it(
+    sign_in: SignIn,
+    browser: TestClient,
+    provider: TestClient,
+) -> None:
+    customer = sign_in("org-customer")
+    assert customer.get(PAGE).status_code == 403
+    assert customer.post(PAGE, data={"form_token": token(customer.get("/jobs")), "act": "put"}).status_code == 403
+    assert browser.post(PAGE, data={**FORM, "act": "put", "form_token": "0" * 64}).status_code == 403
+    assert [each["version"] for each in provider.get(POLICIES).json()["data"]] == [0]
+    denied = provider.get("/v1/admin/audit_log?action=admin.denied").json()["data"]
+    assert [each["target"] for each in denied] == [f"POST {PAGE}", f"GET {PAGE}"]

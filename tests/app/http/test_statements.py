@@ -1,0 +1,69 @@
+"""How many statements of SQL a request costs: a handful, however many jobs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import current_thread
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event, insert, select
+
+from app import db
+from app.db.tables import Job
+from tests.app.http.conftest import JOBS, Service
+
+QUEUED = 100
+MOST = 6
+MOST_OF_A_PAGE = 8  # of them three recognize the browser
+BACKGROUND = {"outbox", "webhooks", "retention", "reaper", "garbage"}  # threads that ask the database too
+
+
+@contextmanager
+def counted(engine: Engine) -> Iterator[list[str]]:
+    """The statements that requests send to the database meanwhile, but BEGIN."""
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if current_thread().name not in BACKGROUND and statement != "BEGIN":
+            statements.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield statements
+    event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.fixture
+def queued(service: Service, customer: TestClient, asked: dict[str, Any]) -> list[str]:
+    """A hundred jobs of one project that wait."""
+    first = customer.post(JOBS, json=asked).json()["id"]
+    table = Job.__table__
+    with db.transaction(service.app.state.engine) as session:
+        row = dict(session.execute(select(table).where(table.c.id == first)).one()._mapping)
+        session.execute(insert(table), [row | {"id": f"ftjob-{i:03}"} for i in range(1, QUEUED)])  # type: ignore[arg-type]
+    return [first, *(f"ftjob-{i:03}" for i in range(1, QUEUED))]
+
+
+def test_a_list_of_queued_jobs_costs_a_handful(service: Service, customer: TestClient, queued: list[str]) -> None:
+    customer.get(JOBS)  # notes the use of the key
+    with counted(service.app.state.engine) as statements:
+        jobs = customer.get(f"{JOBS}?limit=100").json()["data"]
+    assert sorted(job["id"] for job in jobs) == sorted(queued)
+    assert all(job["safety"]["progress"]["queue_position"] for job in jobs)
+    assert len(statements) <= MOST, statements
+
+
+PAGES = ("", "/jobs", "/policies", "/waivers", "/data", "/models", "/projects", "/projects/org-customer", "/webhooks")
+
+
+def test_the_provider_s_pages_cost_a_handful_too(service: Service, provider: TestClient, queued: list[str]) -> None:
+    browser = TestClient(service.app, headers={"accept": "text/html"})
+    browser.post("/sign-in", data={"key": service.add_key("org-provider", "admin")})
+    for page in (*PAGES, "/audit-log"):
+        with counted(service.app.state.engine) as statements:
+            answer = browser.get(f"/provider{page}")
+        assert answer.status_code == 200, page
+        assert len(statements) <= MOST_OF_A_PAGE, (page, statements)
+    browser.close()

@@ -1,0 +1,17 @@
+"""A worker tells that it is there, and leaves when it stops."""
+
+from __future__ import annotations
+
+from app.db import read
+from app.jobs import fleet
+from tests.worker.shop import Shop, until
+
+
+def test_a_worker_is_seen_while_it_runs(light_shop: Shop) -> None:
+    def names() -> list[str]:
+        with read(light_shop.engine) as session:
+            return [each.name for each in fleet.workers(session, 60.0) if each.is_alive]
+
+    with light_shop.serving(""):
+        until(lambda: len(names()) == 1)
+    assert names() == []

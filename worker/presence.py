@@ -1,0 +1,39 @@
+"""A worker tells the database that it is there, so that the provider sees its fleet.
+
+Nothing depends on it: jobs are held by their leases alone.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from threading import Event
+
+import structlog
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.db import transaction
+from app.jobs import fleet
+from app.jobs.fleet import Presence
+from worker import gpu
+
+log = structlog.get_logger(__name__)
+
+
+def tell(engine: Engine, name: str, troubles: Callable[[], Iterable[str]], stop: Event, every_s: float) -> None:
+    """Tell of the worker of this name again and again until `stop` is set, and then that it has left."""
+    host, ours, devices = socket.gethostname(), version("spard-service"), gpu.names()
+    is_stopped = False
+    while not is_stopped:
+        is_stopped = stop.is_set()
+        try:
+            with transaction(engine) as session:
+                if is_stopped:
+                    fleet.leave(session, name)
+                else:
+                    fleet.note(session, Presence(name, host, ours, devices, sorted(troubles())))
+        except SQLAlchemyError as error:
+            log.warning("the database does not hear that this worker is there", error=type(error).__name__)
+        stop.wait(every_s)
