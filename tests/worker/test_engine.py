@@ -118,6 +118,16 @@ def test_rows_that_join_and_leave_say_what_each_says_alone(model: Path, adapters
     assert {number: asked.text(number).strip() for number in expected} == expected
 
 
+def test_one_after_the_other_each_has_its_own_adapter(model: Path, adapters: list[Path]) -> None:
+    asked = Asked(model)
+    for folder in adapters[:2]:
+        asked.load(folder)
+    for adapter in (adapters[1], None, adapters[0], None, adapters[1]):
+        number = asked.ask(QUESTIONS[0], adapter.name if adapter else None)
+        asked.run()
+        assert asked.text(number).strip() == alone(model, adapter, QUESTIONS[0])
+
+
 def test_one_that_is_cancelled_leaves_the_others_as_they_are(model: Path) -> None:
     asked = Asked(model)
     first, second = asked.ask(QUESTIONS[0]), asked.ask(QUESTIONS[3])

@@ -169,9 +169,11 @@ def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
-        server.should_exit = True
-        thread.join()
+        try:
+            yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @pytest.fixture(scope="session")
