@@ -167,6 +167,7 @@ class Vllm:
                 "stop_token_ids": ends,
                 "skip_special_tokens": False,
                 "return_tokens_as_token_ids": ask["as_ids"],
+                **_form(ask),
             },
         )
         counts = [0] * ask["n"]
@@ -210,6 +211,13 @@ def _ids(tokenizer: LightTokenizer, ask: Ask) -> list[int]:
     except (SpardError, ValueError, TypeError) as error:
         message = f"The model's chat template refuses these messages: {str(error)[:300]}"
         raise InvalidRequest(message, code="invalid_messages", param="messages") from None
+
+
+def _form(ask: Ask) -> dict[str, object]:
+    """Return the form of the reply in the server's words, which its completions take as its chats do."""
+    if ask["json_schema"] is None:
+        return {}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": ask["json_schema"]}}}
 
 
 def _tokens(logprobs: object) -> list[Token]:
