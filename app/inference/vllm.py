@@ -174,7 +174,7 @@ class Vllm:
         async for chunk in chunks:
             written = chunk.usage.completion_tokens if chunk.usage else written
             for choice in chunk.choices:
-                tokens = _tokens(choice.logprobs) if choice.logprobs else []
+                tokens = completion_tokens(choice.logprobs) if choice.logprobs else []
                 counts[choice.index] += max(1, len(tokens))
                 said: Said = {"kind": "piece", "id": stream.number, "index": choice.index, "text": choice.text}
                 said["finish"] = (
@@ -220,7 +220,7 @@ def _form(ask: Ask) -> dict[str, object]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": ask["json_schema"]}}}
 
 
-def _tokens(logprobs: object) -> list[Token]:
+def completion_tokens(logprobs: object) -> list[Token]:
     """Return the tokens of a chunk in the engines' own form."""
     names, values = getattr(logprobs, "tokens", None) or [], getattr(logprobs, "token_logprobs", None) or []
     tops = getattr(logprobs, "top_logprobs", None) or [{}] * len(names)

@@ -1,4 +1,4 @@
-"""Rows that have done their work are removed: wake-ups that were sent, old idempotency keys, expired sign-ins."""
+"""Rows that have done their work are removed: wake-ups that were sent, old idempotency keys, whatever has expired."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from app.db import Begin
 from app.db.base import utc_now
-from app.db.tables import BrowserSession, IdempotencyKey, Outbox
+from app.db.tables import BrowserSession, IdempotencyKey, Outbox, StoredReply
 
 _SENT_STAY = timedelta(hours=1)
 KEYS_STAY = timedelta(days=30)  # a client that sends a request again does so within minutes
@@ -18,7 +18,7 @@ _AT_ONCE = 1000
 
 def prune(begin: Begin) -> None:
     """Remove all that is due, a thousand rows in a transaction, so that nobody waits long for one."""
-    for removal in (_sent(), _keys(), _sign_ins()):
+    for removal in (_sent(), _keys(), _sign_ins(), _replies()):
         removed = _AT_ONCE
         while removed == _AT_ONCE:
             with begin() as session:
@@ -39,3 +39,8 @@ def _keys() -> ReturningDelete[tuple[str]]:
 def _sign_ins() -> ReturningDelete[tuple[str]]:
     due = select(BrowserSession.digest).where(BrowserSession.expires_at < utc_now()).limit(_AT_ONCE)
     return delete(BrowserSession).where(BrowserSession.digest.in_(due)).returning(BrowserSession.digest)
+
+
+def _replies() -> ReturningDelete[tuple[str]]:
+    due = select(StoredReply.id).where(StoredReply.expires_at < utc_now()).limit(_AT_ONCE)
+    return delete(StoredReply).where(StoredReply.id.in_(due)).returning(StoredReply.id)

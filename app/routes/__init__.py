@@ -19,6 +19,7 @@ from app.routes import (
     quotas,
     results,
     signing_keys,
+    stored_replies,
     uploads,
     waivers,
     webhooks,
@@ -45,6 +46,7 @@ _PROVIDER: tuple[APIRouter, ...] = (
     audit_log.router,
     quotas.router,
     keys.router,
+    stored_replies.router,
 )
 WEBHOOKS = webhooks.sent
 ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, metrics.router)  # the first that matches a path answers

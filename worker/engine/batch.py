@@ -119,7 +119,8 @@ def applied(model: Any, names: Sequence[str]) -> Names:
     only = set(names)
     if len(only) > 1 or not isinstance(model, PeftModel):
         return row_by_row(model, names)
-    wanted, tuner = [name for name in only if name != BASE], model.base_model
+    tuner: Any = model.base_model
+    wanted = [name for name in only if name != BASE]
     if tuner.active_adapters != wanted:
         tuner.set_adapter(wanted, inference_mode=True)
     return {}

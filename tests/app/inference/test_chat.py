@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from markupsafe import escape
 from openai import BadRequestError, NotFoundError
