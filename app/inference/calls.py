@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -73,7 +74,7 @@ def admit(
     session.add(call)
     session.flush()
     if is_first:
-        details: dict[str, object] = {"sha256": call.archive_sha256, "endpoint": endpoint}
+        details: dict[str, Any] = {"sha256": call.archive_sha256, "endpoint": endpoint}
         if not call.is_attested:
             details["is_attested"] = False
         audit_log.record(session, "model.called", name, **details)
