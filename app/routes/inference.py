@@ -139,8 +139,10 @@ async def _whole(reply: Reply, answer: Awaitable[BaseModel]) -> Response:
 
 
 def _marks(reply: Reply) -> dict[str, str]:
-    """Return the header of replies whose server cannot prove what it has loaded."""
-    return {} if reply.is_attested else {"x-spard-attested": "false"}
+    """Return headers that say what is unusual: a server that proves nothing, and texts that are kept."""
+    marks = {} if reply.is_attested else {"x-spard-attested": "false"}
+    days = reply.call.store_days
+    return marks if days is None else marks | {"x-spard-stored-days": str(days)}
 
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[Found]]) -> Found:

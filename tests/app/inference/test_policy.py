@@ -65,7 +65,9 @@ def test_nothing_is_stored_unless_a_policy_says_so(served_lab: Lab) -> None:
 def test_texts_are_stored_as_they_were_shown_until_they_expire(served_lab: Lab, serving: Any) -> None:
     client, name = served_lab.client(), served_lab.release(42)
     serving(store={"days": 3})
-    whole = client.chat.completions.create(model=name, **ASK)
+    raw = client.chat.completions.with_raw_response.create(model=name, **ASK)
+    assert raw.headers["x-spard-stored-days"] == "3"
+    whole = raw.parse()
     chunks = client.chat.completions.create(model=name, stream=True, **ASK)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     with client:
