@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -74,10 +74,8 @@ def admit(
     session.add(call)
     session.flush()
     if is_first:
-        details: dict[str, Any] = {"sha256": call.archive_sha256, "endpoint": endpoint}
-        if not call.is_attested:
-            details["is_attested"] = False
-        audit_log.record(session, "model.called", name, **details)
+        note = partial(audit_log.record, session, "model.called", name, sha256=call.archive_sha256, endpoint=endpoint)
+        note() if call.is_attested else note(is_attested=False)
     serving = policies.serving(session)
     return Admitted(call.id, model, most, serving.guard, serving.store.days if serving.store else None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import delete, func, select
@@ -17,6 +17,7 @@ from app.http.pagination import Page, page
 from app.http.schemas import UnixTime
 from app.inference.protocol import Ask
 from app.inference.released import Released
+from app.inference.schemas import ChatMessage
 
 
 class StoredReplyOut(BaseModel):
@@ -29,7 +30,7 @@ class StoredReplyOut(BaseModel):
     created_at: UnixTime
     expires_at: UnixTime
     model: str
-    prompt: str | list[dict[str, Any]]
+    prompt: str | list[ChatMessage]
     replies: list[str]
 
 
