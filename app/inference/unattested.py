@@ -15,7 +15,7 @@ from typing import Any
 from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI
 
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
-from app.inference.engine_process import Stream, engine_lost
+from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Finish, Proof, Said, Token
 from app.inference.released import Released, Server
 from app.inference.vllm import completion_tokens
@@ -60,7 +60,7 @@ class Unattested:
         except APIStatusError as error:
             stream.put(_translated(error))
         except (APIConnectionError, APIError):
-            stream.put(engine_lost())
+            stream.put(_away())
         finally:
             self._running.pop(stream.number, None)
 
@@ -155,6 +155,10 @@ def _tokens(choice: Any) -> list[Token]:
     return completion_tokens(told)
 
 
+def _away() -> Unavailable:
+    return Unavailable("The server that answers for this model does not answer; try again.", code="engine_lost")
+
+
 def _translated(error: APIStatusError) -> AppError:
     """Return our error for one of the server's."""
     if error.status_code == 429:
@@ -164,4 +168,4 @@ def _translated(error: APIStatusError) -> AppError:
         known = code if code == "context_length_exceeded" else "invalid_messages"
         return InvalidRequest("The server that answers for this model refuses the request.", code=known)
     log.warning("a server that is not attested answers %d: %s", error.status_code, error.message[:300])
-    return engine_lost()
+    return _away()

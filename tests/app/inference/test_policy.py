@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import NotFoundError
+from openai import InternalServerError, NotFoundError
 from pydantic import SecretStr
 
 from app import db, retention
@@ -21,6 +21,7 @@ from app.policies import service as policies
 from app.policies.schemas import Policy
 from spard.release.version import AUDIT_VERSION
 from tests.app.inference.conftest import PASSED, Lab
+from tests.app.inference.test_streams import until
 
 MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
 ASK: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 6}
@@ -70,8 +71,8 @@ def test_texts_are_stored_as_they_were_shown_until_they_expire(served_lab: Lab, 
     whole = raw.parse()
     chunks = client.chat.completions.create(model=name, stream=True, **ASK)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    with client:
-        rows = kept(served_lab, name)
+    until(lambda: len(kept(served_lab, name)) == 2)  # a stream's row follows its last event
+    rows = kept(served_lab, name)
     assert [row.replies for row in rows] == [[whole.choices[0].message.content], [streamed]]
     assert all(row.prompt == MESSAGES and row.expires_at - row.created_at > timedelta(days=2.9) for row in rows)
     path = "/admin/projects/org-customer/stored_replies"
@@ -130,6 +131,13 @@ def test_a_server_that_proves_nothing_answers_where_a_policy_names_it(
     with db.read(served_lab.app.state.engine) as session:
         calls = session.query(InferenceCall).filter_by(model=name).order_by(InferenceCall.created_at)
         assert [call.is_attested for call in calls] == [True, False, False, False]
+
+
+def test_one_that_is_away_is_said_to_be(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
+    serving(unattested=[{"model": "tiny", "base_url": "http://127.0.0.1:9/v1", "served_as": "tiny"}])
+    with pytest.raises(InternalServerError) as away:
+        served_lab.client().chat.completions.create(model="tiny", **ASK)
+    assert away.value.code == "engine_lost"
 
 
 def test_listings_mark_it_and_no_other(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
