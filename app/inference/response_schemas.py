@@ -92,7 +92,7 @@ class TextSettings(BaseModel):
 
 
 class ResponseCreate(Body):
-    """A conversation to be continued. Nothing is stored, so that no answer can be gone on from by its id."""
+    """A conversation to be continued. No answer can be gone on from by its id."""
 
     model: Name
     input: Text | Annotated[list[MessageItem | CallItem | OutputItem], Field(min_length=1, max_length=10_000)]
@@ -121,7 +121,7 @@ class ResponseCreate(Body):
     @model_validator(mode="after")
     def _is_written_here(self) -> Self:
         if self.store:
-            raise Refusal("unsupported_parameter", "store: answers are not stored here.")
+            raise Refusal("unsupported_parameter", "store: what is kept of answers is the choice of the provider here.")
         if self.tool_choice not in (None, "none", "auto"):
             raise Refusal(
                 "unsupported_parameter", "tool_choice: this engine leaves the choice to the model (auto, none)."

@@ -137,7 +137,7 @@ class Sampling(Body):
         if self.logit_bias:
             raise Refusal("unsupported_parameter", "logit_bias is not supported here.")
         if self.store:
-            raise Refusal("unsupported_parameter", "store: replies are not stored here.")
+            raise Refusal("unsupported_parameter", "store: what is kept of replies is the choice of the provider here.")
         return self
 
     def asked(self) -> Ask:

@@ -68,7 +68,7 @@ async def create_completion(
 
 @router.post("/responses", response_model=ResponseOut)
 async def create_response(ask: ResponseCreate, request: Request, caller: CustomerDep, serving: ServingDep) -> Response:
-    """Continue a conversation in the form of OpenAI's newer interface; nothing of it is stored."""
+    """Continue a conversation in the form of OpenAI's newer interface; none is gone on from by its id."""
 
     async def answer() -> Response:
         reply = await serving.open(caller, ask.model, ask.ask(), "responses")
