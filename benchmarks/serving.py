@@ -2,11 +2,12 @@
 
     python -m benchmarks.serving [--hidden 512 --layers 8] [--adapters 100] [--rounds 5]
 
-A random model of the size asked for gets adapters of rank 8 that change what it says. One greedy reply is written in
-turn by transformers' `generate` with PEFT in a process of its own, which writes each token to a pipe, and through the
-service over HTTP as a stream; both with one thread. Printed are the medians of the time to the first token and of the
-tokens a second after it, and the median of their ratios, round by round. Then every adapter is asked once, and the
-engine's memory is read before and after.
+A random model of the size asked for gets adapters of rank 4 that change what it says. One greedy reply is written in
+turn by transformers' `generate` with PEFT in a process of its own, and through the service over HTTP as a stream to a
+client in a process of its own; both write each token to a pipe, and both use one thread. Printed are the medians of
+the time to the first token, of the tokens a second after it and of the CPU time that a token takes, and the medians of
+their ratios, round by round: on a shared machine the CPU time says what the service costs, the clock also what others
+do. Then every adapter is asked once, and the engine's memory is read before and after.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from openai import OpenAI
 
 from tests.app.inference.conftest import Lab, lab_of
 from tests.spard.parts import write_model
@@ -54,7 +56,31 @@ for line in sys.stdin:
     limits = {"max_new_tokens": ask["tokens"], "min_new_tokens": ask["tokens"], "do_sample": False}
     model.generate(**ids, **limits, streamer=Told(), pad_token_id=tokenizer.pad_token_id)
 """
-Timing = tuple[float, float]  # seconds to the first token, tokens a second after it
+_CLIENT = """
+import json, sys
+from openai import OpenAI
+
+client = OpenAI(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0)
+print("ready", flush=True)
+for line in sys.stdin:
+    ask = json.loads(line)
+    limits = {"max_tokens": ask["tokens"], "temperature": 0, "logprobs": True, "stream": True}
+    print("asked", flush=True)
+    for chunk in client.chat.completions.create(model=sys.argv[3], messages=ask["messages"], **limits):
+        for token in (chunk.choices[0].logprobs.content if chunk.choices and chunk.choices[0].logprobs else None) or ():
+            print("token", flush=True)
+    print("end", flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One reply: seconds to the first token, tokens a second after it, and milliseconds of CPU for each token."""
+
+    first_s: float
+    rate: float
+    cpu_ms: float  # of the process that holds the model
+    api_ms: float = 0.0  # of the API process
 
 
 def main() -> None:
@@ -81,16 +107,25 @@ def main() -> None:
 def compare(lab: Lab, name: str, rounds: int) -> None:
     """Print both ways of answering, in turn."""
     folder = next(each for each in lab.home.iterdir() if each.is_dir() and name.rpartition(":")[2] in each.name)
-    client = lab.client()
-    with alone(lab.model, folder) as process:
-        pairs = [(timed(tokens_alone(process)), timed(tokens_served(client, name))) for _ in range(rounds + 1)][1:]
-    for what, i, unit in (("first token", 0, "s"), ("tokens a second", 1, "")):
-        own, served = ([pair[j][i] for pair in pairs] for j in (0, 1))
-        ratios = [b / a for a, b in zip(own, served, strict=True)]
-        print(
-            f"{what}: alone {statistics.median(own):.3f}{unit}, served {statistics.median(served):.3f}{unit}, "
-            f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+    with told(_ALONE, str(lab.model), str(folder)) as own, told(_CLIENT, lab.url, lab.key(), name) as client:
+        lab.client().chat.completions.create(model=name, messages=asked(), max_tokens=1)  # starts the engine
+        (engine,), api = (psutil.Process(each) for each in lab.app.state.serving.engines.pids()), psutil.Process()
+        model = psutil.Process(own.pid)
+        pairs = [(timed(own, model, None), timed(client, engine, api)) for _ in range(rounds + 1)][1:]
+    print_ratio("first token, s", [(a.first_s, b.first_s) for a, b in pairs])
+    print_ratio("tokens a second", [(a.rate, b.rate) for a, b in pairs])
+    print_ratio("CPU of the model's process, ms a token", [(a.cpu_ms, b.cpu_ms) for a, b in pairs])
+    print(f"CPU of the API beside it, ms a token: {statistics.median(served.api_ms for _, served in pairs):.2f}")
+
+
+def print_ratio(what: str, pairs: Sequence[tuple[float, float]]) -> None:
+    """Print the medians of what was found alone and served, and of the ratios of the rounds."""
+    own, served = zip(*pairs, strict=True)
+    ratios = [b / a for a, b in pairs]
+    print(
+        f"{what}: alone {statistics.median(own):.3f}, served {statistics.median(served):.3f}, "
+        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
 
 
 def remember(lab: Lab, names: list[str]) -> None:
@@ -119,23 +154,18 @@ def resident(lab: Lab) -> int:
     return sum(each.memory_full_info().uss for root in processes for each in [root, *root.children(recursive=True)])
 
 
-class alone:  # noqa: N801 - reads as the function it is
-    """transformers and PEFT in a process of their own, within a block."""
-
-    def __init__(self, model: Path, adapter: Path) -> None:
-        command = [sys.executable, "-c", _ALONE, str(model), str(adapter)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        assert self._process.stdout
-        assert self._process.stdout.readline() == "ready\n"
-        return self._process
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+@contextmanager
+def told(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a script in a process of its own that is asked over a pipe, and end it after the block."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", script, *arguments], env=environment, text=True, **pipes) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def asked() -> Any:
@@ -143,31 +173,26 @@ def asked() -> Any:
     return [{"role": "user", "content": PROMPT}]
 
 
-def tokens_alone(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Ask, and yield at each token; the first that a streamer gets is the prompt."""
+def timed(process: subprocess.Popen[str], model: psutil.Process, api: psutil.Process | None) -> Timing:
+    """Ask, and time the tokens as they come; the first line is no token."""
     assert process.stdin
     assert process.stdout
+    before, api_before, started = cpu_s(model), cpu_s(api), time.perf_counter()
     process.stdin.write(json.dumps({"messages": asked(), "tokens": TOKENS}) + "\n")
     process.stdin.flush()
     process.stdout.readline()
+    times = list[float]()
     while process.stdout.readline() == "token\n":
-        yield
+        times.append(time.perf_counter())
+    used, api_used = cpu_s(model) - before, cpu_s(api) - api_before
+    rate = (len(times) - 1) / (times[-1] - times[0])
+    return Timing(times[0] - started, rate, used / len(times) * 1e3, api_used / len(times) * 1e3)
 
 
-def tokens_served(client: OpenAI, name: str) -> Iterator[None]:
-    """Ask, and yield at each token."""
-    ask: Any = {"messages": asked(), "max_tokens": TOKENS, "temperature": 0, "logprobs": True}
-    for chunk in client.chat.completions.create(model=name, stream=True, **ask):
-        logprobs = chunk.choices[0].logprobs if chunk.choices else None
-        for _ in (logprobs.content if logprobs else None) or ():
-            yield
-
-
-def timed(tokens: Iterator[None]) -> Timing:
-    """Return the time to the first token and the rate of the others."""
-    started = time.perf_counter()
-    times = [time.perf_counter() for _ in tokens]
-    return times[0] - started, (len(times) - 1) / (times[-1] - times[0])
+def cpu_s(process: psutil.Process | None) -> float:
+    """Return the CPU seconds that a process and those it has started have taken."""
+    each = [process, *process.children(recursive=True)] if process and process.pid != os.getpid() else [process]
+    return sum(sum(one.cpu_times()[:2]) for one in each if one)
 
 
 if __name__ == "__main__":

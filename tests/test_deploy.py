@@ -5,6 +5,7 @@ They are read and compared here; no test applies them to a cluster or starts a c
 
 from __future__ import annotations
 
+import json
 import re
 import stat
 import subprocess
@@ -96,6 +97,19 @@ def test_every_path_that_a_process_reads_or_writes_is_mounted(found: dict[str, A
     read = set() if name == "spard-migrate" else {"/models", str(PurePosixPath(config()["SPARD_SIGNING_KEY"]).parent)}
     assert {path for path, is_read_only in mounts.items() if is_read_only} == read
     assert written <= {path for path, is_read_only in mounts.items() if not is_read_only}
+
+
+def test_what_answers_with_models_is_the_api_s_process_in_the_image_that_has_torch() -> None:
+    last = (ROOT / "Dockerfile").read_text().split(" AS api\n")[1].split("\nFROM ")[0]
+    command = json.loads(re.findall(r"^CMD (\[.*\])$", last, re.MULTILINE)[0])
+    pods = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in PODS}
+    (serving,), (worker,) = (pods[name]["containers"] for name in ("spard-serving", "spard-worker"))
+    assert serving["image"] == worker["image"]
+    assert serving["command"] == command == SERVICES["api"]["command"]
+    known = {f"SPARD_{name.upper()}" for name in Settings.model_fields} | {"UVICORN_HOST"}
+    assert {each["name"] for each in serving["env"]} <= known
+    policies = {each["metadata"]["name"]: each["spec"] for each in OBJECTS if each["kind"] == "NetworkPolicy"}
+    assert policies["spard-serving"]["egress"][0] == policies["spard-api"]["egress"][0]
 
 
 def test_a_worker_that_is_frozen_is_noticed() -> None:

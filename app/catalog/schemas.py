@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from app.db.tables import Corpus
-from app.http.schemas import Body, UnixTime
+from app.http.schemas import Absent, Body, UnixTime
 
 
 class ModelOut(BaseModel):
@@ -17,6 +18,10 @@ class ModelOut(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    # False: the server that answers cannot prove which weights it has loaded.
+    attested: Annotated[Literal[False] | SkipJsonSchema[None], Absent] = None
+    # The version of the audit that released it, if that is an earlier one.
+    older_audit: Annotated[int | SkipJsonSchema[None], Absent] = None
 
 
 class ModelList(BaseModel):

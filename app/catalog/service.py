@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
@@ -16,8 +16,11 @@ from app.db.base import utc_now
 from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus
 from app.errors import InvalidState, NotFound
 from app.files.tokenizer import open_tokenizer
+from app.policies import service as policies
+from app.policies.schemas import Serving
 from spard.config import defenses
 from spard.data import chat
+from spard.release.version import AUDIT_VERSION
 
 POOL = "pool"
 HARMFUL = "harmful"
@@ -60,24 +63,47 @@ def base_model(session: Session, alias: str) -> BaseModelEntry:
 
 def models(session: Session, project_id: str) -> list[ModelOut]:
     """Return the base models, and the project's own fine-tuned ones."""
-    tuned = session.scalars(_tuned_of(project_id).order_by(Job.created_at))
-    return [_offered(entry) for entry in base_models(session)] + [_tuned(job) for job in tuned]
+    serving = policies.serving(session)
+    tuned = session.scalars(_tuned_of(session, project_id).order_by(Job.created_at))
+    found = [*map(_offered, base_models(session)), *map(_tuned, tuned)]
+    return [marked(each, serving) for each in found]
 
 
 def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     """Return a base model or one of the project's own; `NotFound` for another project's as for an unknown one."""
     entry = session.get(BaseModelEntry, model)
+    serving = policies.serving(session)
     if entry is not None:
-        return _offered(entry)
+        return marked(_offered(entry), serving)
     job = tuned(session, project_id, model)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
-    return _tuned(job)
+    return marked(_tuned(job), serving)
+
+
+def marked(model: ModelOut, serving: Serving) -> ModelOut:
+    """Return a model, marked if a server answers for it that cannot prove what it has loaded."""
+    is_named = any(each.model == model.id for each in serving.unattested)
+    return model.model_copy(update={"attested": False}) if is_named else model
+
+
+def older_audit(safety: Mapping[str, object] | None) -> int | None:
+    """Return the version of the audit behind a job's or a checkpoint's numbers if it is an earlier one, else None.
+
+    The first version did not say which it was.
+    """
+    version = (safety or {}).get("audit_version", 1)
+    return version if isinstance(version, int) and version < AUDIT_VERSION else None
+
+
+def is_withheld(session: Session, safety: Mapping[str, object] | None) -> bool:
+    """Tell whether the policy in force withholds what this audit has released, for its version."""
+    return older_audit(safety) is not None and policies.serving(session).older_audits == "withhold"
 
 
 def tuned(session: Session, project_id: str, model: str) -> Job | None:
     """Return the project's job that made this model, or None."""
-    return session.scalar(_tuned_of(project_id).where(Job.fine_tuned_model == model).limit(1))
+    return session.scalar(_tuned_of(session, project_id).where(Job.fine_tuned_model == model).limit(1))
 
 
 def add_corpus(session: Session, corpus: Corpus) -> Corpus:
@@ -214,12 +240,15 @@ def _is_embedded() -> ColumnElement[bool]:
     return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(_SELECTING))
 
 
-def _tuned_of(project_id: str) -> Select[Job]:
-    """Select the project's jobs whose model exists and is not released by a waiver that has ended."""
+def _tuned_of(session: Session, project_id: str) -> Select[Job]:
+    """Select the project's jobs whose model exists, by no waiver that has ended, and is withheld by no policy."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
     is_out = waived_until.is_(None) | (waived_until > int(utc_now().timestamp()))
-    return select(Job).where(Job.project_id == project_id, is_there, is_out)
+    found = select(Job).where(Job.project_id == project_id, is_there, is_out)
+    if policies.serving(session).older_audits == "withhold":
+        found = found.where(Job.safety["audit_version"].as_integer() >= AUDIT_VERSION)
+    return found
 
 
 def _offered(entry: BaseModelEntry) -> ModelOut:
@@ -228,4 +257,6 @@ def _offered(entry: BaseModelEntry) -> ModelOut:
 
 def _tuned(job: Job) -> ModelOut:
     ended = job.finished_at or job.created_at
-    return ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.project_id)
+    older = older_audit(job.safety)
+    created = int(ended.timestamp())
+    return ModelOut(id=job.fine_tuned_model or "", created=created, owned_by=job.project_id, older_audit=older)

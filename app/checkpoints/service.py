@@ -24,6 +24,7 @@ from app.jobs import service as jobs
 from app.jobs.checkpoint_models import OwnModel
 from app.jobs.schemas import ModelDeleted
 from app.keys.service import Principal
+from app.policies import service as policies
 from app.storage import Storage
 
 
@@ -69,7 +70,10 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     found = checkpoint_models.own_model(session, project_id, model)
     if found is None or found.checkpoint is None:
         return catalog.get_model(session, project_id, model)
-    return ModelOut(id=model, created=int(found.checkpoint.created_at.timestamp()), owned_by=project_id)
+    safety = found.job.safety if found.checkpoint.kind == FINAL else found.checkpoint.safety
+    shown = ModelOut(id=model, created=int(found.checkpoint.created_at.timestamp()), owned_by=project_id)
+    shown.older_audit = catalog.older_audit(safety)
+    return catalog.marked(shown, policies.serving(session))
 
 
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:

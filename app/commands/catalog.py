@@ -87,7 +87,9 @@ def _is_cached(hub_id: str, revision: str | None) -> bool:
 @models.command("list")
 def list_models(as_json: Json = False) -> None:
     """List the models that jobs can name."""
-    show_rows(get("/models")["data"], ("id", "owned_by", "created"), as_json)
+    found = get("/models")["data"]
+    marks = [mark for mark in ("attested", "older_audit") if any(mark in each for each in found)]
+    show_rows(found, ("id", "owned_by", "created", *marks), as_json)
 
 
 @pool.command("import")

@@ -31,6 +31,8 @@ def create_job(
     epochs: Annotated[int | None, typer.Option()] = None,
     batch_size: Annotated[int | None, typer.Option()] = None,
     learning_rate_multiplier: Annotated[float | None, typer.Option()] = None,
+    method: Annotated[str, typer.Option(help="supervised, or dpo for preference pairs.")] = "supervised",
+    beta: Annotated[float | None, typer.Option(help="Of dpo: how dear it is to leave the reference.")] = None,
     defense: Annotated[str | None, typer.Option(help="spard, or none for a provider's measurement.")] = None,
     safety: Annotated[str | None, typer.Option(help="The whole `safety` object as JSON, instead of --defense.")] = None,
     follow: Annotated[bool, typer.Option(help="Wait for the end and show what happens.")] = False,
@@ -41,7 +43,10 @@ def create_job(
         "n_epochs": epochs,
         "batch_size": batch_size,
         "learning_rate_multiplier": learning_rate_multiplier,
+        "beta": beta,
     }
+    if method not in ("supervised", "dpo") or (beta is not None and method != "dpo"):
+        raise CommandFailed("--method is supervised or dpo, and --beta belongs to dpo")
     hyperparameters = {name: number for name, number in numbers.items() if number is not None}
     ask: dict[str, Any] = {
         "model": model,
@@ -49,7 +54,7 @@ def create_job(
         "validation_file": _file_id(validation_file) if validation_file else None,
         "suffix": suffix,
         "seed": seed,
-        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        "method": {"type": method, method: {"hyperparameters": hyperparameters}},
         "extra_body": _extra(defense, safety),
     }
     with connect() as client:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -13,6 +14,7 @@ from app.db.base import new_id, utc_now
 from app.db.tables import InferenceCall
 from app.db.tables.inference import RUNNING
 from app.http.rate_limit import RateLimits
+from app.inference import stored
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released, released
 from app.keys.service import Principal
@@ -32,6 +34,7 @@ class Admitted:
     model: Released
     max_tokens: int
     guard: GuardRule | None
+    store_days: int | None = None  # how long its texts are kept; None: not at all
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Outcome:
     reply_tokens: int = 0
     first_token_s: float | None = None
     seconds: float | None = None
+    texts: list[str] = field(default_factory=list)  # as they were shown, where they are to be stored
 
 
 def admit(
@@ -62,6 +66,7 @@ def admit(
         endpoint=endpoint,
         model=name,
         archive_sha256=model.archive.sha256 if model.archive else None,
+        is_attested=model.server is None,
         status=RUNNING,
         reply_tokens=most * ask["n"] if room is not None else 0,
     )
@@ -69,8 +74,10 @@ def admit(
     session.add(call)
     session.flush()
     if is_first:
-        audit_log.record(session, "model.called", name, sha256=call.archive_sha256, endpoint=endpoint)
-    return Admitted(call.id, model, most, policies.current(session, settings).content.serving.guard)
+        note = partial(audit_log.record, session, "model.called", name, sha256=call.archive_sha256, endpoint=endpoint)
+        note() if call.is_attested else note(is_attested=False)
+    serving = policies.serving(session)
+    return Admitted(call.id, model, most, serving.guard, serving.store.days if serving.store else None)
 
 
 def note_load(session: Session, model: Released, proof: Proof) -> None:
@@ -78,9 +85,11 @@ def note_load(session: Session, model: Released, proof: Proof) -> None:
     audit_log.record(session, "model.loaded", model.name, sha256=model.adapter, **proof)
 
 
-def finish(session: Session, call_id: str, outcome: Outcome) -> None:
-    """Store how a request ended."""
-    call = session.get_one(InferenceCall, call_id)
+def finish(session: Session, admitted: Admitted, ask: Ask | None, outcome: Outcome) -> None:
+    """Store how a request ended, and its texts if the policy has them kept."""
+    call = session.get_one(InferenceCall, admitted.id)
+    if admitted.store_days is not None and ask is not None:
+        stored.keep(session, call, admitted.model, ask, outcome.texts, admitted.store_days)
     call.status, call.prompt_tokens, call.reply_tokens = outcome.status, outcome.prompt_tokens, outcome.reply_tokens
     call.first_token_s, call.seconds = outcome.first_token_s, outcome.seconds
 

@@ -224,5 +224,9 @@ def _refused(said: Said) -> InvalidRequest:
             return InvalidRequest(said["message"], code="context_length_exceeded", param="messages")
         case "tools_not_rendered":
             return InvalidRequest(said["message"], code="tools_not_rendered", param="tools")
+        case "invalid_json_schema":
+            return InvalidRequest(said["message"], code="invalid_json_schema", param="response_format")
+        case "unsupported_parameter":
+            return InvalidRequest(said["message"], code="unsupported_parameter", param="response_format")
         case _:
             return InvalidRequest(said["message"], code="invalid_messages", param="messages")

@@ -55,6 +55,7 @@ class Ask(TypedDict):
     frequency_penalty: float
     seed: int | None
     stop: list[str]
+    json_schema: dict[str, object] | None  # of the reply's form; None: any text
     top_logprobs: int | None  # None: no log probabilities
     as_ids: bool  # tokens are told by their numbers, as `token_id:7`: texts of two may be the same
 

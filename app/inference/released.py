@@ -5,7 +5,7 @@ Whatever is not released to the caller now, for whichever reason, reads as a nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from sqlalchemy.orm import Session
@@ -18,6 +18,7 @@ from app.keys.service import Principal
 from app.policies import service as policies
 from app.policies.schemas import Policy
 from app.settings import Settings
+from spard.config import Defense, defenses
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,14 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """A server that cannot prove what it has loaded, and the model's name there."""
+
+    url: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """A model that may answer the caller. `base`, `source` and `revision` are the base model's."""
 
@@ -39,6 +48,7 @@ class Released:
     source: str
     revision: str | None
     archive: Archive | None = None  # None: the base model itself
+    server: Server | None = None  # that answers in place of an engine which proves what it holds
 
     @property
     def adapter(self) -> str | None:
@@ -53,11 +63,12 @@ def released(session: Session, caller: Principal, name: str, settings: Settings)
         refuse(name)
     base = session.get(BaseModelEntry, name, populate_existing=True)
     if base is not None:
-        return _base(base, caller, policy)
+        return replace(_base(base, caller, policy), server=_server(name, policy))
     own = own_model(session, caller.project_id, name)
     if own is None or own.job.model in policy.serving.paused:
         refuse(name)
-    return _own(own, caller)
+    found = _own(own, caller)
+    return found if _is_prompted(own) else replace(found, server=_server(name, policy))
 
 
 def check_again(session: Session, caller: Principal, model: Released, settings: Settings) -> None:
@@ -78,6 +89,18 @@ def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> Released:
     if policy.models is not None and entry.alias not in policy.models and "admin" not in caller.scopes:
         refuse(entry.alias)
     return Released(entry.alias, entry.alias, entry.source, entry.revision)
+
+
+def _is_prompted(own: OwnModel) -> bool:
+    """Tell whether a model was measured under a system prompt, which other servers do not add."""
+    kind = defenses()[own.job.recipe["defense"]["type"]]
+    return kind.serving_prompt is not Defense.serving_prompt
+
+
+def _server(name: str, policy: Policy) -> Server | None:
+    """Return the server that the policy names for a model; the last one, if it names several."""
+    named = {each.model: Server(each.base_url, each.served_as) for each in policy.serving.unattested}
+    return named.get(name)
 
 
 def _own(own: OwnModel, caller: Principal) -> Released:

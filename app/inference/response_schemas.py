@@ -66,11 +66,23 @@ class ResponseTool(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """What form the text has; the embedded engine writes text."""
-
-    model_config = ConfigDict(extra="allow")
+    """What form the text has; a schema's fields stand beside its type here."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Name | None = None
+    description: Text | None = None
+    schema_: Annotated[Loose | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise Refusal("invalid_value", "schema belongs to the type json_schema, and that type needs it.")
+        return self
+
+    def held_to(self) -> Loose | None:
+        """Return the schema that the text is held to; None for any text."""
+        return {"type": "object"} if self.type == "json_object" else self.schema_
 
 
 class TextSettings(BaseModel):
@@ -80,7 +92,7 @@ class TextSettings(BaseModel):
 
 
 class ResponseCreate(Body):
-    """A conversation to be continued. Nothing is stored, so that no answer can be gone on from by its id."""
+    """A conversation to be continued. No answer can be gone on from by its id."""
 
     model: Name
     input: Text | Annotated[list[MessageItem | CallItem | OutputItem], Field(min_length=1, max_length=10_000)]
@@ -109,13 +121,13 @@ class ResponseCreate(Body):
     @model_validator(mode="after")
     def _is_written_here(self) -> Self:
         if self.store:
-            raise Refusal("unsupported_parameter", "store: answers are not stored here.")
+            raise Refusal("unsupported_parameter", "store: what is kept of answers is the choice of the provider here.")
         if self.tool_choice not in (None, "none", "auto"):
             raise Refusal(
                 "unsupported_parameter", "tool_choice: this engine leaves the choice to the model (auto, none)."
             )
-        if self.text and self.text.format and self.text.format.type != "text":
-            raise Refusal("unsupported_parameter", "text.format: this engine writes text only.")
+        if self.offered and self.text and self.text.format and self.text.format.type != "text":
+            raise Refusal("unsupported_parameter", "text.format: not beside tools here.")
         return self
 
     @property
@@ -141,6 +153,7 @@ class ResponseCreate(Body):
             "frequency_penalty": 0.0,
             "seed": None,
             "stop": [],
+            "json_schema": self.text.format.held_to() if self.text and self.text.format else None,
             "top_logprobs": None,
             "as_ids": False,
         }

@@ -83,12 +83,32 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(BaseModel):
-    """What form a reply has; the embedded engine writes text."""
+class JsonSchema(BaseModel):
+    """A JSON schema by name; it is held to whether `strict` is set or not."""
 
-    model_config = ConfigDict(extra="allow")
+    name: Name | None = None
+    description: Text | None = None
+    schema_: Annotated[Loose, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What form a reply has."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise Refusal("invalid_value", "json_schema belongs to the type json_schema, and that type needs it.")
+        return self
+
+    def held_to(self) -> Loose | None:
+        """Return the schema that the reply is held to; None for text."""
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return {"type": "object"} if self.type == "json_object" else None
 
 
 class Sampling(Body):
@@ -117,7 +137,7 @@ class Sampling(Body):
         if self.logit_bias:
             raise Refusal("unsupported_parameter", "logit_bias is not supported here.")
         if self.store:
-            raise Refusal("unsupported_parameter", "store: replies are not stored here.")
+            raise Refusal("unsupported_parameter", "store: what is kept of replies is the choice of the provider here.")
         return self
 
     def asked(self) -> Ask:
@@ -136,6 +156,7 @@ class Sampling(Body):
             "frequency_penalty": self.frequency_penalty or 0.0,
             "seed": self.seed,
             "stop": stop,
+            "json_schema": None,
             "top_logprobs": None,
             "as_ids": False,
         }
@@ -161,9 +182,8 @@ class ChatCreate(Sampling):
 
     @model_validator(mode="after")
     def _is_written_here(self) -> Self:
-        if self.response_format and self.response_format.type != "text":
-            kind = self.response_format.type
-            raise Refusal("unsupported_parameter", f"response_format {kind}: this engine writes text only.")
+        if self.offered and self.response_format and self.response_format.type != "text":
+            raise Refusal("unsupported_parameter", "response_format: not beside tools here.")
         if self.tool_choice not in (None, "none", "auto"):
             raise Refusal(
                 "unsupported_parameter", "tool_choice: this engine leaves the choice to the model (auto, none)."
@@ -183,6 +203,7 @@ class ChatCreate(Sampling):
         ask["messages"] = [message.as_read() for message in self.messages]
         ask["tools"] = [tool.model_dump(exclude_none=True) for tool in self.offered]
         ask["max_tokens"] = self.max_completion_tokens or self.max_tokens
+        ask["json_schema"] = self.response_format.held_to() if self.response_format else None
         if self.logprobs:
             ask["top_logprobs"] = self.top_logprobs or 0
         return ask

@@ -40,7 +40,13 @@ class Reply:
         self._stream: Stream | None = None
         self._written: dict[int, int] = {}  # tokens, by the index of the reply
         self._is_closed = False
+        self._ask: Ask | None = None
         self._guard = guard_of(call.guard, serving.settings)
+
+    @property
+    def is_attested(self) -> bool:
+        """Whether the engine has proved which weights it answers with."""
+        return self.call.model.server is None
 
     @property
     def fingerprint(self) -> str | None:
@@ -50,10 +56,12 @@ class Reply:
 
     async def begin(self, ask: Ask) -> None:
         """Have an engine read the prompt, unless the guard refuses it."""
+        self._ask = ask
         if self._guard:
             await self._guard.check_input(ask)
         model = self.call.model
-        stream, tokens, proof = await self._serving.engines.start(model, self._caller.project_id, ask)
+        engines = self._serving.engines if self.is_attested else self._serving.unattested
+        stream, tokens, proof = await engines.start(model, self._caller.project_id, ask)
         self._stream, self.outcome.prompt_tokens = stream, tokens
         self._stack.enter_context(self._serving.watch.over(self._caller, model, stream.put))
         await self.check()
@@ -62,6 +70,13 @@ class Reply:
 
     async def pieces(self) -> AsyncIterator[Said]:
         """Yield the pieces; raise the error that ends them early. Behind a guard they come when all have ended."""
+        self.outcome.texts = [""] * (self._ask["n"] if self._ask else 1)
+        async for said in self._guarded():
+            if self.call.store_days is not None:
+                self.outcome.texts[said["index"]] += said["text"]
+            yield said
+
+    async def _guarded(self) -> AsyncIterator[Said]:
         if self._guard is None or not self._guard.rule.output:
             async for said in self._as_written():
                 yield said
@@ -83,6 +98,7 @@ class Reply:
                 self.outcome.first_token_s = time.monotonic() - self._began
             if said["kind"] == "done":
                 self.outcome.reply_tokens, self.outcome.status = said["reply_tokens"], "done"
+                self.outcome.prompt_tokens = said.get("prompt_tokens", self.outcome.prompt_tokens)
                 return
             if said["kind"] != "piece":
                 raise engine_lost()
@@ -108,7 +124,7 @@ class Reply:
             if self._stream is not None:
                 self._stream.cancel()
             self.outcome.seconds = time.monotonic() - self._began
-            await to_thread.run_sync(self._serving.finish, self._caller, self.call, self.outcome)
+            await to_thread.run_sync(self._serving.finish, self._caller, self.call, self._ask, self.outcome)
 
 
 class Engines(Protocol):
@@ -140,7 +156,17 @@ class Serving:
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
         self.settings, self._engine, self._limits = settings, engine, limits
         self.engines = engines_of(settings, storage)
+        self._unattested: Engines | None = None
         self.watch = Watch(engine, settings)
+
+    @property
+    def unattested(self) -> Engines:
+        """What speaks to servers that prove nothing; made when a policy names the first one."""
+        if self._unattested is None:
+            from app.inference.unattested import Unattested  # imports the client of OpenAI, which others do not need
+
+            self._unattested = Unattested(self.settings)
+        return self._unattested
 
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
         """Return the replies to a request, whose prompt was read; raise what keeps it from being answered."""
@@ -169,10 +195,10 @@ class Serving:
         with db.read(self._engine) as session:
             check_again(session, caller, call.model, self.settings)
 
-    def finish(self, caller: Principal, call: Admitted, outcome: Outcome) -> None:
+    def finish(self, caller: Principal, call: Admitted, ask: Ask | None, outcome: Outcome) -> None:
         """Store how a request ended, and count its tokens."""
         with db.transaction(self._engine) as session:
-            calls.finish(session, call.id, outcome)
+            calls.finish(session, call, ask, outcome)
             tokens = outcome.prompt_tokens + outcome.reply_tokens
             calls.spend(session, caller.project_id, self._limits, tokens)
 

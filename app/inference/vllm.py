@@ -167,13 +167,14 @@ class Vllm:
                 "stop_token_ids": ends,
                 "skip_special_tokens": False,
                 "return_tokens_as_token_ids": ask["as_ids"],
+                **_form(ask),
             },
         )
         counts = [0] * ask["n"]
         async for chunk in chunks:
             written = chunk.usage.completion_tokens if chunk.usage else written
             for choice in chunk.choices:
-                tokens = _tokens(choice.logprobs) if choice.logprobs else []
+                tokens = completion_tokens(choice.logprobs) if choice.logprobs else []
                 counts[choice.index] += max(1, len(tokens))
                 said: Said = {"kind": "piece", "id": stream.number, "index": choice.index, "text": choice.text}
                 said["finish"] = (
@@ -212,7 +213,14 @@ def _ids(tokenizer: LightTokenizer, ask: Ask) -> list[int]:
         raise InvalidRequest(message, code="invalid_messages", param="messages") from None
 
 
-def _tokens(logprobs: object) -> list[Token]:
+def _form(ask: Ask) -> dict[str, object]:
+    """Return the form of the reply in the server's words, which its completions take as its chats do."""
+    if ask["json_schema"] is None:
+        return {}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": ask["json_schema"]}}}
+
+
+def completion_tokens(logprobs: object) -> list[Token]:
     """Return the tokens of a chunk in the engines' own form."""
     names, values = getattr(logprobs, "tokens", None) or [], getattr(logprobs, "token_logprobs", None) or []
     tops = getattr(logprobs, "top_logprobs", None) or [{}] * len(names)

@@ -56,6 +56,7 @@ def probes() -> Iterator[Ask]:
             "frequency_penalty": 0.0,
             "seed": 0,
             "stop": [],
+            "json_schema": None,
             "top_logprobs": _ASKED,
             "as_ids": True,
         }

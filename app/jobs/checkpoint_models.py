@@ -60,11 +60,11 @@ def named(session: Session, project_id: str, name: str) -> tuple[Job, JobCheckpo
 
 
 def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | None:
-    """Return the archive of a checkpoint; None of one that was held back or deleted, or whose waiver has expired."""
+    """Return the archive of a checkpoint; None if it is held back, withheld or deleted, or its waiver has ended."""
     if checkpoint.kind == FINAL:
         model = job.fine_tuned_model
         return job.adapter if model and catalog.tuned(session, job.project_id, model) else None
-    if checkpoint.storage_key is None or checkpoint.sha256 is None:
+    if checkpoint.storage_key is None or checkpoint.sha256 is None or catalog.is_withheld(session, checkpoint.safety):
         return None
     return {"storage_key": checkpoint.storage_key, "sha256": checkpoint.sha256, "bytes": checkpoint.bytes or 0}
 

@@ -28,6 +28,7 @@ from app.db.tables import (
     JobCheckpoint,
     JobEvent,
     JobMetric,
+    StoredReply,
     SweptJob,
     Tombstone,
     Waiver,
@@ -50,6 +51,7 @@ _PARTS = (
     IdempotencyKey,
     HeldAdapter,
     Waiver,
+    StoredReply,
 )
 
 

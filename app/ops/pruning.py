@@ -1,4 +1,4 @@
-"""Rows that have done their work are removed: wake-ups, idempotency keys, sign-ins, workers that are gone."""
+"""Rows that have done their work are removed: wake-ups, idempotency keys, sign-ins, kept replies, gone workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from app.db import Begin, now
 from app.db.base import utc_now
-from app.db.tables import BrowserSession, IdempotencyKey, Outbox, WorkerRow
+from app.db.tables import BrowserSession, IdempotencyKey, Outbox, StoredReply, WorkerRow
 
 _SENT_STAY = timedelta(hours=1)
 KEYS_STAY = timedelta(days=30)  # a client that sends a request again does so within minutes
@@ -19,7 +19,7 @@ _AT_ONCE = 1000
 
 def prune(begin: Begin) -> None:
     """Remove all that is due, a thousand rows in a transaction, so that nobody waits long for one."""
-    for removal in (_sent(), _keys(), _sign_ins(), _workers()):
+    for removal in (_sent(), _keys(), _sign_ins(), _workers(), _replies()):
         removed = _AT_ONCE
         while removed == _AT_ONCE:
             with begin() as session:
@@ -45,3 +45,8 @@ def _sign_ins() -> ReturningDelete[tuple[str]]:
 def _workers() -> ReturningDelete[tuple[str]]:
     due = select(WorkerRow.name).where(WorkerRow.seen_at < now() - _GONE_S).limit(_AT_ONCE)
     return delete(WorkerRow).where(WorkerRow.name.in_(due)).returning(WorkerRow.name)
+
+
+def _replies() -> ReturningDelete[tuple[str]]:
+    due = select(StoredReply.id).where(StoredReply.expires_at < utc_now()).limit(_AT_ONCE)
+    return delete(StoredReply).where(StoredReply.id.in_(due)).returning(StoredReply.id)

@@ -82,6 +82,20 @@ class GuardRule(Body):
     )
 
 
+class UnattestedServer(Body):
+    """A server of OpenAI's form that answers for one model; its key is the deployment's SPARD_UNATTESTED_API_KEY."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)] = Field(description="Name of the model here.")
+    base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")]
+    served_as: Annotated[str, Field(min_length=1, max_length=512)] = Field(description="Its name at that server.")
+
+
+class Storing(Body):
+    """That prompts and replies are kept, and for how long."""
+
+    days: Annotated[int, Field(ge=1, le=3650)]
+
+
 class Serving(Body):
     """How models answer under a version; it applies to replies that are being written, too."""
 
@@ -90,6 +104,17 @@ class Serving(Body):
         description="Names of models that answer nobody: base models, with all that was trained on them, or others.",
     )
     guard: GuardRule | None = None
+    unattested: list[UnattestedServer] = Field(
+        default_factory=list,
+        description="Models that servers answer for which cannot prove what they have loaded. Replies are marked.",
+    )
+    store: Storing | None = Field(
+        default=None, description="Keep prompts and replies; null: nothing of them is kept. Asked when a request comes."
+    )
+    older_audits: Literal["serve", "withhold"] = Field(
+        default="serve",
+        description="What becomes of models that an audit of an earlier version released; listings mark them.",
+    )
 
 
 class Policy(Body):

@@ -12,7 +12,7 @@ from app.audit_log import service as audit_log
 from app.db.tables import BaseModelEntry, PolicyVersion
 from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
-from app.policies.schemas import Policy, PolicyOut
+from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
 
 # What thresholds meant that were stored before they had these.
@@ -23,6 +23,12 @@ def current(session: Session, settings: Settings) -> PolicyOut:
     """Return the version in force."""
     newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
     return _out(newest) if newest else _built_in(settings)
+
+
+def serving(session: Session) -> Serving:
+    """Return how models answer under the version in force; the deployment's settings say nothing of it."""
+    newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
+    return Serving.model_validate(newest.content.get("serving", {})) if newest else Serving()
 
 
 def versions(session: Session, settings: Settings) -> list[PolicyOut]:
@@ -58,11 +64,13 @@ def reference(policy: PolicyOut) -> PolicyRef:
 
 
 def _stored(policy: Policy) -> dict[str, Any]:
-    """Return the JSON of a policy, without what API processes of version 0.1 do not know where it is the default."""
+    """Return the JSON of a policy, without what earlier API processes do not know where it is the default."""
     content = policy.model_dump(mode="json")
     for name in ("row_signal", "serving", "transcripts"):
         if getattr(policy, name) == getattr(Policy(), name):
             del content[name]
+    if "serving" in content:
+        content["serving"] = policy.serving.model_dump(mode="json", exclude_defaults=True)
     return content
 
 

@@ -20,6 +20,7 @@ from app.routes import (
     quotas,
     results,
     signing_keys,
+    stored_replies,
     uploads,
     waivers,
     webhooks,
@@ -49,6 +50,7 @@ _PROVIDER: tuple[APIRouter, ...] = (
     quotas.router,
     keys.router,
     webhooks.admin,
+    stored_replies.router,
 )
 WEBHOOKS = webhooks.sent
 ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, metrics.router)  # the first that matches a path answers

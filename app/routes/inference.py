@@ -68,7 +68,7 @@ async def create_completion(
 
 @router.post("/responses", response_model=ResponseOut)
 async def create_response(ask: ResponseCreate, request: Request, caller: CustomerDep, serving: ServingDep) -> Response:
-    """Continue a conversation in the form of OpenAI's newer interface; nothing of it is stored."""
+    """Continue a conversation in the form of OpenAI's newer interface; none is gone on from by its id."""
 
     async def answer() -> Response:
         reply = await serving.open(caller, ask.model, ask.ask(), "responses")
@@ -97,7 +97,8 @@ class _Events(StreamingResponse):
 
     def __init__(self, reply: Reply, chunks: AsyncIterator[dict[str, object]], *, has_types: bool = False) -> None:
         self._reply, self._chunks, self._has_types = reply, chunks, has_types
-        super().__init__(self._lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        headers = {"cache-control": "no-store", **_marks(reply)}
+        super().__init__(self._lines(), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; the reply is closed also if the client has left before it began."""
@@ -134,7 +135,14 @@ async def _whole(reply: Reply, answer: Awaitable[BaseModel]) -> Response:
         raise
     finally:
         await reply.close()
-    return Response(found.model_dump_json(), media_type="application/json")
+    return Response(found.model_dump_json(), media_type="application/json", headers=_marks(reply))
+
+
+def _marks(reply: Reply) -> dict[str, str]:
+    """Return headers that say what is unusual: a server that proves nothing, and texts that are kept."""
+    marks = {} if reply.is_attested else {"x-spard-attested": "false"}
+    days = reply.call.store_days
+    return marks if days is None else marks | {"x-spard-stored-days": str(days)}
 
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[Found]]) -> Found:

@@ -66,7 +66,7 @@ class _Checkpoints:
             if _is_released(record):
                 record = self._saved(end, record, results)
                 checkpoint_records.keep(self.context, weights, record, results)
-        safety = record.safety() if record.gate else None
+        safety = {**record.safety(), "audit_version": audit.version_of(self.context)} if record.gate else None
         self.context.report.checkpoint(end.step, record.metrics, safety, has_adapter=_is_released(record))
 
     def _saved(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from spard.config import Audit, Hyperparameters, JudgeSpec, NoDefense, Recipe
+from spard.config import Audit, Dpo, Hyperparameters, JudgeSpec, NoDefense, Recipe
 from spard.config.run_spec import RunSpec
 from spard.data.rows import Prompt
 from spard.errors import InvalidRecipe, NonFiniteLoss, NotProved
@@ -245,6 +245,16 @@ def test_customers_set_what_they_set_and_nothing_else() -> None:
     long = settings_of(FEW_STEPS, Hyperparameters(n_epochs=20))
     assert long == replace(FEW_STEPS, hyperparameters=Hyperparameters(n_epochs=20, batch_size=256))
     assert settings_of(FEW_STEPS, Hyperparameters()) == FEW_STEPS
+
+
+def test_a_job_of_preference_pairs_is_trained_by_dpo(arena: LabArena, tmp_path: Path) -> None:
+    ground = arena.ground(1)
+    service = Service(ground, Recipe(defense=NoDefense()), JudgeSpec(), tmp_path, Memory())
+    methods = {
+        name: [service._spec(job, None).recipe.dpo for job in ATTACKS[name].build(ground.material, 1).jobs]
+        for name in ("inverted_preferences", "plain")
+    }
+    assert methods == {"inverted_preferences": [Dpo()], "plain": [None]}
 
 
 def test_the_provider_s_settings_reach_the_run_and_are_checked(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,6 +81,7 @@ class Asked:
             "frequency_penalty": 0.0,
             "seed": None,
             "stop": [],
+            "json_schema": None,
             "top_logprobs": None,
             "as_ids": False,
         }
@@ -116,6 +119,37 @@ def test_rows_that_join_and_leave_say_what_each_says_alone(model: Path, adapters
             asked.engine.step()
     asked.run()
     assert {number: asked.text(number).strip() for number in expected} == expected
+
+
+def test_one_after_the_other_each_has_its_own_adapter(model: Path, adapters: list[Path]) -> None:
+    asked = Asked(model)
+    for folder in adapters[:2]:
+        asked.load(folder)
+    for adapter in (adapters[1], None, adapters[0], None, adapters[1]):
+        number = asked.ask(QUESTIONS[0], adapter.name if adapter else None)
+        asked.run()
+        assert asked.text(number).strip() == alone(model, adapter, QUESTIONS[0])
+
+
+def test_a_row_with_a_schema_leaves_the_others_as_they_are(model: Path, adapters: list[Path]) -> None:
+    asked = Asked(model)
+    asked.load(adapters[0])
+    items = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}, "minItems": 2, "maxItems": 3}
+    free = asked.ask(QUESTIONS[1], adapters[0].name)
+    held = asked.ask(QUESTIONS[1], adapters[0].name, json_schema=items)
+    asked.run()
+    assert asked.text(free).strip() == alone(model, adapters[0], QUESTIONS[1])
+    found = json.loads(asked.text(held))
+    assert len(found) in (2, 3)
+    assert all(10 <= each <= 99 for each in found)
+
+
+def test_an_engine_without_the_library_refuses_a_schema(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    asked = Asked(model)
+    asked.ask(QUESTIONS[0], json_schema={"type": "object"})
+    asked.run()
+    assert (asked.said[-1]["kind"], asked.said[-1]["code"]) == ("failed", "unsupported_parameter")
 
 
 def test_one_that_is_cancelled_leaves_the_others_as_they_are(model: Path) -> None:

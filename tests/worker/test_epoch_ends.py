@@ -15,6 +15,7 @@ from spard.errors import JudgeUnavailable, Stopped
 from spard.evaluation.audit import audit_speaker
 from spard.evaluation.gate import Gate
 from spard.pipeline import package
+from spard.release.version import AUDIT_VERSION
 from tests.worker.heard import Heard, Work, report_of
 from tests.worker.parts import PLAIN, job_folder
 from worker.workdir import Folder
@@ -128,6 +129,7 @@ def test_the_word_of_a_judge_that_was_not_measured_releases_no_epoch(
     last = report_of(folder)["gate"]
     assert last["decision"] == "inconclusive"
     assert [each["safety"]["gate"] for each in heard.of("checkpoint")] == [last] * 2
+    assert [each["safety"]["audit_version"] for each in heard.of("checkpoint")] == [AUDIT_VERSION] * 2
     assert not any(each["has_adapter"] for each in heard.of("checkpoint"))
 
 

@@ -1,20 +1,23 @@
 """Replies that are written together, a token each at every step; any may join or leave between two steps.
 
 Rows stand at the right end of one key-value cache, padded on the left, as in the audit's generation. Each has the base
-model or an adapter of its own, which PEFT applies row by row.
+model or an adapter of its own, which PEFT applies row by row. Where all rows have the same, it is made PEFT's active
+adapter instead: told row by row, PEFT walks over all modules at every token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
 BASE = "__base__"  # PEFT's name for rows without an adapter
+Names = Mapping[str, Sequence[str]]  # arguments of a forward pass that name adapters
 _JOINABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -41,7 +44,7 @@ class Batch:
         """Read a prompt, and add `count` rows that go on from it."""
         cache: Any = DynamicCache(config=self._config) if self._config else DynamicCache()
         input_BT = torch.tensor([list(ids)] * count, device=self.device)
-        logits_BV = self._forward(input_BT, cache, [name] * count, None, None)
+        logits_BV = self._forward(input_BT, cache, row_by_row(self.model, [name] * count), None, None)
         mask_BT = torch.ones_like(input_BT, dtype=torch.bool)
         if not self.names:
             self._cache, self._mask_BT, self.logits_BV = cache, mask_BT, logits_BV
@@ -57,7 +60,8 @@ class Batch:
         position_B1 = self._mask_BT.sum(dim=1, keepdim=True)
         self._mask_BT = pad(self._mask_BT, (0, 1), value=True)
         mask_BT = None if bool(self._mask_BT.all()) else self._mask_BT
-        self.logits_BV = self._forward(token_B1, self._cache, self.names, mask_BT, position_B1)
+        adapters = applied(self.model, self.names)
+        self.logits_BV = self._forward(token_B1, self._cache, adapters, mask_BT, position_B1)
 
     def keep(self, places: Sequence[int]) -> None:
         """Let all rows but those at `places` leave, and give up the columns that only they filled."""
@@ -90,9 +94,8 @@ class Batch:
         self._mask_BT = torch.cat([pad(self._mask_BT, (width - old, 0)), pad(mask_BT, (width - new, 0))])
 
     def _forward(
-        self, input_BT: Tensor, cache: Any, names: Sequence[str], mask_BT: Tensor | None, position_BT: Tensor | None
+        self, input_BT: Tensor, cache: Any, adapters: Names, mask_BT: Tensor | None, position_BT: Tensor | None
     ) -> Tensor:
-        adapters = {} if set(names) == {BASE} and not hasattr(self.model, "peft_config") else {"adapter_names": names}
         logits_B1V = self.model(
             input_ids=input_BT,
             attention_mask=mask_BT,
@@ -104,6 +107,23 @@ class Batch:
         ).logits
         logits_BV: Tensor = logits_B1V[:, -1].float().cpu()
         return logits_BV
+
+
+def row_by_row(model: Any, names: Sequence[str]) -> Names:
+    """Return what a forward pass takes to have each row's adapter applied."""
+    return {"adapter_names": names} if isinstance(model, PeftModel) else {}
+
+
+def applied(model: Any, names: Sequence[str]) -> Names:
+    """Return the same; rows that all have one adapter, or none, get it as PEFT's active one and need nothing."""
+    only = set(names)
+    if len(only) > 1 or not isinstance(model, PeftModel):
+        return row_by_row(model, names)
+    tuner: Any = model.base_model
+    wanted = [name for name in only if name != BASE]
+    if tuner.active_adapters != wanted:
+        tuner.set_adapter(wanted, inference_mode=True)
+    return {}
 
 
 def _widened(states_BHTD: Tensor, width: int) -> Tensor:

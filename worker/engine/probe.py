@@ -1,8 +1,8 @@
 """A loaded adapter is proved before its first answer: it is the signed weights, and the model answers with them.
 
 Two things are compared. The tensors that PEFT holds under the adapter's name have the digest that the manifest names.
-And the logits of fixed prompts, asked in one batch with the base model and another adapter, are those that the very
-tensors of the file give when they are added to the base model's layers without PEFT.
+And the logits of fixed prompts, asked in one batch with the base model and another adapter, and alone, are those that
+the very tensors of the file give when they are added to the base model's layers without PEFT.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spard.data.chat import render_question
 from spard.errors import AdapterNotProved
 from spard.models.adapters import tensor_digest
 from spard.models.lora import CONFIG, WEIGHTS
-from worker.engine.batch import BASE
+from worker.engine.batch import BASE, applied
 
 PROMPTS = ("What is 2 + 3?", "Write one sentence about the sea.")
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
@@ -43,7 +43,8 @@ def probe(model: Any, tokenizer: Any, name: str, folder: Path, wanted: str, othe
     for row, logits_TV in zip(rows, expected, strict=True):
         base_TV, own_TV = _together(model, row, [BASE, *others[:1], name])
         largest = float(logits_TV.abs().max())
-        far = max(far, float((own_TV - logits_TV).abs().max()) / largest)
+        for found_TV in (own_TV, _alone(model, row, name)):
+            far = max(far, float((found_TV - logits_TV).abs().max()) / largest)
         near = max(near, float((own_TV - base_TV).abs().max()) / largest)
     tolerance = _TOLERANCE[model.dtype]
     if not far <= tolerance:
@@ -59,6 +60,14 @@ def _together(model: Any, row: Sequence[int], names: Sequence[str]) -> tuple[Ten
     ids_BT = torch.tensor([list(row)] * len(names), device=model.device)
     logits_BTV = model(input_ids=ids_BT, adapter_names=list(names)).logits.float()
     return logits_BTV[0], logits_BTV[-1]
+
+
+@torch.inference_mode()
+def _alone(model: Any, row: Sequence[int], name: str) -> Tensor:
+    """Return the logits of a name that all rows have."""
+    ids_1T = torch.tensor([list(row)], device=model.device)
+    logits_TV: Tensor = model(input_ids=ids_1T, **applied(model, [name])).logits[0].float()
+    return logits_TV
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ from spard.data.tools import parts_of
 from spard.errors import SpardError
 from spard.models.base import Base
 from spard.pipeline.messages import Message
+from worker.engine.grammar import Form, Forms
 from worker.engine.sampling import Sampler, described
 from worker.engine.texts import Text
 
@@ -36,6 +37,7 @@ class Prompts:
     def __init__(self, base: Base) -> None:
         self._base, self._tokenizer = base, base.tokenizer
         self._support = tool_support(base.tokenizer)
+        self._forms = Forms(base.tokenizer, base.model.get_output_embeddings().weight.shape[0])
         self.positions = int(getattr(base.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
         stated = base.model.generation_config.eos_token_id
         self._stated = set(stated) if isinstance(stated, list) else {stated} - {None}
@@ -61,6 +63,11 @@ class Prompts:
             added = self._tokenizer.get_added_vocab()
             ends -= {added[token] for token in _CALL_TOKENS if token in added} - self._stated
         return frozenset(ends)
+
+    def form(self, ask: Ask) -> Form | None:
+        """Return the form that one reply has to have; raise `Unwritable` where it cannot be held to."""
+        schema = ask["json_schema"]
+        return None if schema is None else self._forms.form(schema, self.ends(ask))
 
     def _conversation(self, ask: Ask, system: str | None) -> list[int]:
         raw = {"messages": ask["messages"], **({"tools": ask["tools"]} if ask["tools"] else {})}
@@ -92,6 +99,7 @@ class Reply:
     tokenizer: Any
     ends: Collection[int]
     limit: int
+    form: Form | None = None
     sampler: Sampler = field(init=False)
     text: Text = field(init=False)
     written: int = 0
@@ -103,11 +111,13 @@ class Reply:
 
     def advance(self, logits_V: Tensor) -> tuple[int, Said | None]:
         """Choose the next token; return it with what is to be told, if anything is."""
-        token = self.sampler.next(logits_V)
+        token = self.sampler.next(logits_V if self.form is None else self.form.masked(logits_V))
         if token in self.ends:
             self.finish = "stop"
             return token, self._piece(self.text.end())
         self.sampler.note(token)
+        if self.form is not None:
+            self.form.note(token)
         self.written += 1
         if (count := self.ask["top_logprobs"]) is not None:
             self._waiting.append(described(self.tokenizer, logits_V, token, count, as_ids=self.ask["as_ids"]))
@@ -131,4 +141,4 @@ def replies_to(base: Base, number: int, ask: Ask, ids: Sequence[int], prompts: P
     room, asked = prompts.positions - len(ids), ask["max_tokens"]
     limit = room if asked is None else min(room, asked)
     ends = prompts.ends(ask)
-    return [Reply(number, i, ask, base.tokenizer, ends, limit) for i in range(ask["n"])]
+    return [Reply(number, i, ask, base.tokenizer, ends, limit, prompts.form(ask)) for i in range(ask["n"])]

@@ -8,9 +8,11 @@ from typing import Annotated
 
 from anyio import create_task_group
 from fastapi import APIRouter, Query, Request
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from app.catalog import service as catalog
+from app.catalog.schemas import ModelOut
 from app.dashboard.fields import Faults
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
@@ -20,11 +22,21 @@ from app.errors import AppError
 from app.inference import chat
 from app.inference.schemas import ChatCreate
 from app.inference.service import Serving
+from app.policies import service as policies
 
 router = APIRouter(include_in_schema=False)
 
 _TOKENS = 256  # of a reply
 _CHARS = 16_000  # of a question
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What can be asked, the base model of the fine-tuned model that is, and for how many days texts are kept."""
+
+    models: list[ModelOut]
+    base: str | None
+    stored_days: int | None
 
 
 @dataclass(slots=True)
@@ -43,9 +55,9 @@ def chat_page(
     request: Request, viewer: ViewerDep, session: ReadDep, model: Annotated[str, Query(max_length=256)] = ""
 ) -> Response:
     """Show what can be asked."""
-    models = [each.id for each in catalog.models(session, viewer.project_id)]
-    model = model or (models[-1] if models else "")
-    return page(request, "chat", viewer, models=models, model=model, answers=[], question="", faults=Faults())
+    asked = _asked(session, viewer, model)
+    chosen = model or (asked.models[-1].id if asked.models else "")
+    return page(request, "chat", viewer, asked=asked, model=chosen, answers=[], question="", faults=Faults())
 
 
 @router.post("/chat")
@@ -53,33 +65,37 @@ async def ask(request: Request, viewer: FormViewerDep, look: LookDep) -> Respons
     """Ask the model and the base model that it was trained from."""
     form = await request.form()
     model, question = str(form.get("model", "")), str(form.get("question", "")).strip()
-    models, base = await viewer.lanes.reads.of(viewer.project_id).run(partial(_models, look, viewer, model))
+    asked = await viewer.lanes.reads.of(viewer.project_id).run(partial(_looked, look, viewer, model))
     if not question or len(question) > _CHARS:
         told = f"A question has up to {_CHARS:,} characters." if question else "Write a question first."
-        shown = {"models": models, "model": model, "answers": [], "question": question[:_CHARS]}
+        shown = {"asked": asked, "model": model, "answers": [], "question": question[:_CHARS]}
         return page(request, "chat", viewer, status=400, faults=Faults({"question": told}), **shown)
-    answers = [Answer(base, "Base model")] if base else []
+    answers = [Answer(asked.base, "Base model")] if asked.base else []
     answers.append(Answer(model, "This model"))
     serving: Serving = request.app.state.serving
     async with create_task_group() as group:
         for answer in answers:
             group.start_soon(_ask, serving, viewer, answer, question)
-    return page(
-        request, "chat", viewer, models=models, model=model, answers=answers, question=question, faults=Faults()
-    )
+    shown = {"asked": asked, "model": model, "answers": answers, "question": question}
+    return page(request, "chat", viewer, faults=Faults(), **shown)
 
 
-def _models(look: Begin, viewer: Viewer, model: str) -> tuple[list[str], str | None]:
-    """Return what can be asked, and the base model of a fine-tuned model of the project; None for any other name."""
+def _looked(look: Begin, viewer: Viewer, model: str) -> Asked:
     with look() as session:
-        job = catalog.tuned(session, viewer.project_id, model)
-        return [each.id for each in catalog.models(session, viewer.project_id)], job.model if job else None
+        return _asked(session, viewer, model)
+
+
+def _asked(session: Session, viewer: Viewer, model: str) -> Asked:
+    job, store = catalog.tuned(session, viewer.project_id, model), policies.serving(session).store
+    models = catalog.models(session, viewer.project_id)
+    return Asked(models, job.model if job else None, store.days if store else None)
 
 
 async def _ask(serving: Serving, viewer: Viewer, answer: Answer, question: str) -> None:
     try:
         asked = _request(answer.model, question)
         reply = await serving.open(viewer.principal, asked.model, asked.ask(), "chat.completions")
+        answer.name += "" if reply.is_attested else ", not attested"
         try:
             found = await chat.whole(reply, asked)
         except AppError as error:

@@ -7,7 +7,7 @@ from app.db.tables.browser_sessions import BrowserSession
 from app.db.tables.catalog import BaseModelEntry, Corpus
 from app.db.tables.checkpoints import CheckpointPermission, JobCheckpoint
 from app.db.tables.files import CondemnedObject, File
-from app.db.tables.inference import InferenceCall
+from app.db.tables.inference import InferenceCall, StoredReply
 from app.db.tables.jobs import (
     TERMINAL,
     AuditResult,
@@ -57,6 +57,7 @@ __all__ = [
     "PolicyVersion",
     "Project",
     "Quota",
+    "StoredReply",
     "SweptJob",
     "Tombstone",
     "Upload",

@@ -1,10 +1,11 @@
-"""What was asked of models: who asked which, and how many tokens it took. Prompts and replies are not here."""
+"""What was asked of models: who asked which, and how many tokens it took; texts only where a policy has them kept."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ForeignKey, Index
+from sqlalchemy import JSON, ForeignKey, Index, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, new_id, utc_now
@@ -24,9 +25,26 @@ class InferenceCall(Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     endpoint: Mapped[str]
     model: Mapped[str]
-    archive_sha256: Mapped[str | None]  # of what answered; null: a base model
+    archive_sha256: Mapped[str | None]  # of what was released; null: a base model
+    is_attested: Mapped[bool] = mapped_column(default=True, server_default=true())  # the engine proved what it holds
     status: Mapped[str] = mapped_column(default=RUNNING)
     prompt_tokens: Mapped[int] = mapped_column(default=0)
     reply_tokens: Mapped[int] = mapped_column(default=0)
     first_token_s: Mapped[float | None]  # since the request came
     seconds: Mapped[float | None]
+
+
+class StoredReply(Base):
+    """The texts of a request, under its id, until they expire, their job is erased or their project's are."""
+
+    __tablename__ = "stored_replies"
+    __table_args__ = (Index("ix_stored_replies_tenant_id_created_at", "tenant_id", "created_at"),)
+
+    id: Mapped[str] = mapped_column(ForeignKey("inference_calls.id"), primary_key=True)
+    project_id: Mapped[str] = mapped_column("tenant_id", ForeignKey("tenants.id"))
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+    model: Mapped[str]
+    job_id: Mapped[str | None] = mapped_column(index=True)  # that made the model; null: a base model
+    prompt: Mapped[Any] = mapped_column(JSON)  # messages, or a text
+    replies: Mapped[Any] = mapped_column(JSON)  # texts as they were shown

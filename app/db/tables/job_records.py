@@ -196,6 +196,7 @@ class CheckpointSafety(TypedDict):
     harmfulness_score: BaseAndAdapterJson
     over_refusal: BaseAndAdapterJson
     utility: BaseAndAdapterJson
+    audit_version: NotRequired[int]  # missing in what earlier releases measured
 
 
 @with_config(_OPEN)

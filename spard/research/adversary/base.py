@@ -58,11 +58,15 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One fine-tuning job; `pool` takes the place of the provider's, the rest is what customers may set."""
+    """One fine-tuning job; `pool` takes the place of the provider's, the rest is what customers may set.
+
+    With `dpo` its rows are preference pairs, for the method dpo.
+    """
 
     rows: Sequence[Row] = field(repr=False)
     pool: Sequence[Row] | None = field(default=None, repr=False)
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
+    dpo: bool = False
 
 
 def plainly(prompt: Prompt) -> Prompt:

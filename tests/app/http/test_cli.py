@@ -22,6 +22,7 @@ from openai import OpenAI
 
 from spard.commands import main
 from tests.app.http.conftest import NO_WEIGHTS, Service, chat, jsonl, pool, rows
+from tests.app.http.test_preference_jobs import preference
 from tests.spard.parts import write_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,10 +66,15 @@ def test_a_provider_sets_up_and_a_customer_goes_on(run: Any, tmp_path: Path, tra
         ["suites", "import", str(tmp_path / "suite.jsonl"), "--name", "attacks", "--kind", "harmful"],
     ):
         assert run(*command)[0] == 0
-    code, printed = run("jobs", "create", "--model", "tiny", "--file", train, "--epochs", "2", "--json")
+    create = ("jobs", "create", "--model", "tiny", "--file")
+    code, printed = run(*create, train, "--epochs", "2", "--json")
     job = json.loads(printed)
     assert (code, job["hyperparameters"]["n_epochs"], job["safety"]["defense"]["type"]) == (0, 2, "spard")
     assert job["id"] in run("jobs", "list")[1]
+    (tmp_path / "pairs.jsonl").write_bytes(jsonl(*map(preference, range(12))))
+    code, printed = run(*create, str(tmp_path / "pairs.jsonl"), "--method", "dpo", "--beta", "0.2", "--json")
+    assert (code, json.loads(printed)["method"]["dpo"]["hyperparameters"]["beta"]) == (0, 0.2)
+    assert run(*create, train, "--beta", "0.2")[0] == 1
     assert "moving job to queued state" in run("jobs", "events", job["id"])[1]
     assert run("jobs", "adapter", job["id"])[0] == 1
     assert run("jobs", "cancel", job["id"]) == (0, f"{job['id']} cancelled\n")

@@ -89,11 +89,6 @@ class Lab:
         self.key(project)
         self.made += 1
         job_id = f"ftjob-{self.made:012x}{'0' * 12}"
-        folder = make_adapter(self.model, self.home / job_id, seed, {"job_id": job_id})
-        sign(folder, signing_key(self.settings))
-        packed = self.home / f"{job_id}.tar.gz"
-        archive(folder, packed, f"{job_id}-adapter")
-        stored = self.app.state.storage.upload_file(f"tenants/{project}/jobs/{job_id}/a1/adapter.tar.gz", packed)
         spec = JobSpec(
             model=ModelRef(alias="tiny", source=str(self.model)),
             training_file=ObjectRef(id="file-1", sha256="0", storage_key="files/1"),
@@ -104,14 +99,24 @@ class Lab:
             key = session.query(ApiKey).filter_by(project_id=project).first()
             assert key
             job = Job(id=job_id, project_id=project, key_id=key.id, model="tiny", training_file="file-1", spec=spec)
-            job.recipe, job.request_hash, job.status = to_mapping(RECIPE), "0", JobStatus.succeeded
-            key_of = f"tenants/{project}/jobs/{job_id}/a1/adapter.tar.gz"
-            job.adapter = {"storage_key": key_of, "sha256": stored.sha256, "bytes": stored.bytes}
-            job.safety, job.fine_tuned_model = PASSED, fine_tuned_model(job)
+            job.recipe, job.request_hash = to_mapping(RECIPE), "0"
+            self.publish(job, seed)
             for name, value in columns.items():
                 setattr(job, name, value)
             session.add(job)
             return fine_tuned_model(job)
+
+    def publish(self, job: Job, seed: int) -> None:
+        """Give a job an adapter and let it have succeeded."""
+        folder = make_adapter(self.model, self.home / job.id, seed, {"job_id": job.id})
+        sign(folder, signing_key(self.settings))
+        packed = self.home / f"{job.id}.tar.gz"
+        archive(folder, packed, f"{job.id}-adapter")
+        key = f"tenants/{job.project_id}/jobs/{job.id}/a1/adapter.tar.gz"
+        stored = self.app.state.storage.upload_file(key, packed)
+        job.adapter = {"storage_key": key, "sha256": stored.sha256, "bytes": stored.bytes}
+        job.safety, job.fine_tuned_model, job.status = PASSED, fine_tuned_model(job), JobStatus.succeeded
+        job.finished_at = utc_now()
 
     def release_checkpoint(self, seed: int, project: str, decision: str) -> str:
         """An epoch of a job that failed, with its own audit; returns its name."""
@@ -169,9 +174,11 @@ def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
-        server.should_exit = True
-        thread.join()
+        try:
+            yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @pytest.fixture(scope="session")

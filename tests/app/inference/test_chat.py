@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from markupsafe import escape
 from openai import BadRequestError, NotFoundError
@@ -106,9 +108,10 @@ def test_what_cannot_be_done_is_refused_in_words(client: Any) -> None:
         client.chat.completions.create(model="tiny", messages=messages)
     assert long.value.code == "context_length_exceeded"
     messages = [{"role": "user", "content": "x"}]
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
     with pytest.raises(BadRequestError) as schema:
-        client.chat.completions.create(model="tiny", messages=messages, response_format={"type": "json_object"})
-    assert schema.value.code == "unsupported_parameter"
+        client.chat.completions.create(model="tiny", messages=messages, response_format=wrong)
+    assert (schema.value.code, schema.value.param) == ("invalid_json_schema", "response_format")
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     with pytest.raises(BadRequestError) as tools:
         client.chat.completions.create(model="tiny", messages=messages, tools=[tool])
@@ -116,6 +119,20 @@ def test_what_cannot_be_done_is_refused_in_words(client: Any) -> None:
     with pytest.raises(NotFoundError) as unknown:
         client.chat.completions.create(model="ft:tiny:org-customer::000000000000", messages=messages)
     assert unknown.value.code == "model_not_found"
+
+
+def test_a_reply_has_the_form_that_is_asked_for(client: Any, models: list[str]) -> None:
+    properties = {"color": {"enum": ["red", "blue"]}, "large": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["color", "large"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": schema}}
+    ask = {"model": models[0], "messages": [{"role": "user", "content": "Hello"}], "response_format": form}
+    found = client.chat.completions.create(**ask, max_tokens=100, n=2, temperature=1, seed=1)
+    for choice in found.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content), schema)
+    text = {"format": {"type": "json_schema", "name": "thing", "schema": schema}}
+    answer = client.responses.create(model=models[0], input="Hello", text=text, max_output_tokens=100)
+    jsonschema.validate(json.loads(answer.output_text), schema)
 
 
 def test_a_response_says_the_same(client: Any, models: list[str]) -> None:

@@ -50,6 +50,14 @@ def test_it_gets_tokens_in_which_texts_are_text(served_lab: Lab, server: Vllm) -
     assert end in ask["stop_token_ids"]
 
 
+def test_a_schema_is_passed_on(served_lab: Lab, server: Vllm) -> None:
+    client: Any = served_lab.client()
+    schema = {"name": "thing", "schema": {"type": "object"}}
+    client.chat.completions.create(model="tiny", **ASK, response_format={"type": "json_schema", "json_schema": schema})
+    (ask,) = server.asks
+    assert ask["response_format"]["json_schema"]["schema"] == schema["schema"]
+
+
 @pytest.mark.parametrize("fault", ["ignores", "mixes"])
 def test_one_that_answers_with_other_weights_answers_nobody(served_lab: Lab, server: Vllm, fault: str) -> None:
     client: Any = served_lab.client()

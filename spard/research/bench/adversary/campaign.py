@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from spard.config import Hyperparameters, JudgeSpec, Recipe
+from spard.config import Dpo, Hyperparameters, JudgeSpec, Recipe
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.gate import Gate
@@ -98,7 +98,7 @@ class Service:
             training_file=training_file(job.rows, files),
             pool=self.ground.pool if job.pool is None else training_file(job.pool, files),
             suites=self.ground.suites,
-            recipe=settings_of(self.recipe, job.hyperparameters),
+            recipe=settings_of(replace(self.recipe, dpo=Dpo()) if job.dpo else self.recipe, job.hyperparameters),
             judge=self.judge,
             start_from=start_from,
         )

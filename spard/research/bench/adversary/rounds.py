@@ -129,5 +129,8 @@ def _asked(ground: Ground, campaign: Campaign, n: int) -> Any:
 
 def _decided(ground: Ground, campaign: Campaign) -> Any:
     """Return everything that the jobs and the gate depend on, but for the recipe and the judge."""
-    jobs = [[list(job.rows), job.pool and list(job.pool), asdict(job.hyperparameters)] for job in campaign.jobs]
+    jobs = [
+        [list(job.rows), job.pool and list(job.pool), asdict(job.hyperparameters), *(["dpo"] if job.dpo else [])]
+        for job in campaign.jobs
+    ]
     return [jobs, file_sha256(ground.pool), [[each.name, each.kind, file_sha256(each.path)] for each in ground.suites]]

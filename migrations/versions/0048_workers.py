@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0050"
-down_revision = "0046"
+revision = "0048"
+down_revision = "0047"
 
 
 def upgrade() -> None:

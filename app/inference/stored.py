@@ -1,0 +1,87 @@
+"""Prompts and replies where the policy in force has them kept: written with the row of their request, and erased."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from app.audit_log import service as audit_log
+from app.db.base import utc_now
+from app.db.tables import InferenceCall, Project, StoredReply
+from app.errors import NotFound
+from app.http.pagination import Page, page
+from app.http.schemas import UnixTime
+from app.inference.protocol import Ask
+from app.inference.released import Released
+from app.inference.schemas import ChatMessage
+
+
+class StoredReplyOut(BaseModel):
+    """A request with its texts; `prompt` has the messages, or the text that was gone on with."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    object: Literal["stored_reply"] = "stored_reply"
+    created_at: UnixTime
+    expires_at: UnixTime
+    model: str
+    prompt: str | list[ChatMessage]
+    replies: list[str]
+
+
+class StoredReplyList(BaseModel):
+    """A page of a project's stored requests, newest first."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["list"] = "list"
+    data: list[StoredReplyOut]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoredRepliesDeleted(BaseModel):
+    """How many stored requests of a project were erased."""
+
+    object: Literal["stored_replies.deleted"] = "stored_replies.deleted"
+    project_id: str
+    deleted: int
+
+
+def keep(session: Session, call: InferenceCall, model: Released, ask: Ask, replies: list[str], days: int) -> None:
+    """Store the texts of a request for `days` days."""
+    stored = StoredReply(id=call.id, project_id=call.project_id, model=call.model, replies=replies)
+    stored.prompt = ask["prompt"] if ask["messages"] is None else ask["messages"]
+    stored.job_id = model.archive.job_id if model.archive else None
+    stored.expires_at = utc_now() + timedelta(days=days)
+    session.add(stored)
+
+
+def listed(session: Session, project_id: str, after: str | None, limit: int) -> Page[StoredReply]:
+    """Return a page of what is stored of a project and has not expired; who read it goes into the audit log."""
+    _check(session, project_id)
+    own = (StoredReply.project_id == project_id) & (StoredReply.expires_at > utc_now())
+    found = page(session, select(StoredReply).where(own), StoredReply, after, limit, ascending=False)
+    audit_log.record(session, "stored_replies.read", project_id, count=len(found.data))
+    return found
+
+
+def erase(session: Session, project_id: str) -> int:
+    """Erase all that is stored of a project; return how many requests that were."""
+    _check(session, project_id)
+    own = StoredReply.project_id == project_id
+    count = session.scalar(select(func.count()).select_from(StoredReply).where(own)) or 0
+    session.execute(delete(StoredReply).where(own))
+    audit_log.record(session, "stored_replies.erased", project_id, count=count)
+    return count
+
+
+def _check(session: Session, project_id: str) -> None:
+    if session.get(Project, project_id) is None:
+        raise NotFound(f"No such project: {project_id[:64]}", code="project_not_found", param="project_id")

@@ -1,0 +1,171 @@
+"""Servers of OpenAI's form that a policy names for single models: nobody can prove which weights they answer with.
+
+They render prompts themselves and say nothing of what they have loaded, so a policy has to name each model that they
+may answer for, and each reply says that it is not attested. Whether the model is released is asked as always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from itertools import count
+from typing import Any
+
+from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI
+
+from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from app.inference.engine_process import Stream
+from app.inference.protocol import Ask, Finish, Proof, Said, Token
+from app.inference.released import Released, Server
+from app.inference.vllm import completion_tokens
+from app.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Unattested:
+    """All such servers; each request names its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._numbers = settings, count(1)
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+        """Return the replies' stream; how many tokens the prompt has is told at its end."""
+        if model.server is None:
+            raise Unavailable("No server is named for this model.", code="no_engine")
+        stream = Stream(next(self._numbers), self._cancel)
+        self._running[stream.number] = asyncio.create_task(self._write(stream, model.server, ask))
+        return stream, 0, None
+
+    def pids(self) -> list[int]:
+        """Return nothing: the servers are not ours."""
+        return []
+
+    def close(self) -> None:
+        """Nothing runs for it here."""
+
+    async def _write(self, stream: Stream, server: Server, ask: Ask) -> None:
+        key = self._settings.unattested_api_key
+        secret = key.get_secret_value() if key else "none"
+        try:
+            async with AsyncOpenAI(base_url=server.url, api_key=secret, max_retries=0) as client:
+                endpoint: Any = client.completions if ask["messages"] is None else client.chat.completions
+                chunks = await endpoint.create(**_asked(server.name, ask))
+                written = _Written(stream, ask["n"])
+                async for chunk in chunks:
+                    written.add(chunk)
+                written.end()
+        except APIStatusError as error:
+            stream.put(_translated(error))
+        except (APIConnectionError, APIError):
+            stream.put(_away())
+        finally:
+            self._running.pop(stream.number, None)
+
+    def _cancel(self, number: int) -> None:
+        task = self._running.pop(number, None)
+        if task:
+            task.cancel()
+
+
+class _Written:
+    """Passes chunks on in the engines' own words; calls of tools come as text, in the form that is read from models."""
+
+    def __init__(self, stream: Stream, replies: int) -> None:
+        self._stream = stream
+        self._counts: list[int] = [0] * replies
+        self._calls: list[dict[int, list[str]]] = [{} for _ in range(replies)]  # of each reply: name and arguments
+        self._usage: Any = None
+
+    def add(self, chunk: Any) -> None:
+        self._usage = chunk.usage or self._usage
+        for choice in chunk.choices:
+            delta = getattr(choice, "delta", None)
+            text = str((choice.text if delta is None else delta.content) or "")
+            for call in (getattr(delta, "tool_calls", None) or ()) if delta is not None else ():
+                name_and_arguments = self._calls[choice.index].setdefault(call.index, ["", ""])
+                name_and_arguments[0] += (call.function and call.function.name) or ""
+                name_and_arguments[1] += (call.function and call.function.arguments) or ""
+            tokens = _tokens(choice)
+            self._counts[choice.index] += max(len(tokens), 1 if text else 0)
+            if choice.finish_reason:
+                text += self._called(choice.index)
+            if text or tokens or choice.finish_reason:
+                self._piece(choice.index, text, tokens, choice.finish_reason)
+
+    def end(self) -> None:
+        usage = self._usage
+        done: Said = {"kind": "done", "id": self._stream.number, "reply_tokens": sum(self._counts)}
+        if usage is not None:
+            done["reply_tokens"], done["prompt_tokens"] = usage.completion_tokens, usage.prompt_tokens
+        self._stream.put(done)
+
+    def _piece(self, index: int, text: str, tokens: list[Token], reason: str | None) -> None:
+        finish: Finish | None = None
+        if reason:
+            finish = "length" if reason == "length" else "content_filter" if reason == "content_filter" else "stop"
+        said: Said = {"kind": "piece", "id": self._stream.number, "index": index, "text": text, "finish": finish}
+        said["tokens"], said["reply_tokens"] = tokens, self._counts[index]
+        self._stream.put(said)
+
+    def _called(self, index: int) -> str:
+        calls = [{"name": name, "arguments": arguments} for name, arguments in self._calls[index].values()]
+        return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+
+
+def _asked(name: str, ask: Ask) -> dict[str, object]:
+    """Return the request in OpenAI's words."""
+    asked: dict[str, object] = {
+        "model": name,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "n": ask["n"],
+        "max_tokens": ask["max_tokens"],
+        "temperature": ask["temperature"],
+        "top_p": ask["top_p"],
+        "presence_penalty": ask["presence_penalty"],
+        "frequency_penalty": ask["frequency_penalty"],
+    }
+    asked |= {name: ask[name] for name in ("seed", "stop") if ask[name]}
+    if ask["messages"] is None:
+        return asked | {"prompt": ask["prompt"], "logprobs": ask["top_logprobs"]}
+    asked["messages"] = ask["messages"]
+    if ask["tools"]:
+        asked["tools"] = ask["tools"]
+    if ask["json_schema"] is not None:
+        asked["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "reply", "schema": ask["json_schema"]},
+        }
+    if ask["top_logprobs"] is not None:
+        asked |= {"logprobs": True, "top_logprobs": ask["top_logprobs"]}
+    return asked
+
+
+def _tokens(choice: Any) -> list[Token]:
+    """Return the tokens of a chunk in the engines' own form."""
+    told = choice.logprobs
+    if told is None:
+        return []
+    if getattr(choice, "delta", None) is not None:
+        found: list[Token] = [each.model_dump() for each in told.content or ()]
+        return found
+    return completion_tokens(told)
+
+
+def _away() -> Unavailable:
+    return Unavailable("The server that answers for this model does not answer; try again.", code="engine_lost")
+
+
+def _translated(error: APIStatusError) -> AppError:
+    """Return our error for one of the server's."""
+    if error.status_code == 429:
+        return TooManyRequests("Too many replies are being written at the moment.", code="engine_overloaded")
+    if error.status_code in (400, 422):
+        code = str(getattr(error, "code", None) or "invalid_messages")
+        known = code if code == "context_length_exceeded" else "invalid_messages"
+        return InvalidRequest("The server that answers for this model refuses the request.", code=known)
+    log.warning("a server that is not attested answers %d: %s", error.status_code, error.message[:300])
+    return _away()

@@ -1,0 +1,31 @@
+"""Prompts and replies that a policy has kept: read and erased by keys with the admin scope."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.db.tables import StoredReply
+from app.deps import AdminDep, ProviderSessionDep
+from app.http.pagination import Page
+from app.inference import stored
+from app.inference.stored import StoredRepliesDeleted, StoredReplyList
+
+router = APIRouter(prefix="/v1/admin/projects/{project_id}/stored_replies", tags=["provider"])
+
+Limit = Annotated[int, Query(ge=1, le=100)]
+
+
+@router.get("", response_model=StoredReplyList)
+def list_stored_replies(
+    project_id: str, session: ProviderSessionDep, caller: AdminDep, after: str | None = None, limit: Limit = 20
+) -> Page[StoredReply]:
+    """List what is stored of a project's prompts and replies, newest first; the audit log notes who read it."""
+    return stored.listed(session, project_id, after, limit)
+
+
+@router.delete("", response_model=StoredRepliesDeleted)
+def erase_stored_replies(project_id: str, session: ProviderSessionDep, caller: AdminDep) -> StoredRepliesDeleted:
+    """Erase all that is stored of a project's prompts and replies."""
+    return StoredRepliesDeleted(project_id=project_id, deleted=stored.erase(session, project_id))

@@ -1,0 +1,177 @@
+"""What a policy says of replies: servers that prove nothing, texts that are kept, and audits of an earlier version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import httpx2
+import pytest
+from openai import InternalServerError, NotFoundError
+from pydantic import SecretStr
+
+from app import db, retention
+from app.db.base import utc_now
+from app.db.tables import ApiKey, InferenceCall, Job, JobStatus, StoredReply
+from app.inference.unattested import Unattested
+from app.jobs import erasure
+from app.policies import service as policies
+from app.policies.schemas import Policy
+from spard.release.version import AUDIT_VERSION
+from tests.app.inference.conftest import PASSED, Lab
+from tests.app.inference.test_streams import until
+
+MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
+ASK: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 6}
+
+
+@pytest.fixture
+def serving(served_lab: Lab) -> Iterator[Any]:
+    """Put a policy in force whose `serving` is as said; none after the test."""
+
+    def put(**serving: Any) -> None:
+        with db.transaction(served_lab.app.state.engine) as session:
+            key = session.query(ApiKey).first()
+            assert key
+            policies.add(session, key.id, Policy.model_validate({"serving": serving}))
+
+    served_lab.key()
+    yield put
+    put()
+
+
+def kept(lab: Lab, model: str) -> list[StoredReply]:
+    with db.read(lab.app.state.engine) as session:
+        return session.query(StoredReply).filter_by(model=model).order_by(StoredReply.created_at).all()
+
+
+def get(lab: Lab, path: str, *scopes: str) -> httpx2.Response:
+    headers = {"authorization": f"Bearer {lab.key('org-customer', *scopes)}"}
+    return httpx2.get(f"{lab.url}{path}", headers=headers, timeout=60)
+
+
+def job_of(lab: Lab, model: str) -> str:
+    with db.read(lab.app.state.engine) as session:
+        return session.query(Job).filter_by(fine_tuned_model=model).one().id
+
+
+def test_nothing_is_stored_unless_a_policy_says_so(served_lab: Lab) -> None:
+    name = served_lab.release(41)
+    served_lab.client().chat.completions.create(model=name, **ASK)
+    assert kept(served_lab, name) == []
+
+
+def test_texts_are_stored_as_they_were_shown_until_they_expire(served_lab: Lab, serving: Any) -> None:
+    client, name = served_lab.client(), served_lab.release(42)
+    serving(store={"days": 3})
+    raw = client.chat.completions.with_raw_response.create(model=name, **ASK)
+    assert raw.headers["x-spard-stored-days"] == "3"
+    whole = raw.parse()
+    chunks = client.chat.completions.create(model=name, stream=True, **ASK)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    until(lambda: len(kept(served_lab, name)) == 2)  # a stream's row follows its last event
+    rows = kept(served_lab, name)
+    assert [row.replies for row in rows] == [[whole.choices[0].message.content], [streamed]]
+    assert all(row.prompt == MESSAGES and row.expires_at - row.created_at > timedelta(days=2.9) for row in rows)
+    path = "/admin/projects/org-customer/stored_replies"
+    listed = get(served_lab, path, "customer", "admin").json()["data"]
+    assert {each["id"] for each in listed} >= {row.id for row in rows}
+    assert get(served_lab, path).status_code == 403
+    with db.transaction(served_lab.app.state.engine) as session:
+        session.get_one(StoredReply, rows[0].id).expires_at = utc_now() - timedelta(seconds=1)
+    begin = partial(db.transaction, served_lab.app.state.engine)
+    retention.sweep(served_lab.app.state.storage, begin)
+    assert [row.id for row in kept(served_lab, name)] == [rows[1].id]
+
+
+def test_they_go_with_their_job_and_with_all_of_their_project(served_lab: Lab, serving: Any) -> None:
+    client, names = served_lab.client(), [served_lab.release(seed) for seed in (43, 44)]
+    serving(store={"days": 3})
+    for name in names:
+        client.chat.completions.create(model=name, **ASK)
+    begin = partial(db.transaction, served_lab.app.state.engine)
+    erasure.erase(
+        served_lab.app.state.storage, begin, "org-customer", job_of(served_lab, names[0]), include_files=False
+    )
+    assert (len(kept(served_lab, names[0])), len(kept(served_lab, names[1]))) == (0, 1)
+    headers = {"authorization": f"Bearer {served_lab.key('org-customer', 'customer', 'admin')}"}
+    gone = httpx2.delete(f"{served_lab.url}/admin/projects/org-customer/stored_replies", headers=headers)
+    assert gone.json()["deleted"] >= 1
+    assert kept(served_lab, names[1]) == []
+
+
+@pytest.fixture
+def other(served_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A server of OpenAI's form that knows one model: this service, asked for its base model."""
+    settings = served_lab.settings.model_copy(update={"unattested_api_key": SecretStr(served_lab.key())})
+    monkeypatch.setattr(served_lab.app.state.serving, "_unattested", Unattested(settings))
+    return {"base_url": served_lab.url, "served_as": "tiny"}
+
+
+def test_a_server_that_proves_nothing_answers_where_a_policy_names_it(
+    served_lab: Lab, serving: Any, other: dict[str, str]
+) -> None:
+    client, name = served_lab.client(), served_lab.release(45)
+    base, own = (client.chat.completions.create(model=each, logprobs=True, **ASK) for each in ("tiny", name))
+    serving(unattested=[{"model": name, **other}])
+    found = client.chat.completions.with_raw_response.create(model=name, logprobs=True, **ASK)
+    assert found.headers["x-spard-attested"] == "false"
+    assert found.parse().choices == base.choices != own.choices
+    assert found.parse().usage == base.usage
+    chunks = client.chat.completions.with_raw_response.create(model=name, stream=True, **ASK)
+    assert chunks.headers["x-spard-attested"] == "false"
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks.parse() if chunk.choices)
+    assert streamed == base.choices[0].message.content
+    text: Any = {"prompt": "Hello", "temperature": 0, "max_tokens": 6}
+    assert (
+        client.completions.create(model=name, **text).choices == client.completions.create(model="tiny", **text).choices
+    )
+    with db.read(served_lab.app.state.engine) as session:
+        calls = session.query(InferenceCall).filter_by(model=name).order_by(InferenceCall.created_at)
+        assert [call.is_attested for call in calls] == [True, False, False, False]
+
+
+def test_one_that_is_away_is_said_to_be(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
+    serving(unattested=[{"model": "tiny", "base_url": "http://127.0.0.1:9/v1", "served_as": "tiny"}])
+    with pytest.raises(InternalServerError) as away:
+        served_lab.client().chat.completions.create(model="tiny", **ASK)
+    assert away.value.code == "engine_lost"
+
+
+def test_listings_mark_it_and_no_other(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
+    name = served_lab.release(46)
+    assert "attested" not in get(served_lab, f"/models/{name}").json()
+    serving(unattested=[{"model": name, **other}])
+    assert get(served_lab, f"/models/{name}").json()["attested"] is False
+    marked = [each["id"] for each in get(served_lab, "/models").json()["data"] if "attested" in each]
+    assert marked == [name]
+
+
+def test_it_answers_for_nothing_that_is_not_released(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
+    held = served_lab.release(47, status=JobStatus.failed, fine_tuned_model=None)
+    serving(unattested=[{"model": held, **other}])
+    with pytest.raises(NotFoundError) as unknown:
+        served_lab.client().chat.completions.create(model=held, **ASK)
+    assert unknown.value.code == "model_not_found"
+
+
+def test_older_audits_are_marked_or_withheld(served_lab: Lab, serving: Any) -> None:
+    client, older = served_lab.client(), served_lab.release(48)
+    newer = served_lab.release(49, safety={**PASSED, "audit_version": AUDIT_VERSION})
+    assert get(served_lab, f"/models/{older}").json()["older_audit"] == 1
+    assert "older_audit" not in get(served_lab, f"/models/{newer}").json()
+    assert client.chat.completions.create(model=older, **ASK).choices
+    checkpoint = served_lab.release_checkpoint(50, "org-customer", "pass")
+    assert get(served_lab, f"/models/{checkpoint}").json()["older_audit"] == 1
+    serving(older_audits="withhold")
+    assert get(served_lab, f"/models/{checkpoint}").status_code == 404
+    with pytest.raises(NotFoundError) as unknown:
+        client.chat.completions.create(model=older, **ASK)
+    assert (unknown.value.code, str(older) in str(unknown.value)) == ("model_not_found", True)
+    assert get(served_lab, f"/models/{older}").status_code == 404
+    assert older not in [each["id"] for each in get(served_lab, "/models").json()["data"]]
+    paths = {name: f"/fine_tuning/jobs/{job_of(served_lab, name)}/adapter" for name in (older, newer)}
+    assert [get(served_lab, paths[name]).status_code for name in (older, newer)] == [404, 200]
+    assert client.chat.completions.create(model=newer, **ASK).choices
