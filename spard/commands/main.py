@@ -7,6 +7,7 @@ function. Only the subcommand that is run is imported; all of them are when the 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,19 @@ from typing import Annotated, Any
 
 import typer
 
+from spard.commands import exits
 from spard.errors import UserError
 
 GROUP = "spard.commands"
 _DISTRIBUTIONS = ("spard", "spard-service")
 _SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_HELP = """Fine-tune language models without losing their safety.
+
+Exit codes: 0 all is well, 1 an error, 2 the answer is no (a safety gate, a judge, a pool or a signature did not pass),
+3 the command was not understood.
+"""
+_COMPLETING = "_SPARD_COMPLETE"
+_TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # where shells say what was typed so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +63,44 @@ _OWN: dict[str, Forwarded | EntryPoint] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a subcommand; an error that is meant for the user is one line and exit status 1."""
+    """Run a subcommand and exit; an error that is meant for the user is one line and exit code 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _command_line(given)(given, prog_name="spard")
+        ended = command_line(given)(given, prog_name="spard", standalone_mode=False)
     except UserError as error:
         typer.secho(f"spard: {error}", fg="red", err=True)
-        sys.exit(1)
+        sys.exit(exits.ERROR)
+    except typer.Abort:
+        sys.exit(exits.ERROR)
+    except typer.TyperException as error:
+        sys.exit(_told(error))
+    sys.exit(ended if isinstance(ended, int) else exits.OK)
 
 
-def _command_line(given: Sequence[str]) -> typer.Typer:
+def command_line(given: Sequence[str] = ()) -> typer.Typer:
     """Build the command with the subcommand that is asked for, or with all of them if it is unknown."""
     known: dict[str, Forwarded | EntryPoint] = {each.name: each for each in entry_points(group=GROUP)}
     known |= _OWN
-    asked = next((each for each in given if not each.startswith("-")), None)
-    cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    cli.callback(help="Fine-tune language models without losing their safety.")(_root)
+    words = _typed() if _COMPLETING in os.environ else given
+    asked = next((each for each in words if not each.startswith("-")), None)
+    cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    cli.callback(help=_HELP)(_root)
     for name in [asked] if asked in known else known:
         _add(cli, name, known[name])
     return cli
+
+
+def _typed() -> Sequence[str]:
+    """Return the words that are to be completed, without the command itself."""
+    return next((os.environ[name].split()[1:] for name in _TYPED if name in os.environ), [])
+
+
+def _told(error: typer.TyperException) -> int:
+    """Show what was not understood as typer does; return the exit code, which is not typer's 2: that is a gate's."""
+    from typer.rich_utils import rich_format_error
+
+    rich_format_error(error)  # type: ignore[arg-type]  # it takes the base class, which is private
+    return exits.USAGE if error.exit_code == exits.NOT_PASSED else error.exit_code
 
 
 def _print_versions(is_asked: bool) -> None:
@@ -118,6 +146,9 @@ def _forwarding(name: str, target: Forwarded) -> Callable[[typer.Context], None]
         except ModuleNotFoundError as error:
             missing = f"{error.name} is not installed: pip install 'spard[{target.extra}]'"
             raise UserError(f"`spard {name}` cannot start: {missing}") from None
-        raise typer.Exit(module.main(context.args))
+        try:
+            raise typer.Exit(module.main(context.args))
+        except SystemExit as ended:  # of argparse: 0 after --help, 2 for what it did not understand
+            raise typer.Exit(exits.USAGE if ended.code else exits.OK) from None
 
     return run

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from spard.errors import InvalidKey, NotProved
+from spard.commands.exits import ERROR, NOT_PASSED
+from spard.errors import InvalidKey, NotProved, UserError
 from spard.release import key_set, manifest, published_keys
 from spard.release.key_set import KeySet
 from spard.release.keys import OWN_KEY, read_private, read_public
 from spard.release.published_keys import Published
 
-REFUSED, UNPROVED = 1, 2
+REFUSED, UNPROVED = ERROR, NOT_PASSED
 PublicKey = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="PEM; default: this machine's own.")]
 
 
@@ -50,13 +51,17 @@ def verify(
     With a key set, an older key of the provider counts like the current one, and a revoked one is refused. With --keep
     the set is held against the one of the last time: what is older, or takes a revocation back, is refused.
 
-    Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with.
+    Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with, or none that
+    can be trusted.
     """
     try:
         found = checked(adapter, public_key, known, waiver, keep)
     except NotProved as error:
         typer.echo(f"spard: refused: {error.message}", err=True)
         raise typer.Exit(REFUSED) from None
+    except InvalidKey as error:
+        typer.echo(f"spard: not checked: {error.message}", err=True)
+        raise typer.Exit(UNPROVED) from None
     _tell(found.proved)
     if found.waived:
         typer.echo(f"released by a waiver: {found.waived}")
@@ -69,7 +74,10 @@ def verify(
 def checked(
     adapter: Path, public_key: Path | None, known: str | None, waiver: Path | None, keep: Path | None = None
 ) -> Checked:
-    """Check an adapter with the keys that were named, or this machine's own; raise `NotProved` for what is refused."""
+    """Check an adapter with the keys that were named, or this machine's own.
+
+    Raise `NotProved` for what is refused, and `InvalidKey` for a key or a set of keys that is none.
+    """
     keys = _keys(known, keep, public_key)
     public = _public(public_key) if keys is None or public_key else None
     proved = manifest.verify(adapter, public)
@@ -86,10 +94,7 @@ def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeyS
     found = place or (str(own) if public_key is None and own.exists() else None)
     if found is None and keep is not None:
         raise typer.BadParameter("--keep needs --key-set.")
-    try:
-        return _kept(published_keys.fetched(found), keep).keys if found else None
-    except InvalidKey as error:
-        raise typer.BadParameter(error.message) from None
+    return _kept(published_keys.fetched(found), keep).keys if found else None
 
 
 def _kept(found: Published, keep: Path | None) -> Published:
@@ -115,14 +120,11 @@ def _write(path: Path, text: str) -> None:
         aside.write_text(text)
         os.replace(aside, path)
     except OSError as error:
-        raise typer.BadParameter(f"The key set cannot be kept in {path}: {error.strerror}.") from None
+        raise UserError(f"The key set cannot be kept in {path}: {error.strerror}.") from None
 
 
 def _public(path: Path | None) -> Ed25519PublicKey | None:
-    try:
-        return read_public(path) if path else _own()
-    except InvalidKey as error:
-        raise typer.BadParameter(error.message) from None
+    return read_public(path) if path else _own()
 
 
 def _own() -> Ed25519PublicKey | None:

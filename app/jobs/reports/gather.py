@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from app.db.tables import Job
 from app.jobs import service
 from app.jobs.reports.service import read_report
+from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.reports.view import View, view
 from app.jobs.schemas import JobOut, StepMetrics
 from app.storage import Storage
@@ -37,6 +38,10 @@ class Seen:
     metrics: Sequence[StepMetrics]
     report: SafetyReport | None
     undefended: SafetyReport | None
+
+    def verdict(self) -> Verdict:
+        """Return what the job has come to, in a sentence."""
+        return verdict(self.job, self.report, self.undefended)
 
     def view(self) -> View:
         """Return what its pages show."""

@@ -22,6 +22,7 @@ from app.db.tables import Project
 from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
+from spard.commands import main
 
 FILES = "/v1/files"
 JOBS = "/v1/fine_tuning/jobs"
@@ -147,3 +148,30 @@ def url(service: Service) -> Iterator[str]:
     """The same application behind a real server."""
     with served(service.app) as url:
         yield url
+
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run_as(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Run]:
+    """Commands with a key; each call gives the exit code and what was printed."""
+    monkeypatch.setenv("SPARD_BASE_URL", url)
+
+    def with_key(key: str) -> Run:
+        def command(*arguments: str) -> tuple[int, str]:
+            monkeypatch.setenv("SPARD_API_KEY", key)
+            with pytest.raises(SystemExit) as ended:
+                main(arguments)
+            captured = capsys.readouterr()
+            return int(ended.value.code or 0), captured.out + captured.err
+
+        return command
+
+    return with_key
+
+
+@pytest.fixture
+def run(service: Service, run_as: Callable[[str], Run]) -> Run:
+    """Commands as the provider."""
+    return run_as(service.add_key("org-provider", "admin", "customer"))
