@@ -5,16 +5,17 @@ Whether one still computes is asked of a new process: in one that saw an error o
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from app.errors import Unfit
+from app.ops.gpus import count
 from app.ops.processes import python
 from app.settings import Settings
 
+__all__ = ["PROBE", "check", "count", "works"]
+
 PROBE = python("worker.gpu_probe")
-_DRIVER = "libcuda.so.1"
 _PROBE_S = 120.0
 
 
@@ -35,15 +36,3 @@ def works(probe: Sequence[str], environment: Mapping[str, str]) -> bool:
         return subprocess.run(probe, env=dict(environment), timeout=_PROBE_S, check=False).returncode == 0  # noqa: S603
     except subprocess.TimeoutExpired:
         return False
-
-
-def count(driver: str = _DRIVER) -> int:
-    """How many there are; 0 without a driver."""
-    try:
-        cuda = ctypes.CDLL(driver)
-    except OSError:
-        return 0
-    found = ctypes.c_int(0)
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(found)):
-        return 0
-    return found.value

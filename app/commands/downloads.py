@@ -1,7 +1,7 @@
 """Downloads: bytes go to a file beside the one that is wanted, which appears when all of it is there and checked.
 
-What a broken download leaves is called after the object's own tag (ETag): the next attempt asks for the rest of that very
-object (RFC 9110, Range and If-Range), and gets all of it anew where the object is another one.
+What a broken download leaves is called after the object's own tag (ETag): the next attempt asks for the rest of that
+very object (RFC 9110, Range and If-Range), and gets all of it anew where the object is another one.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Collection
@@ -45,14 +46,15 @@ def verify(
         typer.Option("--keep", dir_okay=False, help="Where the newest key set is kept; an older one is refused."),
     ] = None,
     waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check an adapter's signature and every byte of it, offline unless the key set is at an address.
 
     With a key set, an older key of the provider counts like the current one, and a revoked one is refused. With --keep
     the set is held against the one of the last time: what is older, or takes a revocation back, is refused.
 
-    Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with, or none that
-    can be trusted.
+    Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with, or
+    none that can be trusted.
     """
     try:
         found = checked(adapter, public_key, known, waiver, keep)
@@ -62,13 +64,17 @@ def verify(
     except InvalidKey as error:
         typer.echo(f"spard: not checked: {error.message}", err=True)
         raise typer.Exit(UNPROVED) from None
-    _tell(found.proved)
-    if found.waived:
-        typer.echo(f"released by a waiver: {found.waived}")
+    if as_json:
+        typer.echo(json.dumps(_as_json(found), indent=2))
+    else:
+        _tell(found.proved)
+        if found.waived:
+            typer.echo(f"released by a waiver: {found.waived}")
     if found.signer is None:
         typer.echo("spard: who signed it is not proved; give the provider's key with --public-key.", err=True)
         raise typer.Exit(UNPROVED)
-    typer.echo(f"the signature is that of {found.signer}")
+    if not as_json:
+        typer.echo(f"the signature is that of {found.signer}")
 
 
 def checked(
@@ -163,6 +169,13 @@ def _tell(proved: manifest.Proved) -> None:
         if value is not None:
             typer.echo(f"{name}: {value}")
     typer.echo(f"signed with {proved.key_id}")
+
+
+def _as_json(found: Checked) -> dict[str, Any]:
+    proved = found.proved
+    counts = {"files": proved.files, "bytes": proved.bytes, "not_signed": list(proved.passed_over)}
+    signed = {"signed_with": proved.key_id, "signer": found.signer, "waiver": found.waived}
+    return counts | signed | {"manifest": proved.manifest}
 
 
 def _pinned(source: dict[str, Any]) -> str | None:

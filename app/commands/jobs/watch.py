@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import Any
 
@@ -137,10 +137,8 @@ def _live(client: Client, job_id: str) -> Iterator[_Bar]:
 
 def _keep_looking(client: Client, job_id: str, bar: _Bar, stop: Event) -> None:
     while not stop.is_set():
-        try:
+        with suppress(httpx2.TransportError, CommandFailed):  # the stream says so, and comes back
             bar.look(client.get(f"fine_tuning/jobs/{job_id}"))
-        except (httpx2.TransportError, CommandFailed):  # the stream says so, and comes back
-            pass
         stop.wait(_LOOK_S)
 
 
