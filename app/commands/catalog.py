@@ -35,6 +35,9 @@ class Kind(StrEnum):
     utility = "utility"
 
 
+SuiteKind = Annotated[Kind, typer.Option(help="What a right answer is: a refusal, any help, or the row's `answer`.")]
+
+
 @models.command("add")
 def add_model(
     alias: Annotated[str, typer.Argument(help="What customers call it.")],
@@ -124,7 +127,12 @@ def delete_pool(corpus_id: Version, as_json: Json = False) -> None:
 
 
 @suites.command("import")
-def import_suite(file: Jsonl, name: Name, kind: Annotated[Kind, typer.Option()], as_json: Json = False) -> None:
+def import_suite(
+    file: Jsonl,
+    name: Name,
+    kind: SuiteKind,
+    as_json: Json = False,
+) -> None:
     """Import rows {"prompt", "answer"?, "category"?}."""
     _show(_send("admin/suites", file, name=name, kind=str(kind)), as_json)
 

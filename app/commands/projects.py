@@ -13,7 +13,6 @@ projects = typer.Typer(no_args_is_help=True, help="Projects: whoever holds a key
 quotas = typer.Typer(no_args_is_help=True, help="Limits of projects.")
 
 ProjectId = Annotated[str, typer.Argument(help="See `spard projects list`.")]
-Limit = Annotated[int | None, typer.Option(min=0)]
 _USAGE = ("project_id", "jobs", "gpu_seconds", "trained_tokens", "calls", "file_bytes", "file_rows", "pending_bytes")
 
 
@@ -64,14 +63,14 @@ def show_quota(project_id: ProjectId, as_json: Json = False) -> None:
 @quotas.command("set")
 def set_quota(
     project_id: ProjectId,
-    max_file_bytes: Limit = None,
-    max_file_rows: Limit = None,
-    max_jobs_per_day: Limit = None,
-    max_unfinished_jobs: Limit = None,
-    max_gpu_seconds: Annotated[float | None, typer.Option(min=0)] = None,
-    requests_per_minute: Limit = None,
-    tokens_per_minute: Limit = None,
-    max_tokens_per_day: Limit = None,
+    max_file_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes that all of its files may have.")] = None,
+    max_file_rows: Annotated[int | None, typer.Option(min=0, help="Rows likewise.")] = None,
+    max_jobs_per_day: Annotated[int | None, typer.Option(min=0, help="Jobs created in 24 hours.")] = None,
+    max_unfinished_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs that wait or run at one time.")] = None,
+    max_gpu_seconds: Annotated[float | None, typer.Option(min=0, help="Of the jobs of 30 days.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Requests to the API.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Tokens of replies and what was asked.")] = None,
+    max_tokens_per_day: Annotated[int | None, typer.Option(min=0, help="The same in 24 hours.")] = None,
     lifted: Annotated[list[str] | None, typer.Option("--lift", help="A limit that is taken away: its name.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spard.commands.verify import PublicKey, checked
+from spard.commands.verify import PublicKey
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
 from spard.release.archive import unpack
@@ -43,6 +43,8 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the model's folder, a CycloneDX bill of materials and the facts of the EU AI Act's Annex XI beside it."""
+    from spard.commands.proofs import checked  # loads cryptography
+
     try:
         checked(adapter, public_key, known, waiver)
     except NotProved as error:

@@ -84,7 +84,7 @@ def _proofs(client: Client, job_id: str) -> Iterator[tuple[Path | None, Path | N
 
 
 def _verify(archive: Path, known: Path | None, waiver: Path | None) -> None:
-    from spard.commands.verify import checked  # loads cryptography, once the bytes are here
+    from spard.commands.proofs import checked  # loads cryptography, once the bytes are here
 
     try:
         checked(archive, None, str(known) if known else None, waiver)
