@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from spard.commands import main
+from spard.research.bench import kinds
+from spard.research.commands import KINDS
 from tools import commands
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,19 +33,12 @@ HEAVY = (
 )
 WITHOUT_JSON = {
     "spard up": "serves until it is stopped",
-    "spard run": "leaves safety.json",
-    "spard bench": "leaves results.json",
-    "spard convert": "leaves a manifest",
-    "spard lab": "leaves a folder",
-    "spard check-pool": "a parser of its own",
-    "spard check-model": "a parser of its own",
-    "spard audit": "a parser of its own, which has it",
-    "spard judge": "a parser of its own, which has it",
-    "spard move-in read": "fills a folder; spard move-in status --json",
+    "spard lab make": "leaves a folder",
+    "spard move-in read": "fills a folder; spard move-in status --json tells of it",
     "spard move-in golden": "likewise",
     "spard move-in file": "likewise",
     "spard move-in compare": "likewise",
-}
+} | {f"spard bench {kind}": "leaves its runs as JSON, and a page" for kind in (*KINDS, "adversary")}
 
 
 def spard(code: str, *, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -78,6 +73,11 @@ def test_every_command_and_every_argument_says_what_it_is() -> None:
             assert getattr(parameter, "help", None) or parameter.name == "help", f"{name}: {parameter.name}"
 
 
+def test_the_bench_s_commands_are_its_kinds() -> None:
+    """The command line imports none of the bench, so it has their names of its own."""
+    assert set(KINDS) == set(kinds.KINDS)
+
+
 def test_building_the_whole_tree_imports_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys; from tools.commands import leaves; n = len(leaves())"
     done = spard(f"{code}; print(n, [each for each in {HEAVY} if each in sys.modules])", cwd=tmp_path)
@@ -89,6 +89,8 @@ def test_a_command_imports_nothing_heavy_before_it_asks(command: list[str], tmp_
     code = f"""
 import sys
 from spard.commands import main
+from spard.research.bench import kinds
+from spard.research.commands import KINDS
 try:
     main({command})
 except SystemExit as ended:

@@ -162,6 +162,6 @@ def _delete(path: str, as_json: bool) -> None:
     show_record(deleted, as_json)
 
 
-def _send(path: str, file: Path, **params: str) -> Any:
+def _send(path: str, file: Path, **params: Any) -> Any:
     with connect() as client:
         return client.send(path, file, **params)

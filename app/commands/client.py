@@ -70,7 +70,7 @@ class Client:
 
         416, there are no more bytes than the caller has, is an answer like others.
         """
-        plain = {"accept-encoding": "identity"} | headers
+        plain = {"accept-encoding": "identity", **headers}
         with self._http.stream("GET", path.lstrip("/"), headers=plain) as answer:
             if answer.is_error and answer.status_code != httpx2.codes.RANGE_NOT_SATISFIABLE:
                 answer.read()
@@ -81,8 +81,8 @@ class Client:
     def events(self, path: str, body: object = None, **headers: str) -> Iterator[httpx2.EventSource]:
         """Open server-sent events: those that a GET follows, or with a body the answer to a POST."""
         method = "GET" if body is None else "POST"
-        options = {"headers": headers, "timeout": _TIMEOUT if body else _SILENCE}
-        with self._http.sse(path.lstrip("/"), method=method, json=body, **options) as source:
+        timeout = _TIMEOUT if body else _SILENCE
+        with self._http.sse(path.lstrip("/"), method=method, json=body, headers=headers, timeout=timeout) as source:
             if source.response.is_error:
                 source.response.read()
                 raise _refused(source.response)

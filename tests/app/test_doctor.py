@@ -149,7 +149,7 @@ def new_schema(home: Home) -> None:
 
 
 def other_clock(home: Home) -> None:
-    home.monkeypatch.setattr(stores.time, "time", lambda: 1.0)
+    home.monkeypatch.setattr("app.commands.doctor.stores.time.time", lambda: 1.0)
 
 
 def storage_in_a_file(home: Home) -> None:
