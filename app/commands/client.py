@@ -7,22 +7,32 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import httpx2
 
 from app.commands.terminal import CommandFailed
 
+if TYPE_CHECKING:
+    import httpx2  # takes a while to import, and no list of commands needs it
+
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
-_TIMEOUT = httpx2.Timeout(600.0, connect=10.0)
-_SILENCE = httpx2.Timeout(60.0, connect=10.0)  # of a stream that has a heartbeat
+_CONNECT_S, _ANSWER_S = 10.0, 600.0
+_SILENCE_S = 60.0  # of a stream that has a heartbeat
+_UNAUTHORIZED, _NO_MORE_BYTES = 401, 416
 _BUSY = (429, 503)  # the server has done nothing: the same request may be sent again
 _LONGEST_WAIT_S = 5.0
 
 
 class Busy(CommandFailed):
     """The service has too much to do, or stops; the same request may do better in a while."""
+
+
+class Away(CommandFailed):
+    """Nothing answers."""
+
+
+class Broken(CommandFailed):
+    """The connection ended before the answer did; what was not read may be had by asking again."""
 
 
 class Client:
@@ -71,8 +81,8 @@ class Client:
         416, there are no more bytes than the caller has, is an answer like others.
         """
         plain = {"accept-encoding": "identity", **headers}
-        with self._http.stream("GET", path.lstrip("/"), headers=plain) as answer:
-            if answer.is_error and answer.status_code != httpx2.codes.RANGE_NOT_SATISFIABLE:
+        with _wire(), self._http.stream("GET", path.lstrip("/"), headers=plain) as answer:
+            if answer.is_error and answer.status_code != _NO_MORE_BYTES:
                 answer.read()
                 raise _refused(answer)
             yield answer
@@ -81,8 +91,9 @@ class Client:
     def events(self, path: str, body: object = None, **headers: str) -> Iterator[httpx2.EventSource]:
         """Open server-sent events: those that a GET follows, or with a body the answer to a POST."""
         method = "GET" if body is None else "POST"
-        timeout = _TIMEOUT if body else _SILENCE
-        with self._http.sse(path.lstrip("/"), method=method, json=body, headers=headers, timeout=timeout) as source:
+        timeout = (_CONNECT_S, _ANSWER_S if body else _SILENCE_S, _ANSWER_S, _ANSWER_S)
+        events = self._http.sse(path.lstrip("/"), method=method, json=body, headers=headers, timeout=timeout)
+        with _wire(), events as source:
             if source.response.is_error:
                 source.response.read()
                 raise _refused(source.response)
@@ -97,10 +108,12 @@ class Client:
 
     def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
         """Ask, and once more where the service was busy."""
-        answer = self._http.request(method, path.lstrip("/"), **options)
-        if answer.status_code in _BUSY and "files" not in options and answer.headers.get("x-should-retry") != "false":
-            time.sleep(min(float(answer.headers.get("retry-after", 1)), _LONGEST_WAIT_S))
+        with _wire():
             answer = self._http.request(method, path.lstrip("/"), **options)
+            may_again = answer.headers.get("x-should-retry") != "false" and "files" not in options
+            if answer.status_code in _BUSY and may_again:
+                time.sleep(min(float(answer.headers.get("retry-after", 1)), _LONGEST_WAIT_S))
+                answer = self._http.request(method, path.lstrip("/"), **options)
         if answer.is_error:
             raise _refused(answer)
         return answer
@@ -109,18 +122,31 @@ class Client:
 @contextmanager
 def connect() -> Iterator[Client]:
     """Yield a client of the service that the environment names; what goes wrong becomes `CommandFailed`."""
+    import httpx2
+
     url, key = service_url(), api_key()
-    headers = {"authorization": f"Bearer {key}"}
+    headers, timeout = {"authorization": f"Bearer {key}"}, httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S)
+    with (
+        _wire(),
+        httpx2.Client(base_url=f"{url}/", headers=headers, timeout=timeout, follow_redirects=True) as http,
+    ):
+        yield Client(http)
+
+
+@contextmanager
+def _wire() -> Iterator[None]:
+    """Say in our words what becomes of connections."""
+    import httpx2
+
+    url = service_url()
     try:
-        with httpx2.Client(base_url=f"{url}/", headers=headers, timeout=_TIMEOUT, follow_redirects=True) as http:
-            yield Client(http)
+        yield
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol):
         raise CommandFailed(f"SPARD_BASE_URL is no address: {url!r}; it is like {DEFAULT_URL}.") from None
     except httpx2.ConnectError:
-        message = f"Nothing answers at {url}; start it with `spard up`, or set SPARD_BASE_URL."
-        raise CommandFailed(message) from None
+        raise Away(f"Nothing answers at {url}; start it with `spard up`, or set SPARD_BASE_URL.") from None
     except httpx2.TransportError as error:
-        raise CommandFailed(f"The connection to {url} broke: {error or type(error).__name__}.") from None
+        raise Broken(f"The connection to {url} broke: {error or type(error).__name__}.") from None
 
 
 def api_key() -> str:
@@ -152,7 +178,7 @@ def _given(params: Mapping[str, object]) -> dict[str, str]:
 
 def _refused(answer: httpx2.Response) -> CommandFailed:
     """Return what the service says of a request that it refused, in one line."""
-    if answer.status_code == 401:
+    if answer.status_code == _UNAUTHORIZED:
         return CommandFailed(f"{service_url()} does not know this key; check SPARD_API_KEY.")
     kind = Busy if answer.status_code in _BUSY else CommandFailed
     try:

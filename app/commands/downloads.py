@@ -15,19 +15,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import httpx2
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from app.commands.client import Busy, Client
+from app.commands.client import Broken, Busy, Client
 from app.commands.terminal import CommandFailed, warn
+
+if TYPE_CHECKING:
+    from httpx2 import Response
 
 _PART = re.compile(r"\.([0-9A-Za-z-]{1,128})\.part")
 _NO_TAG = "untagged"  # such a part is not gone on with
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WAITS_S = (1.0, 2.0, 4.0)
 _CHUNK_BYTES = 1 << 20
+_PART_OF_IT, _NO_MORE_BYTES = 206, 416
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,10 @@ def _fetched(client: Client, url: str, path: Path) -> tuple[Path, int]:
     while True:
         try:
             return _once(client, url, path)
-        except (httpx2.TransportError, Busy) as error:
-            if isinstance(error, httpx2.ConnectError) or (wait_s := next(waits, None)) is None:
+        except (Broken, Busy) as error:
+            if (wait_s := next(waits, None)) is None:
                 raise
-            warn(f"The download broke ({error or type(error).__name__}); going on in {wait_s:g} s.")
+            warn(f"{error} Going on in {wait_s:g} s.")
             time.sleep(wait_s)
 
 
@@ -73,9 +77,9 @@ def _once(client: Client, url: str, path: Path) -> tuple[Path, int]:
     old = next((each for each in _parts(path) if each.stat().st_size and _tag_of(each, path) != _NO_TAG), None)
     rest = {"range": f"bytes={old.stat().st_size}-", "if-range": f'"{_tag_of(old, path)}"'} if old else {}
     with client.stream(url, rest) as answer:
-        if old and answer.status_code == httpx2.codes.RANGE_NOT_SATISFIABLE:
+        if old and answer.status_code == _NO_MORE_BYTES:
             return old, old.stat().st_size  # all bytes are there
-        is_rest = answer.status_code == httpx2.codes.PARTIAL_CONTENT
+        is_rest = answer.status_code == _PART_OF_IT
         part = old if old and is_rest else path.with_name(f"{path.name}.{_tag(answer)}.part")
         for other in _parts(path):
             if other != old or not is_rest:
@@ -88,7 +92,7 @@ def _once(client: Client, url: str, path: Path) -> tuple[Path, int]:
                 file.write(chunk)
                 advance(len(chunk))
     if total is not None and part.stat().st_size < total:
-        raise httpx2.RemoteProtocolError(f"{part.stat().st_size} of {total} bytes came")
+        raise Broken(f"{part.stat().st_size} of {total} bytes came.")
     return part, start
 
 
@@ -113,7 +117,7 @@ def _tag_of(part: Path, path: Path) -> str:
     return match.group(1) if match else ""
 
 
-def _tag(answer: httpx2.Response) -> str:
+def _tag(answer: Response) -> str:
     """Return the object's tag, if it can stand in a name."""
     tag = answer.headers.get("etag", "").strip('"')
     return tag if _PART.fullmatch(f".{tag}.part") else _NO_TAG

@@ -8,18 +8,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from app.commands.client import Busy, Client, connect
+from app.commands.client import Away, Broken, Busy, Client, connect
 from app.commands.jobs.running import JobId
 from app.commands.terminal import CommandFailed, Json, say, warn
 from spard.commands.exits import ERROR, NOT_PASSED
+
+if TYPE_CHECKING:
+    from httpx2 import ServerSentEvent
 
 _GATE = "safety_gate_failed"
 _LOOK_S = 2.0  # between two looks at progress and time left
@@ -137,7 +139,7 @@ def _live(client: Client, job_id: str) -> Iterator[_Bar]:
 
 def _keep_looking(client: Client, job_id: str, bar: _Bar, stop: Event) -> None:
     while not stop.is_set():
-        with suppress(httpx2.TransportError, CommandFailed):  # the stream says so, and comes back
+        with suppress(CommandFailed):  # the stream says so, and comes back
             bar.look(client.get(f"fine_tuning/jobs/{job_id}"))
         stop.wait(_LOOK_S)
 
@@ -158,14 +160,14 @@ def _followed(client: Client, job_id: str, view: _View) -> Any:
                     _show(view, event)
             client.get(f"fine_tuning/jobs/{job_id}")  # one that was erased ends the stream, too
             time.sleep(_WAITS_S[0])
-        except (httpx2.TransportError, Busy):
+        except (Away, Broken, Busy):
             if (wait_s := next(waits, None)) is None:
                 raise
             warn(f"The connection broke; trying again in {wait_s:g} s.")
             time.sleep(wait_s)
 
 
-def _show(view: _View, news: httpx2.ServerSentEvent) -> None:
+def _show(view: _View, news: ServerSentEvent) -> None:
     match news.event:
         case "event":
             view.tell(news.json())

@@ -154,24 +154,35 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run_as(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Run]:
-    """Commands with a key; each call gives the exit code and what was printed."""
+def command(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command with whatever key is set; its exit code and what it printed."""
     monkeypatch.setenv("SPARD_BASE_URL", url)
 
-    def with_key(key: str) -> Run:
-        def command(*arguments: str) -> tuple[int, str]:
-            monkeypatch.setenv("SPARD_API_KEY", key)
-            with pytest.raises(SystemExit) as ended:
-                main(arguments)
-            captured = capsys.readouterr()
-            return int(ended.value.code or 0), captured.out + captured.err
+    def run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out + captured.err
 
-        return command
+    return run
+
+
+@pytest.fixture
+def run_as(command: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Run]:
+    """Commands of whoever holds a key."""
+
+    def with_key(key: str) -> Run:
+        def run(*arguments: str) -> tuple[int, str]:
+            monkeypatch.setenv("SPARD_API_KEY", key)
+            return command(*arguments)
+
+        return run
 
     return with_key
 
 
 @pytest.fixture
-def run(service: Service, run_as: Callable[[str], Run]) -> Run:
-    """Commands as the provider."""
-    return run_as(service.add_key("org-provider", "admin", "customer"))
+def run(service: Service, command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Commands of the provider."""
+    monkeypatch.setenv("SPARD_API_KEY", service.add_key("org-provider", "admin", "customer"))
+    return command

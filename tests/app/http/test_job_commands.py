@@ -233,7 +233,7 @@ def test_a_connection_that_breaks_is_taken_up_again(
         monkeypatch.setattr(downloads, name, value)
     out = tmp_path / "got.tar.gz"
     code, printed = run("jobs", "adapter", job, "--out", str(out))
-    assert (code, starts, "going on" in printed) == (0, [0, 500], True)
+    assert (code, starts, "Going on" in printed) == (0, [0, 500], True)
     assert out.read_bytes() == packed.read_bytes()
 
 
