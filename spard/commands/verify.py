@@ -13,7 +13,6 @@ from spard.errors import InvalidKey, NotProved
 
 if TYPE_CHECKING:
     from spard.commands.proofs import Checked
-    from spard.release.manifest import Proved
 
 REFUSED, UNPROVED = ERROR, NOT_PASSED
 PublicKey = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="PEM; default: this machine's own.")]
@@ -51,12 +50,7 @@ def verify(
     except InvalidKey as error:
         typer.echo(f"spard: not checked: {error.message}", err=True)
         raise typer.Exit(UNPROVED) from None
-    if as_json:
-        typer.echo(json.dumps(_as_json(found), indent=2))
-    else:
-        _tell(found.proved)
-        if found.waived:
-            typer.echo(f"released by a waiver: {found.waived}")
+    typer.echo(json.dumps(_as_json(found), indent=2)) if as_json else _tell(found)
     if found.signer is None:
         typer.echo("spard: who signed it is not proved; give the provider's key with --public-key.", err=True)
         raise typer.Exit(UNPROVED)
@@ -64,8 +58,8 @@ def verify(
         typer.echo(f"the signature is that of {found.signer}")
 
 
-def _tell(proved: Proved) -> None:
-    found = proved.manifest
+def _tell(checked: Checked) -> None:
+    proved, found = checked.proved, checked.proved.manifest
     typer.echo(f"{proved.files} files, {proved.bytes} bytes: each as signed, none missing, none added")
     if proved.passed_over:
         typer.echo(f"not signed, and nothing that is loaded: {', '.join(proved.passed_over)}")
@@ -73,6 +67,8 @@ def _tell(proved: Proved) -> None:
         if value is not None:
             typer.echo(f"{name}: {value}")
     typer.echo(f"signed with {proved.key_id}")
+    if checked.waived:
+        typer.echo(f"released by a waiver: {checked.waived}")
 
 
 def _as_json(found: Checked) -> dict[str, Any]:

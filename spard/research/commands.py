@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from spard.commands.front import do, listed
-from spard.research.datasets import DATASETS
 
 KINDS = {
     "methods": "Compare defenses: attack success, utility, over-refusal, with paired differences.",
@@ -38,52 +37,69 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Split = Literal["dev", "test"]
 Own = Annotated[Path | None, typer.Option(metavar="FILE", help="The data set's own file of this split.")]
 
+# The options of every kind of table.
+BenchRecipe = Annotated[str, typer.Option(metavar="lab|NAME|FILE.yaml", help="Model, data and settings.")]
+Results = Annotated[Path, typer.Option(metavar="DIR", help="Results; runs done there stay done.")]
+Arms = Annotated[str, typer.Option(metavar="none,spard+tau=0.2,...", help="Arms of the table.")]
+Attacks = Annotated[str, typer.Option(metavar="NAME,...", help="methods: the recipe's; else the first.")]
+Full = Annotated[bool, typer.Option("--full", help="Each method also with all weights trained, as NAME_full.")]
+Pools = Annotated[str, typer.Option(metavar="NAME,...", help="All; methods takes the first.")]
+Parts = Annotated[str, typer.Option(metavar="NAME,...", help="parts: which of them.")]
+Over = Annotated[
+    list[str] | None,
+    typer.Option(metavar="SETTING[=VALUE,...]", help="sweep: what is varied; may be repeated."),
+]
+Seeds = Annotated[str, typer.Option(metavar="1,2,...", help="Each is a run of every cell.")]
+TableSplit = Annotated[Split, typer.Option(help="Which rows are measured on.")]
+Model = Annotated[Path | None, typer.Option(metavar="FOLDER", help="In place of the recipe's model; not for the lab.")]
+LearningRates = Annotated[
+    Literal["default", "best"], typer.Option(help="best: chosen for each method, on other seeds.")
+]
+Rates = Annotated[str, typer.Option(metavar="0.25,0.5,...", help="Multiples to choose from.")]
+Extend = Annotated[int | None, typer.Option(help="How often the rates may grow where one end is best.")]
+TuneSeeds = Annotated[str, typer.Option(metavar="101,102", help="Seeds that choose learning rates.")]
+Levels = Annotated[int, typer.Option(help="similarity: parts that the pool is cut into.")]
+Rounds = Annotated[int, typer.Option(help="overhead: how often each method is timed.")]
+Steps = Annotated[int | None, typer.Option(help="overhead: train so many steps only.")]
+BatchSizes = Annotated[str, typer.Option(metavar="4,16", help="overhead: at each of these.")]
+PromptTokens = Annotated[str, typer.Option(metavar="31,343", help="overhead: pool prompts of so many tokens.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu or cuda; the lab takes cpu, other models a GPU where there is one.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Only tell what is missing.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Only tell how many hours it will take on this machine.")]
+
 
 def _table(kind: str) -> Callable[..., None]:
     """Return the command of one kind of table; all kinds take the same options."""
 
     def make(
-        recipe: Annotated[str, typer.Option(metavar="lab|NAME|FILE.yaml", help="Model, data and settings.")],
-        out: Annotated[Path, typer.Option(metavar="DIR", help="Results; runs done there stay done.")],
-        methods: Annotated[str, typer.Option(metavar="none,spard+tau=0.2,...", help="Arms of the table.")] = "",
-        attacks: Annotated[str, typer.Option(metavar="NAME,...", help="methods: the recipe's; else the first.")] = "",
-        full: Annotated[
-            bool, typer.Option("--full", help="Each method also with all weights trained, as NAME_full.")
-        ] = False,
-        pools: Annotated[str, typer.Option(metavar="NAME,...", help="All; methods takes the first.")] = "",
+        recipe: BenchRecipe,
+        out: Results,
+        methods: Arms = "",
+        attacks: Attacks = "",
+        full: Full = False,
+        pools: Pools = "",
         selections: Names = "",
-        parts: Annotated[str, typer.Option(metavar="NAME,...", help="parts: which of them.")] = "",
-        over: Annotated[
-            list[str] | None,
-            typer.Option(metavar="SETTING[=VALUE,...]", help="sweep: what is varied; may be repeated."),
-        ] = None,
-        seeds: Annotated[str, typer.Option(metavar="1,2,...", help="Each is a run of every cell.")] = "1,2,3",
-        split: Annotated[Split, typer.Option(help="Which rows are measured on.")] = "test",
+        parts: Parts = "",
+        over: Over = None,
+        seeds: Seeds = "1,2,3",
+        split: TableSplit = "test",
         labs: Folder = None,
-        model: Annotated[
-            Path | None, typer.Option(metavar="FOLDER", help="In place of the recipe's model; not for the lab.")
-        ] = None,
-        learning_rates: Annotated[
-            Literal["default", "best"], typer.Option(help="best: chosen for each method, on other seeds.")
-        ] = "default",
-        rates: Annotated[str, typer.Option(metavar="0.25,0.5,...", help="Multiples to choose from.")] = "0.25,0.5,1,2",
-        extend: Annotated[int | None, typer.Option(help="How often the rates may grow where one end is best.")] = None,
-        tune_seeds: Annotated[str, typer.Option(metavar="101,102", help="Seeds that choose learning rates.")] = "",
-        levels: Annotated[int, typer.Option(help="similarity: parts that the pool is cut into.")] = 5,
-        rounds: Annotated[int, typer.Option(help="overhead: how often each method is timed.")] = 5,
-        steps: Annotated[int | None, typer.Option(help="overhead: train so many steps only.")] = None,
-        batch_sizes: Annotated[str, typer.Option(metavar="4,16", help="overhead: at each of these.")] = "",
-        prompt_tokens: Annotated[
-            str, typer.Option(metavar="31,343", help="overhead: pool prompts of so many tokens.")
-        ] = "",
-        device: Annotated[
-            str | None, typer.Option(help="cpu or cuda; the lab takes cpu, other models a GPU where there is one.")
-        ] = None,
+        model: Model = None,
+        learning_rates: LearningRates = "default",
+        rates: Rates = "0.25,0.5,1,2",
+        extend: Extend = None,
+        tune_seeds: TuneSeeds = "",
+        levels: Levels = 5,
+        rounds: Rounds = 5,
+        steps: Steps = None,
+        batch_sizes: BatchSizes = "",
+        prompt_tokens: PromptTokens = "",
+        device: Device = None,
         threads: Threads = 1,
-        check: Annotated[bool, typer.Option("--check", help="Only tell what is missing.")] = False,
-        estimate: Annotated[
-            bool, typer.Option("--estimate", help="Only tell how many hours it will take on this machine.")
-        ] = False,
+        check: Check = False,
+        estimate: Estimate = False,
     ) -> None:
         asked = {**locals(), "kind": kind, "over": over or []}
         for name, of in _LISTS.items():
@@ -192,8 +208,6 @@ def convert(
     Without --test and --dev these splits are cut out of FILE, by whole clusters of near duplicates; with them, prompts
     of FILE that hold one of theirs are left out. DIR/NAME.manifest.json says what was read, made and left out.
     """
-    if name is not None and name not in DATASETS.names():
-        raise typer.BadParameter(f"{name} is none of {', '.join(DATASETS.names())}", param_hint="NAME")
     if name is not None and (file is None or to is None):
         raise typer.BadParameter("FILE and --to DIR are required", param_hint="FILE")
     do("convert", "spard.research.datasets.__main__", "train", locals())

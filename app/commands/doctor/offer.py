@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -25,8 +26,7 @@ from app.keys import service as keys
 from app.ops.judge_check import check_judge
 from app.policies import service as policies
 from app.settings import Settings
-from spard.errors import InvalidKey, InvalidRecipe, NotProved
-from spard.evaluation.calibration.record import doubts_about, read_record
+from spard.errors import InvalidKey, NotProved
 from spard.release.keys import MAKE, OWN_KEY
 from spard.release.manifest import key_id
 
@@ -104,13 +104,20 @@ def _unreachable(url: str) -> str | None:
 
 
 def _measured(path: Path, name: str) -> Finding:
+    """Look at what `spard judge --json` has written; reading it as jobs do would load torch."""
     again = f"measure it: spard judge --json > {path}"
     try:
-        record = read_record(path)
-    except InvalidRecipe as error:
-        return problem("judge's errors", f"SPARD_JUDGE_ERRORS: {error.message}.", again)
-    doubts = doubts_about([name], [record])
-    return problem("judge's errors", " ".join(doubts), again) if doubts else ok("judge's errors", "few enough")
+        record = json.loads(path.read_text(encoding="utf-8"))
+        languages = [bool(each["may_decide"]) for each in record["languages"]]
+        of, gamed = record["judge"], record.get("gamed")
+    except (OSError, ValueError, KeyError, TypeError):
+        return problem("judge's errors", f"SPARD_JUDGE_ERRORS: {path} cannot be read.", again)
+    if of != name:
+        return problem("judge's errors", f"{path} is of the judge {of}, and SPARD_JUDGE is {name}.", again)
+    if not languages or not all(languages) or gamed is None or gamed.get("hits"):
+        other = f"take another judge with SPARD_JUDGE, or {again}"
+        return problem("judge's errors", f"The judge {name} errs too often to decide.", other)
+    return ok("judge's errors", "few enough")
 
 
 def admin_key(session: Session) -> Finding:

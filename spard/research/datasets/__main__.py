@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from spard.commands import exits
 from spard.commands.front import Asked, alone
 from spard.errors import SpardError
 from spard.research import commands
@@ -32,6 +33,9 @@ def execute(asked: Asked) -> int:
         texts = (_described(name) for name in known)
         sys.stdout.write(json.dumps(facts, indent=2) + "\n" if asked.as_json else "".join(texts))
         return 0
+    if asked.name not in DATASETS.names():
+        sys.stderr.write(f"error: {asked.name} is none of {', '.join(DATASETS.names())}\n")
+        return exits.USAGE
     given: dict[Split, Path | None] = {"train": asked.file, "dev": asked.dev, "test": asked.test}
     sources = {split: path for split, path in given.items() if path}
     try:

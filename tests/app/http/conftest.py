@@ -154,7 +154,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def command(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def spard(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command with whatever key is set; its exit code and what it printed."""
     monkeypatch.setenv("SPARD_BASE_URL", url)
 
@@ -168,13 +168,13 @@ def command(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 @pytest.fixture
-def run_as(command: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Run]:
+def run_as(spard: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Run]:
     """Commands of whoever holds a key."""
 
     def with_key(key: str) -> Run:
         def run(*arguments: str) -> tuple[int, str]:
             monkeypatch.setenv("SPARD_API_KEY", key)
-            return command(*arguments)
+            return spard(*arguments)
 
         return run
 
@@ -182,7 +182,7 @@ def run_as(command: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Run
 
 
 @pytest.fixture
-def run(service: Service, command: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(service: Service, spard: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Commands of the provider."""
     monkeypatch.setenv("SPARD_API_KEY", service.add_key("org-provider", "admin", "customer"))
-    return command
+    return spard
