@@ -54,7 +54,7 @@ def library() -> float:
             "TOKENIZERS_PARALLELISM": "false",
         }
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode in {0, 3}, done.stderr
+        assert done.returncode in {0, 2}, done.stderr
         return time.monotonic() - started
 
 

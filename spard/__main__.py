@@ -1,16 +1,18 @@
 """`python -m spard RECIPE.toml --out FOLDER`: one run, told on the terminal.
 
-The exit status is 0 when the gate passed, 3 when it did not, and 1 when the run failed.
+The exit status is 0 when the gate passed, 2 when it did not, and 1 when the run failed.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import logging
 import sys
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
+from spard.commands import exits, measuring
+from spard.commands.front import Asked, alone
 from spard.config.run_spec import load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
@@ -19,19 +21,23 @@ EVERY = 20  # steps between two lines
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command without the others."""
+    return alone(measuring.run, "spard run", argv)
+
+
+def execute(asked: Asked) -> int:
     """Run a recipe and print what was measured."""
-    parser = argparse.ArgumentParser(prog="spard run", description="Fine-tune a model without losing its safety.")
-    parser.add_argument("recipe", type=Path, help="a TOML file: model, files, recipe, suites")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="where adapter and reports go (default: out)")
-    asked = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
     try:
-        outcome = run(load_recipe(asked.recipe), asked.out, _tell)
+        outcome = run(load_recipe(asked.recipe), asked.out, _untold if asked.as_json else _tell)
     except SpardError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return 1
-    _print(outcome)
-    return 0 if outcome.measured.gate.decision == "pass" else 3
+    if asked.as_json:
+        print(json.dumps({"out": str(asked.out), "gate": asdict(outcome.measured.gate)}, indent=2))
+    else:
+        _print(outcome)
+    return exits.OK if outcome.measured.gate.decision == "pass" else exits.NOT_PASSED
 
 
 def _tell(message: dict[str, Any]) -> None:
@@ -43,6 +49,10 @@ def _tell(message: dict[str, Any]) -> None:
         case "metrics" if message["step"] % EVERY == 0 or message["step"] == message["total_steps"]:
             loss = message["data"]["loss/task"]
             print(f"  step {message['step']}/{message['total_steps']}: training loss {loss:.3f}")
+
+
+def _untold(message: dict[str, Any]) -> None:
+    """Keep quiet: standard output is for one JSON object."""
 
 
 def _print(outcome: Outcome) -> None:

@@ -37,7 +37,7 @@ OTHER_PROGRAMS = (
     "spard lab make",
     "spard lab abilities",
     "spard audit",
-    "spard bench",
+    "spard bench methods",
     "spard bench adversary",
     "python -m spard",
 )  # they load torch

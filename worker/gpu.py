@@ -5,19 +5,18 @@ Whether one still computes is asked of a new process: in one that saw an error o
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from app.errors import Unfit
+from app.ops.gpus import count, names
 from app.ops.processes import python
 from app.settings import Settings
 
+__all__ = ["PROBE", "check", "count", "names", "works"]
+
 PROBE = python("worker.gpu_probe")
-_DRIVER = "libcuda.so.1"
 _PROBE_S = 120.0
-_NAME_CHARS = 100
 
 
 def check(settings: Settings) -> None:
@@ -37,36 +36,3 @@ def works(probe: Sequence[str], environment: Mapping[str, str]) -> bool:
         return subprocess.run(probe, env=dict(environment), timeout=_PROBE_S, check=False).returncode == 0  # noqa: S603
     except subprocess.TimeoutExpired:
         return False
-
-
-def count(driver: str = _DRIVER) -> int:
-    """How many there are; 0 without a driver."""
-    return _count(_opened(driver))
-
-
-def names(driver: str = _DRIVER) -> list[str]:
-    """Return what the driver calls each of them, with its memory; nothing without a driver."""
-    cuda, found = _opened(driver), list[str]()
-    for ordinal in range(_count(cuda)):
-        name, memory, device = ctypes.create_string_buffer(_NAME_CHARS), ctypes.c_size_t(0), ctypes.c_int(0)
-        cuda.cuDeviceGet(ctypes.byref(device), ordinal)
-        cuda.cuDeviceGetName(name, _NAME_CHARS, device)
-        cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-        found.append(f"{name.value.decode(errors='replace')}, {memory.value / (1 << 30):.0f} GiB")
-    return found
-
-
-def _opened(driver: str) -> Any:
-    """Return the driver's library; None without one, or where it does not start."""
-    try:
-        cuda = ctypes.CDLL(driver)
-    except OSError:
-        return None
-    return None if cuda.cuInit(0) else cuda
-
-
-def _count(cuda: Any) -> int:
-    found = ctypes.c_int(0)
-    if cuda is None or cuda.cuDeviceGetCount(ctypes.byref(found)):
-        return 0
-    return found.value

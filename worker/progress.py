@@ -105,6 +105,8 @@ class Journal:
             loss = data["loss/task"]
             numbers = {"step": step, "total_steps": total, "train_loss": loss}
             numbers["train_mean_token_accuracy"] = data.get("accuracy/task")
+            if "loss/safe" in data:
+                numbers["safe_loss"] = data["loss/safe"]
             if "loss/valid" in data:
                 numbers |= {"valid_loss": data["loss/valid"], "valid_mean_token_accuracy": data["accuracy/valid"]}
             numbers |= {name: value for name, value in data.items() if name.startswith(_REWARDS)}

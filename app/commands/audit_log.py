@@ -1,4 +1,4 @@
-"""`spard audit-log`: check the chain of hashes in the database that the settings name."""
+"""`spard audit-log`: list it over the API; check its chain of hashes in the database that the settings name."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ from typing import Annotated
 
 import typer
 
-from app.commands.terminal import CommandFailed, say
+from app.commands.client import connect
+from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
 
 audit_log = typer.Typer(no_args_is_help=True, help="Who did what, in a chain of hashes.")
 
 
-@audit_log.callback()
-def _group() -> None:
-    """Keep the name of the group: typer drops that of a group of one command."""
+@audit_log.command("list")
+def list_entries(
+    action: Annotated[str | None, typer.Option(help="Only these, such as waiver.approved.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many of the latest.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """List who did what to what, the latest first; needs an admin's key."""
+    with connect() as client:
+        found = list(client.pages("admin/audit_log", limit, action=action))
+    show_rows(found, ("seq", "created_at", "actor", "action", "target", "result"), as_json)
 
 
 @audit_log.command()
 def verify(
     known: Annotated[str | None, typer.Option(help="SEQ:HASH noted earlier; finds rows cut off at the end.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Work out every hash again; the first bad row is named, with exit code 1."""
     from app import db
@@ -38,7 +47,9 @@ def verify(
         engine.dispose()
     if isinstance(found, service.Broken):
         raise CommandFailed(f"The audit log does not hold: row {found.seq}: {found.why}.")
-    say(f"{found.rows} rows, each follows from the one before; note the head: {found.rows}:{found.head}")
+    if as_json:
+        return show_json({"rows": found.rows, "head": found.head})
+    return say(f"{found.rows} rows, each follows from the one before; note the head: {found.rows}:{found.head}")
 
 
 def _seq(known: str) -> int:

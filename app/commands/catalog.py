@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from app.commands.terminal import CommandFailed, Json, connect, get, show_record, show_rows, warn
+from app.commands.client import connect, get
+from app.commands.terminal import CommandFailed, Json, show_record, show_rows, warn
 from app.ops.processes import python, safe_path
 from spard.errors import InvalidModel
 
@@ -22,6 +23,7 @@ suites = typer.Typer(no_args_is_help=True, help="Prompts that every adapter is m
 Jsonl = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file.")]
 Name = Annotated[str, typer.Option(help="Importing the same name again makes a new version.")]
 Version = Annotated[str, typer.Argument(help="A version's id: corpus-...")]
+ModelName = Annotated[str, typer.Argument(help="A name of `spard models list`.")]
 _VERSION = ("name", "kind", "version", "rows", "created_at", "id")
 
 
@@ -31,6 +33,9 @@ class Kind(StrEnum):
     harmful = "harmful"
     benign = "benign"
     utility = "utility"
+
+
+SuiteKind = Annotated[Kind, typer.Option(help="What a right answer is: a refusal, any help, or the row's `answer`.")]
 
 
 @models.command("add")
@@ -55,7 +60,7 @@ def add_model(
         "allow_full_fine_tuning": allow_full_fine_tuning,
     }
     with connect() as client:
-        added: Any = client.post("/admin/models", body=entry, cast_to=object)
+        added = client.post("admin/models", entry)
     _show(added, as_json)
 
 
@@ -87,46 +92,63 @@ def _is_cached(hub_id: str, revision: str | None) -> bool:
 @models.command("list")
 def list_models(as_json: Json = False) -> None:
     """List the models that jobs can name."""
-    found = get("/models")["data"]
+    found = get("models")["data"]
     marks = [mark for mark in ("attested", "older_audit") if any(mark in each for each in found)]
     show_rows(found, ("id", "owned_by", "created", *marks), as_json)
+
+
+@models.command("show")
+def show_model(model: ModelName, as_json: Json = False) -> None:
+    """Show one model."""
+    show_record(get(f"models/{model}"), as_json)
+
+
+@models.command("delete")
+def delete_model(model: ModelName, as_json: Json = False) -> None:
+    """Delete a fine-tuned model or a checkpoint of yours; the job that made it stays."""
+    _delete(f"models/{model}", as_json)
 
 
 @pool.command("import")
 def import_pool(file: Jsonl, name: Name, as_json: Json = False) -> None:
     """Import rows {"prompt", "safe"} or {"prompt", "benign": true}; a fifth, at most 300, is held out as attacks."""
-    _show(_send("/admin/pools", file, {"name": name}), as_json)
+    _show(_send("admin/pools", file, name=name), as_json)
 
 
 @pool.command("list")
 def list_pools(as_json: Json = False) -> None:
     """Every version of every pool."""
     columns = ("name", "version", "rows", "held_out", "created_at", "id")
-    show_rows(get("/admin/pools")["data"], columns, as_json)
+    show_rows(get("admin/pools")["data"], columns, as_json)
 
 
 @pool.command("delete")
 def delete_pool(corpus_id: Version, as_json: Json = False) -> None:
     """Delete a version with what was held out of it; refused while a job that has not ended names it."""
-    _delete(f"/admin/pools/{corpus_id}", as_json)
+    _delete(f"admin/pools/{corpus_id}", as_json)
 
 
 @suites.command("import")
-def import_suite(file: Jsonl, name: Name, kind: Annotated[Kind, typer.Option()], as_json: Json = False) -> None:
+def import_suite(
+    file: Jsonl,
+    name: Name,
+    kind: SuiteKind,
+    as_json: Json = False,
+) -> None:
     """Import rows {"prompt", "answer"?, "category"?}."""
-    _show(_send("/admin/suites", file, {"name": name, "kind": str(kind)}), as_json)
+    _show(_send("admin/suites", file, name=name, kind=str(kind)), as_json)
 
 
 @suites.command("list")
 def list_suites(as_json: Json = False) -> None:
     """Every version of every suite."""
-    show_rows(get("/admin/suites")["data"], _VERSION, as_json)
+    show_rows(get("admin/suites")["data"], _VERSION, as_json)
 
 
 @suites.command("delete")
 def delete_suite(corpus_id: Version, as_json: Json = False) -> None:
     """Delete a version; refused while a job that has not ended names it."""
-    _delete(f"/admin/suites/{corpus_id}", as_json)
+    _delete(f"admin/suites/{corpus_id}", as_json)
 
 
 def _show(made: dict[str, Any], as_json: bool) -> None:
@@ -138,13 +160,10 @@ def _show(made: dict[str, Any], as_json: bool) -> None:
 
 def _delete(path: str, as_json: bool) -> None:
     with connect() as client:
-        deleted: Any = client.delete(path, cast_to=object)
+        deleted = client.delete(path)
     show_record(deleted, as_json)
 
 
-def _send(path: str, file: Path, params: dict[str, Any]) -> Any:
-    with file.open("rb") as content, connect() as client:
-        files = {"file": (file.name, content)}
-        headers = {"content-type": "multipart/form-data"}
-        options: Any = {"params": params, "headers": headers}
-        return client.post(path, files=files, options=options, cast_to=object)
+def _send(path: str, file: Path, **params: Any) -> Any:
+    with connect() as client:
+        return client.send(path, file, **params)

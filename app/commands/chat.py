@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from app.commands.terminal import CommandFailed, connect
+from app.commands.client import Client, connect
+from app.commands.terminal import CommandFailed
 
 
 def chat(
@@ -18,18 +19,24 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system prompt before the conversation.")] = None,
     temperature: Annotated[float, typer.Option(help="0: the likeliest tokens.", min=0, max=2)] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a reply.", min=1)] = 512,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each reply as a line of JSON, when it is whole.")] = (
+        False
+    ),
 ) -> None:
     """Ask a model; replies appear as they are written."""
     messages: list[Any] = [{"role": "system", "content": system}] if system else []
+    tell = _nothing if as_json else _written
     with connect() as client:
-        ask = partial(client.chat.completions.create, model=model, temperature=temperature, max_tokens=max_tokens)
-        if prompt is not None:
-            _answer(ask, [*messages, {"role": "user", "content": prompt}])
-            return
-        client.models.retrieve(model)  # a name that does not answer is told before the first question
-        while question := _question():
+        settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens, "stream": True}
+        if prompt is None:
+            client.get(f"models/{model}")  # a name that does not answer is told before the first question
+        while question := prompt or _question():
             messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": _answer(ask, messages)})
+            said = _answer(client, settings | {"messages": messages}, tell)
+            messages.append({"role": "assistant", "content": said})
+            _written(json.dumps({"model": model, "reply": said}) + "\n" if as_json else "\n")
+            if prompt is not None:
+                return
 
 
 def _question() -> str:
@@ -40,21 +47,28 @@ def _question() -> str:
         return ""
 
 
-def _answer(ask: Callable[..., Any], messages: list[Any]) -> str:
-    """Print a reply while it comes, and return it; one that breaks off fails the command."""
-    from openai import APIConnectionError, APIError, APIStatusError
-
+def _answer(client: Client, ask: Mapping[str, Any], tell: Callable[[str], None]) -> str:
+    """Tell a reply while it comes, and return it; one that breaks off fails the command."""
     said = ""
-    try:
-        for chunk in ask(messages=messages, stream=True):
-            text = (chunk.choices[0].delta.content if chunk.choices else None) or ""
+    with client.events("chat/completions", ask) as chunks:
+        for event in chunks:
+            if event.data == "[DONE]":
+                return said
+            chunk: Any = event.json()
+            if "error" in chunk:
+                tell("\n")
+                raise CommandFailed(str(chunk["error"]["message"]))
+            text = (chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None) or ""
             said += text
-            sys.stdout.write(text)
-            sys.stdout.flush()
-    except (APIConnectionError, APIStatusError):
-        raise
-    except APIError as error:
-        sys.stdout.write("\n")
-        raise CommandFailed(error.message) from None
-    sys.stdout.write("\n")
-    return said
+            tell(text)
+    tell("\n")
+    raise CommandFailed("The reply broke off: the connection ended before it did.")
+
+
+def _written(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _nothing(text: str) -> None:
+    """Leave a reply for its end."""

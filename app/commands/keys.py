@@ -6,14 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from app.commands.terminal import Json, connect, show_json, show_record
+from app.commands.client import connect, get
+from app.commands.terminal import Json, show_json, show_record, show_rows
 
 keys = typer.Typer(no_args_is_help=True, help="Keys to the service, and the one that adapters are signed with.")
+
+KeyId = Annotated[str, typer.Argument(help="See `spard keys list`.")]
 
 
 @keys.command("signing")
 def show_signing_key(
     as_set: Annotated[bool, typer.Option("--set", help="All keys, with those that were revoked, signed.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print the public key, for those who verify adapters; none is made where there is none."""
     from app.settings import read_settings
@@ -22,23 +26,30 @@ def show_signing_key(
 
     settings = read_settings()
     known = public_keys(settings)
-    typer.echo(published_keys(settings) if as_set else public_pem(signing_key(settings)), nl=False)
-    typer.echo(known.current, err=True)
+    text = published_keys(settings) if as_set else public_pem(signing_key(settings))
+    if as_json:
+        return show_json({"key_id": known.current, "set" if as_set else "public_key": text})
+    typer.echo(text, nl=False)
+    return typer.echo(known.current, err=True)
 
 
 @keys.command("rotate-signing")
-def rotate_signing_key() -> None:
+def rotate_signing_key(as_json: Json = False) -> None:
     """Make another key to sign with; what the old one has signed still counts. Restart API and workers after it."""
     from app.settings import read_settings
     from app.signing import rotate
 
-    typer.echo(rotate(read_settings()).current)
+    key_id = rotate(read_settings()).current
+    if as_json:
+        return show_json({"key_id": key_id})
+    return typer.echo(key_id)
 
 
 @keys.command("revoke-signing")
 def revoke_signing_key(
     key_id: Annotated[str, typer.Argument(help="The id of an older key: ed25519:...")],
     reason: Annotated[str, typer.Option(help="Why, for those who verify adapters.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As it is without: JSON.")] = False,
 ) -> None:
     """Have nothing count any more that a key has signed, whenever it did; publish the set after it."""
     from app.settings import read_settings
@@ -52,6 +63,7 @@ def revoke_signing_key(
 @keys.command("first")
 def make_first_key(
     force: Annotated[bool, typer.Option("--force", help="Also while another admin key is good.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make the first key, which gives out all others, in the service's own database; its secret is shown this once.
 
@@ -70,7 +82,9 @@ def make_first_key(
             secret = service.make_first(session, force=force)
     finally:
         engine.dispose()
-    typer.echo(secret)
+    if as_json:
+        return show_json({"secret": secret})
+    return typer.echo(secret)
 
 
 @keys.command("create")
@@ -88,7 +102,42 @@ def create_key(
     scopes = ["read"] if read_only else ["admin", "customer"] if admin else ["customer"]
     ask = {"project_id": project, "name": name, "owner": owner, "scopes": scopes}
     with connect() as client:
-        made: Any = client.post("/admin/keys", body=ask, cast_to=object)
+        made = client.post("admin/keys", ask)
+    _show(made, as_json)
+
+
+@keys.command("list")
+def list_keys(
+    project: Annotated[str | None, typer.Option(help="Only those of this project.")] = None, as_json: Json = False
+) -> None:
+    """List the keys, revoked ones too; no secret is shown."""
+    columns = ("id", "project_id", "name", "owner", "scopes", "created_at", "expires_at", "revoked_at")
+    show_rows(get("admin/keys", project_id=project)["data"], columns, as_json)
+
+
+@keys.command("rotate")
+def rotate_key(
+    key_id: KeyId,
+    overlap_s: Annotated[int, typer.Option(min=0, max=2_592_000, help="Seconds for which the old one stays good.")] = (
+        86_400
+    ),
+    as_json: Json = False,
+) -> None:
+    """Make a key in place of an old one; its secret is shown this once."""
+    with connect() as client:
+        made = client.post(f"admin/keys/{key_id}/rotate", overlap_s=overlap_s)
+    _show(made, as_json)
+
+
+@keys.command("revoke")
+def revoke_key(key_id: KeyId, as_json: Json = False) -> None:
+    """Take a key back at once."""
+    with connect() as client:
+        revoked = client.delete(f"admin/keys/{key_id}")
+    show_record(revoked, as_json)
+
+
+def _show(made: Any, as_json: bool) -> None:
     if as_json:
         return show_json(made)
     return show_record(made["key"] | {"secret": made["secret"]}, as_json)

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from app.commands.terminal import Json, connect, say, show_json, show_rows
+from app.commands.client import api_key, service_url
+from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
 from app.move_in import comparing, filing, golden, read
 from app.move_in.api import Api, refusal
 from app.move_in.asking import GOLDEN, ask_plan, cost
@@ -68,9 +69,9 @@ def keep_golden(
     sample: Annotated[int, typer.Option(min=0, help="So many of the prompts; 0: all.")] = 50,
     replies: Annotated[int, typer.Option(min=1, help="Replies to each; 2 or more show the model's own noise.")] = 3,
     temperature: Annotated[float, typer.Option(help="Below 0: not sent, the model's default.")] = 0,
-    top_p: float | None = None,
+    top_p: Annotated[float | None, typer.Option(help="Not sent unless set.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply at most.")] = 512,
-    seed: int | None = None,
+    seed: Annotated[int | None, typer.Option(help="Not sent unless set.")] = None,
     at_once: AtOnce = 4,
     again: Again = False,
     base_url: BaseUrl = OPENAI,
@@ -189,8 +190,13 @@ def _account(base_url: str, patience_s: float) -> Iterator[Api]:
 
 @contextmanager
 def _service(patience_s: float) -> Iterator[Api]:
-    with connect() as client:
-        yield Api(client.with_options(max_retries=0), "SPARD_API_KEY", Patience(limit_s=patience_s), tell=_warn)
+    from openai import APIStatusError, OpenAI
+
+    try:
+        with OpenAI(base_url=service_url(), api_key=api_key(), max_retries=0) as client:
+            yield Api(client, "SPARD_API_KEY", Patience(limit_s=patience_s), tell=_warn)
+    except APIStatusError as error:
+        raise CommandFailed(str(refusal(error)["message"])) from None
 
 
 @contextmanager

@@ -76,6 +76,7 @@ def repair(
 def restore(
     keys: Annotated[list[str] | None, typer.Argument(help="Keys as `check` and `repair` name them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that lies aside.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Put objects back that were moved aside; none is overwritten."""
     from app.audit_log import service as audit_log
@@ -87,9 +88,11 @@ def restore(
         back = reconciler.restore(storage, None if everything else keys)
         with begin() as session:
             audit_log.record(session, "objects.restored", "storage", restored=len(back))
+    if as_json:
+        return show_json({"put_back": list(back)})
     for key in back:
         say(key)
-    say(f"{len(back)} put back")
+    return say(f"{len(back)} put back")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from app.commands.terminal import CommandFailed, say
+from app.commands.terminal import CommandFailed, Json, say, show_json
 
 
 def up(
@@ -28,10 +28,12 @@ def up(
     embedded.serve(read_settings(), host, port, with_worker=worker)
 
 
-def migrate() -> None:
+def migrate(as_json: Json = False) -> None:
     """Bring the database of SPARD_DATABASE_URL, or of SPARD_DATA_DIR, to this version's schema."""
     from app.commands import embedded
     from app.settings import read_settings
 
     embedded.migrate(read_settings())
-    say("the schema is current")
+    if as_json:
+        return show_json({"schema": "current"})
+    return say("the schema is current")

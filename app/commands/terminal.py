@@ -1,15 +1,12 @@
-"""Where commands find the service, and how they show what it says."""
+"""How commands show what they found: tables and boxes for people, JSON for programs."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,49 +16,12 @@ from rich.text import Text
 
 from spard.errors import UserError
 
-if TYPE_CHECKING:
-    from openai import OpenAI
-
-DEFAULT_URL = "http://127.0.0.1:8000/v1"
 _WIDE = 1000  # columns of a table in a pipe
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 class CommandFailed(UserError):
     """The command cannot go on; the message is all that the user sees."""
-
-
-@contextmanager
-def connect() -> Iterator[OpenAI]:
-    """Yield a client of the service that the environment names; what the service refuses becomes `CommandFailed`."""
-    from openai import APIConnectionError, APIStatusError, AuthenticationError, OpenAI  # takes half a second to import
-
-    key = os.environ.get("SPARD_API_KEY")
-    if not key:
-        raise CommandFailed("Set SPARD_API_KEY to your key; `spard up` or `spard keys first` shows the first one.")
-    try:
-        with OpenAI(base_url=service_url(), api_key=key, max_retries=1) as client:
-            yield client
-    except AuthenticationError:
-        raise CommandFailed(f"{service_url()} does not know this key; check SPARD_API_KEY.") from None
-    except APIConnectionError:
-        message = f"Nothing answers at {service_url()}; start it with `spard up`, or set SPARD_BASE_URL."
-        raise CommandFailed(message) from None
-    except APIStatusError as error:
-        body = error.body if isinstance(error.body, dict) else {}
-        raise CommandFailed(str(body.get("message") or error)) from None
-
-
-def service_url() -> str:
-    """Return the address of the API; `/v1` is added to one without a path."""
-    url = os.environ.get("SPARD_BASE_URL", DEFAULT_URL)
-    return f"{url.rstrip('/')}/v1" if urlsplit(url).path in ("", "/") else url
-
-
-def get(path: str, **params: Any) -> Any:
-    """Return the JSON that one of the service's own endpoints answers with."""
-    with connect() as client:
-        return client.get(path, cast_to=object, options={"params": params})
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], as_json: bool) -> None:

@@ -134,6 +134,21 @@ class MetricList(BaseModel):
     data: list[StepMetrics]
 
 
+class VerdictOut(BaseModel):
+    """What a job has come to, in the words of its page: what was counted, and what the gate made of it.
+
+    `look` is `good` where the gate passed, `bad` where it did not, `doubt` where nothing was decided, else `plain`.
+    """
+
+    object: Literal["safety.verdict"] = "safety.verdict"
+    job_id: str
+    look: Literal["good", "bad", "doubt", "plain"]
+    pill: str
+    headline: str
+    sentence: str
+    reasons: list[str]
+
+
 class ModelDeleted(BaseModel):
     """Confirms that a fine-tuned model, or the weights of a checkpoint, were deleted."""
 

@@ -24,6 +24,7 @@ from app.jobs.reports.service import (
     waiver_of,
     with_waiver,
 )
+from app.jobs.schemas import VerdictOut
 from app.jobs.transcripts import TranscriptList
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
@@ -71,6 +72,29 @@ async def retrieve_safety(
         return StreamingResponse(reads.chunks(storage.chunks(key)), headers=headers, media_type="application/json")
 
     return await reads.run(report)
+
+
+@router.get("/{job_id}/safety/verdict", response_model=VerdictOut)
+async def retrieve_verdict(
+    job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
+) -> Response:
+    """Return in a sentence what was measured, or where a job stands that was not; its page begins with it."""
+
+    def found() -> VerdictOut:
+        with look() as session:
+            gathered = gather(session, caller.project_id, job_id)
+        words = read(storage, gathered).verdict()
+        headline = "".join(part.text for part in words.headline)
+        return VerdictOut(
+            job_id=job_id,
+            look=words.look,
+            pill=words.pill,
+            headline=headline,
+            sentence=words.sentence,
+            reasons=list(words.reasons),
+        )
+
+    return await reads.answer(found)
 
 
 @router.get("/{job_id}/safety/selected", response_model=SelectedList)

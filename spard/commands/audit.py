@@ -6,19 +6,19 @@ everything was measured, whatever it is, and 1 when something went wrong.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 
-from spard.commands.judge_options import add_judge_options, judge_spec
+from spard.commands import measuring
+from spard.commands.front import Asked, alone
+from spard.commands.judge_options import judge_spec
 from spard.config import Audit
 from spard.config.run_spec import parse
 from spard.errors import InvalidModel, SpardError
@@ -37,8 +37,12 @@ Measured = list[tuple[SuiteResult, list[Item]]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command without the others."""
+    return alone(measuring.audit, "spard audit", argv)
+
+
+def execute(asked: Asked) -> int:
     """Audit a model and tell what was found, as text or as JSON."""
-    asked = _parser().parse_args(argv)
     try:
         measured = _measure(asked)
     except SpardError as error:
@@ -47,31 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.replies:
         asked.replies.write_text("".join(json.dumps(row) + "\n" for row in _transcript(measured)))
     results = [result for result, _ in measured]
-    sys.stdout.write(json.dumps(_report(asked, results), indent=2) + "\n" if asked.json else _table(results))
+    sys.stdout.write(json.dumps(_report(asked, results), indent=2) + "\n" if asked.as_json else _table(results))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="spard audit", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", help="folder or hub id of the base model")
-    parser.add_argument("--adapter", type=Path, help="folder of a LoRA adapter")
-    parser.add_argument(
-        "--suite",
-        action="append",
-        required=True,
-        metavar="[KIND:]FILE",
-        help="JSONL, or XSTest's CSV; KIND is harmful, benign or utility; may be repeated",
-    )
-    add_judge_options(parser)
-    parser.add_argument("--engine", choices=("auto", "transformers", "vllm"), default="auto")
-    parser.add_argument("--max-prompts", type=int, default=Audit().max_prompts, help="of each suite")
-    parser.add_argument("--max-new-tokens", type=int, default=Audit().max_new_tokens)
-    parser.add_argument("--replies", type=Path, metavar="FILE", help="write every prompt, reply and verdict as JSONL")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
-def _measure(asked: argparse.Namespace) -> Measured:
+def _measure(asked: Asked) -> Measured:
     """Measure a model; settings and files are read before the model, so that a mistake costs no time."""
     limits = {"max_prompts": asked.max_prompts, "max_new_tokens": asked.max_new_tokens}
     cfg: Audit = parse(Audit, limits, "audit")
@@ -80,7 +64,7 @@ def _measure(asked: argparse.Namespace) -> Measured:
     return audit_speaker(_speaker(asked), suites, judge, cfg)
 
 
-def _speaker(asked: argparse.Namespace) -> Speaker:
+def _speaker(asked: Asked) -> Speaker:
     if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / WEIGHTS).is_file():
         message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {WEIGHTS}; pickled weights never are"
         raise InvalidModel(message, "adapter")
@@ -103,7 +87,7 @@ def _is_for_vllm(engine: str) -> bool:
     return engine == "vllm" or (engine == "auto" and generate_vllm.is_installed() and torch.cuda.is_available())
 
 
-def _report(asked: argparse.Namespace, results: Sequence[SuiteResult]) -> dict[str, Any]:
+def _report(asked: Asked, results: Sequence[SuiteResult]) -> dict[str, Any]:
     attacks = [each for each in results if each.mean_harmfulness is not None]
     scored = sum(each.n for each in attacks)
     total = sum((each.mean_harmfulness or 0.0) * each.n for each in attacks)

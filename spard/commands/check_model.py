@@ -6,22 +6,25 @@ when all of that works, and 1 with one line on what does not.
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
 from collections.abc import Sequence
 
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from spard.commands import measuring
+from spard.commands.front import Asked, alone
 from spard.errors import SpardError
 from spard.models.trial import try_base
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command without the others."""
+    return alone(measuring.check_model, "spard check-model", argv)
+
+
+def execute(asked: Asked) -> int:
     """Try a model and tell what it is, or what is wrong with it."""
-    parser = argparse.ArgumentParser(prog="spard check-model", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", help="a folder or a hub id")
-    parser.add_argument("--revision", help="the commit, for a hub id")
-    asked = parser.parse_args(argv)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
@@ -29,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
+    if asked.as_json:
+        sys.stdout.write(json.dumps({"parameters": found.parameters, "positions": found.positions}, indent=2) + "\n")
+        return 0
     sys.stdout.write(
         f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
         "weights and a forward pass are as they should be\n"

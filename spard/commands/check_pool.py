@@ -6,15 +6,15 @@ named by its line; the exit status is 0 when there is none, 2 when there are som
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from spard.commands.judge_options import add_judge_options, judge_spec
-from spard.config import RowSignal
+from spard.commands import exits, measuring
+from spard.commands.front import Asked, alone
+from spard.commands.judge_options import judge_spec
 from spard.data.rows import prompt_text, read_pool
 from spard.errors import RowSignalUnavailable, SpardError
 from spard.evaluation.inverted_pool import inverted_rows
@@ -22,25 +22,32 @@ from spard.evaluation.judges import open_judge
 from spard.evaluation.own_refusal import own_refusals
 from spard.models.base import load_base
 
-INVERTED = 2
+INVERTED = exits.NOT_PASSED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command without the others."""
+    return alone(measuring.check_pool, "spard check-pool", argv)
+
+
+def execute(asked: Asked) -> int:
     """Check a pool and name its bad rows."""
-    asked = _parser().parse_args(argv)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     try:
         lines, rows = _inverted(asked)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
+    if asked.as_json:
+        sys.stdout.write(json.dumps({"rows": rows, "bad_lines": lines}, indent=2) + "\n")
+        return INVERTED if lines else 0
     for line in lines:
         sys.stdout.write(f"line {line}: answers with harm what the base model would refuse\n")
     sys.stdout.write(f"{len(lines)} of {rows} rows\n")
     return INVERTED if lines else 0
 
 
-def _inverted(asked: argparse.Namespace) -> tuple[list[int], int]:
+def _inverted(asked: Asked) -> tuple[list[int], int]:
     """Return the lines of the bad rows, and how many rows there are."""
     pool, judge = read_pool(asked.pool), open_judge(judge_spec(asked))
     base = load_base(asked.model, asked.revision)
@@ -49,18 +56,3 @@ def _inverted(asked: argparse.Namespace) -> tuple[list[int], int]:
         raise RowSignalUnavailable(f"the base model refused none of {own.asked} prompts of the pool")
     found = inverted_rows(base, pool, own.openings, asked.threshold, judge, base.sequence_limit(None))
     return [pool[i].line for i in found], len(pool)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="spard check-pool", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("pool", type=Path, metavar="POOL.jsonl", help='rows {"prompt", "safe"}')
-    parser.add_argument("--model", required=True, help="the base model: a folder or a hub id")
-    parser.add_argument("--revision", help="the commit, for a hub id")
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        default=RowSignal().threshold,
-        help="the probability of a refusal above which the base model would refuse; %(default)s",
-    )
-    add_judge_options(parser)
-    return parser

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spard.commands.verify import PublicKey, checked
+from spard.commands.verify import PublicKey
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
 from spard.release.archive import unpack
@@ -40,8 +40,11 @@ def export(
         str | None, typer.Option("--key-set", help="The provider's keys: an https address, or a file.")
     ] = None,
     waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the model's folder, a CycloneDX bill of materials and the facts of the EU AI Act's Annex XI beside it."""
+    from spard.commands.proofs import checked  # loads cryptography
+
     try:
         checked(adapter, public_key, known, waiver)
     except NotProved as error:
@@ -50,15 +53,19 @@ def export(
     folder = _copied(adapter, to)
     if merged:
         folder = _merged(folder, base)
-    typer.echo(f"wrote {folder}")
-    for path in _papers(folder):
-        typer.echo(f"wrote {path}")
+    wrote = [folder, *_papers(folder)]
     if openssf_key:
         bundle = folder.with_name(f"{folder.name}.model.sig")
         _module("spard.release.openssf").sign_folder(folder, openssf_key, bundle)
-        typer.echo(f"wrote {bundle}")
-    if push:
-        typer.echo(f"pushed {_module('spard.release.hub').push(folder, push, is_private=not public)}")
+        wrote.append(bundle)
+    pushed = str(_module("spard.release.hub").push(folder, push, is_private=not public)) if push else None
+    if as_json:
+        typer.echo(json.dumps({"wrote": [str(path) for path in wrote], "pushed": pushed}, indent=2))
+        return
+    for path in wrote:
+        typer.echo(f"wrote {path}")
+    if pushed:
+        typer.echo(f"pushed {pushed}")
 
 
 def _copied(adapter: Path, to: Path) -> Path:

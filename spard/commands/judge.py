@@ -7,28 +7,32 @@ harm into a pass; the exit status is 0 when it may decide, 2 when it may not, an
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from spard.commands.judge_options import add_judge_options, judge_spec
+from spard.commands import exits, measuring
+from spard.commands.front import Asked, alone
+from spard.commands.judge_options import judge_spec
 from spard.errors import SpardError
 from spard.evaluation.calibration.errors import MAX_ERROR, MIN_OF_EACH, MIN_SCORED, measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
-from spard.evaluation.calibration.labeled import LANGUAGES, LabeledReply, built_in, read_labeled
+from spard.evaluation.calibration.labeled import LabeledReply, built_in, read_labeled
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate
 
-MAY_NOT_DECIDE = 2
+MAY_NOT_DECIDE = exits.NOT_PASSED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command without the others."""
+    return alone(measuring.judge, "spard judge", argv)
+
+
+def execute(asked: Asked) -> int:
     """Measure a judge and tell what was found, as text or as JSON."""
-    asked = _parser().parse_args(argv)
     try:
         judge = open_judge(judge_spec(asked))
         found = measure_judge(judge, _labeled(asked))
@@ -36,27 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
-    sys.stdout.write(json.dumps(record.to_json(), indent=2) + "\n" if asked.json else _text(record))
+    sys.stdout.write(json.dumps(record.to_json(), indent=2) + "\n" if asked.as_json else _text(record))
     return 0 if record.may_decide else MAY_NOT_DECIDE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="spard judge", description=(__doc__ or "").partition("\n")[0])
-    add_judge_options(parser)
-    parser.add_argument(
-        "--labeled",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help='JSONL rows {"prompt", "reply", "harmful", "language"}; may be repeated, in place of the built-in set',
-    )
-    parser.add_argument("--language", choices=LANGUAGES, help="of the built-in set; all unless said")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
-def _labeled(asked: argparse.Namespace) -> list[LabeledReply]:
+def _labeled(asked: Asked) -> list[LabeledReply]:
     if not asked.labeled:
         return built_in(asked.language)
     return [each for path in asked.labeled for each in read_labeled(path)]

@@ -6,73 +6,67 @@ function. Only the subcommand that is run is imported; all of them are when the 
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any
 
 import typer
 
-from spard.errors import UserError
+from spard.commands.front import outcome
 
 GROUP = "spard.commands"
 _DISTRIBUTIONS = ("spard", "spard-service")
-_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_HELP = """Fine-tune language models without losing their safety.
+
+Exit codes: 0 all is well, 1 an error, 2 the answer is no (a safety gate, a judge, a pool or a signature did not pass),
+3 the command was not understood.
+"""
+_COMPLETING = "_SPARD_COMPLETE"
+_TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # where shells say what was typed so far
 
 
-@dataclass(frozen=True, slots=True)
-class Forwarded:
-    """A subcommand with a parser of its own: `module.main(arguments)` returns the exit status.
-
-    `extra` is the extra of this distribution that brings what the module imports.
-    """
-
-    module: str
-    extra: str
-    help: str
-
-
-_OWN: dict[str, Forwarded | EntryPoint] = {
-    "verify": EntryPoint("verify", "spard.commands.verify:verify", GROUP),
-    "export": EntryPoint("export", "spard.commands.export:export", GROUP),
-    "run": Forwarded("spard.__main__", "train", "Fine-tune and audit one recipe in this process."),
-    "audit": Forwarded("spard.commands.audit", "audit", "Measure any model's safety and utility."),
-    "judge": Forwarded("spard.commands.judge", "audit", "Measure a judge on replies whose harm is known."),
-    "check-pool": Forwarded("spard.commands.check_pool", "train", "Find rows of a safety pool that answer with harm."),
-    "check-model": Forwarded("spard.commands.check_model", "train", "Try a base model before it is offered."),
-    "bench": Forwarded("spard.research.bench.__main__", "bench", "Make the paper's tables and figures."),
-    "convert": Forwarded("spard.research.datasets.__main__", "train", "Turn a data set's own files into ours."),
-    "lab": Forwarded(
-        "spard.research.lab.__main__",
-        "train",
-        "Make the labs: aligned models with their data.",
-    ),
+_OWN: dict[str, EntryPoint] = {
+    name: EntryPoint(name, place, GROUP)
+    for name, place in {
+        "verify": "spard.commands.verify:verify",
+        "export": "spard.commands.export:export",
+        "run": "spard.commands.measuring:run",
+        "audit": "spard.commands.measuring:audit",
+        "judge": "spard.commands.measuring:judge",
+        "check-pool": "spard.commands.measuring:check_pool",
+        "check-model": "spard.commands.measuring:check_model",
+        "bench": "spard.research.commands:bench",
+        "convert": "spard.research.commands:convert",
+        "lab": "spard.research.commands:lab",
+    }.items()
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a subcommand; an error that is meant for the user is one line and exit status 1."""
+    """Run a subcommand and exit; an error that is meant for the user is one line and exit code 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        _command_line(given)(given, prog_name="spard")
-    except UserError as error:
-        typer.secho(f"spard: {error}", fg="red", err=True)
-        sys.exit(1)
+    sys.exit(outcome(command_line(given), given, "spard"))
 
 
-def _command_line(given: Sequence[str]) -> typer.Typer:
+def command_line(given: Sequence[str] = ()) -> typer.Typer:
     """Build the command with the subcommand that is asked for, or with all of them if it is unknown."""
-    known: dict[str, Forwarded | EntryPoint] = {each.name: each for each in entry_points(group=GROUP)}
+    known: dict[str, EntryPoint] = {each.name: each for each in entry_points(group=GROUP)}
     known |= _OWN
-    asked = next((each for each in given if not each.startswith("-")), None)
-    cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    cli.callback(help="Fine-tune language models without losing their safety.")(_root)
+    words = _typed() if _COMPLETING in os.environ else given
+    asked = next((each for each in words if not each.startswith("-")), None)
+    cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    cli.callback(help=_HELP)(_root)
     for name in [asked] if asked in known else known:
         _add(cli, name, known[name])
     return cli
+
+
+def _typed() -> Sequence[str]:
+    """Return the words that are to be completed, without the command itself."""
+    return next((os.environ[name].split()[1:] for name in _TYPED if name in os.environ), [])
 
 
 def _print_versions(is_asked: bool) -> None:
@@ -98,26 +92,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _add(cli: typer.Typer, name: str, subcommand: Forwarded | EntryPoint) -> None:
-    if isinstance(subcommand, Forwarded):
-        cli.command(name, help=subcommand.help, context_settings=_SETTINGS)(_forwarding(name, subcommand))
-        return
+def _add(cli: typer.Typer, name: str, subcommand: EntryPoint) -> None:
     found: typer.Typer | Callable[..., Any] = subcommand.load()
     if isinstance(found, typer.Typer):
         cli.add_typer(found, name=name)
     else:
         cli.command(name)(found)
-
-
-def _forwarding(name: str, target: Forwarded) -> Callable[[typer.Context], None]:
-    """Return a function that leaves all arguments, `--help` included, to the parser of a module."""
-
-    def run(context: typer.Context) -> None:
-        try:
-            module = importlib.import_module(target.module)
-        except ModuleNotFoundError as error:
-            missing = f"{error.name} is not installed: pip install 'spard[{target.extra}]'"
-            raise UserError(f"`spard {name}` cannot start: {missing}") from None
-        raise typer.Exit(module.main(context.args))
-
-    return run

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Collection
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from spard.commands.exits import ERROR, NOT_PASSED
 from spard.errors import InvalidKey, NotProved
-from spard.release import key_set, manifest, published_keys
-from spard.release.key_set import KeySet
-from spard.release.keys import OWN_KEY, read_private, read_public
-from spard.release.published_keys import Published
 
-REFUSED, UNPROVED = 1, 2
+if TYPE_CHECKING:
+    from spard.commands.proofs import Checked
+
+REFUSED, UNPROVED = ERROR, NOT_PASSED
 PublicKey = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="PEM; default: this machine's own.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What was found: the waiver that released it, if one did, and whose signature it is, as far as that is proved."""
-
-    proved: manifest.Proved
-    waived: str | None
-    signer: str | None
 
 
 def verify(
@@ -44,116 +30,36 @@ def verify(
         typer.Option("--keep", dir_okay=False, help="Where the newest key set is kept; an older one is refused."),
     ] = None,
     waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check an adapter's signature and every byte of it, offline unless the key set is at an address.
 
     With a key set, an older key of the provider counts like the current one, and a revoked one is refused. With --keep
     the set is held against the one of the last time: what is older, or takes a revocation back, is refused.
 
-    Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with.
+    Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with, or
+    none that can be trusted.
     """
+    from spard.commands.proofs import checked  # loads cryptography
+
     try:
         found = checked(adapter, public_key, known, waiver, keep)
     except NotProved as error:
         typer.echo(f"spard: refused: {error.message}", err=True)
         raise typer.Exit(REFUSED) from None
-    _tell(found.proved)
-    if found.waived:
-        typer.echo(f"released by a waiver: {found.waived}")
+    except InvalidKey as error:
+        typer.echo(f"spard: not checked: {error.message}", err=True)
+        raise typer.Exit(UNPROVED) from None
+    typer.echo(json.dumps(_as_json(found), indent=2)) if as_json else _tell(found)
     if found.signer is None:
         typer.echo("spard: who signed it is not proved; give the provider's key with --public-key.", err=True)
         raise typer.Exit(UNPROVED)
-    typer.echo(f"the signature is that of {found.signer}")
+    if not as_json:
+        typer.echo(f"the signature is that of {found.signer}")
 
 
-def checked(
-    adapter: Path, public_key: Path | None, known: str | None, waiver: Path | None, keep: Path | None = None
-) -> Checked:
-    """Check an adapter with the keys that were named, or this machine's own; raise `NotProved` for what is refused."""
-    keys = _keys(known, keep, public_key)
-    public = _public(public_key) if keys is None or public_key else None
-    proved = manifest.verify(adapter, public)
-    if keys:
-        keys.require(proved.key_id)
-    waived = _release(proved, waiver, public, keys.ids() if keys else ())
-    signer = "one of the provider's keys" if keys else "the key given" if public else None
-    return Checked(proved, waived, signer)
-
-
-def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeySet | None:
-    """Return the set that was given, or that of a service on this machine, if no key was named instead."""
-    own = _own_path().with_name(key_set.FILE)
-    found = place or (str(own) if public_key is None and own.exists() else None)
-    if found is None and keep is not None:
-        raise typer.BadParameter("--keep needs --key-set.")
-    try:
-        return _kept(published_keys.fetched(found), keep).keys if found else None
-    except InvalidKey as error:
-        raise typer.BadParameter(error.message) from None
-
-
-def _kept(found: Published, keep: Path | None) -> Published:
-    """Hold a set against the one of the last time, and keep it; refuse an older one."""
-    if keep is not None:
-        try:
-            if keep.exists():
-                found.require_not_before(published_keys.fetched(str(keep)))
-        except NotProved as error:
-            typer.echo(f"spard: refused: {error.message}", err=True)
-            raise typer.Exit(REFUSED) from None
-        _write(keep, found.text)
-    if days := found.age_days(datetime.now(UTC)):
-        text = f"the key set was issued {days} days ago and does not know what was revoked since; fetch it again"
-        typer.echo(f"spard: {text}.", err=True)
-    return found
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text)
-        os.replace(aside, path)
-    except OSError as error:
-        raise typer.BadParameter(f"The key set cannot be kept in {path}: {error.strerror}.") from None
-
-
-def _public(path: Path | None) -> Ed25519PublicKey | None:
-    try:
-        return read_public(path) if path else _own()
-    except InvalidKey as error:
-        raise typer.BadParameter(error.message) from None
-
-
-def _own() -> Ed25519PublicKey | None:
-    """Return the public half of the key that a service on this machine signs with, if there is one."""
-    path = _own_path()
-    return read_private(path).public_key() if path.exists() else None
-
-
-def _own_path() -> Path:
-    named = os.environ.get("SPARD_SIGNING_KEY")
-    return Path(named) if named else Path(os.environ.get("SPARD_DATA_DIR", "data")) / OWN_KEY
-
-
-def _release(
-    proved: manifest.Proved, waiver: Path | None, public: Ed25519PublicKey | None, known: Collection[str]
-) -> str | None:
-    """Why an adapter that did not pass was released; `NotProved` when nothing released it."""
-    decision = (proved.manifest.get("gate") or {}).get("decision")
-    if waiver is None:
-        if decision in ("fail", "inconclusive"):
-            raise NotProved(f"The safety gate decided {decision}; give the waiver that released it with --waiver.")
-        return None
-    facts = manifest.verify_waiver(waiver, proved, public, known)
-    if facts["expires_at"] <= time.time():
-        raise NotProved("The waiver has expired.")
-    names = [facts[each].get("owner") or facts[each]["name"] for each in ("proposed_by", "approved_by")]
-    return f"{facts['reason']} (proposed by {names[0]}, approved by {names[1]})"
-
-
-def _tell(proved: manifest.Proved) -> None:
-    found = proved.manifest
+def _tell(checked: Checked) -> None:
+    proved, found = checked.proved, checked.proved.manifest
     typer.echo(f"{proved.files} files, {proved.bytes} bytes: each as signed, none missing, none added")
     if proved.passed_over:
         typer.echo(f"not signed, and nothing that is loaded: {', '.join(proved.passed_over)}")
@@ -161,6 +67,15 @@ def _tell(proved: manifest.Proved) -> None:
         if value is not None:
             typer.echo(f"{name}: {value}")
     typer.echo(f"signed with {proved.key_id}")
+    if checked.waived:
+        typer.echo(f"released by a waiver: {checked.waived}")
+
+
+def _as_json(found: Checked) -> dict[str, Any]:
+    proved = found.proved
+    counts = {"files": proved.files, "bytes": proved.bytes, "not_signed": list(proved.passed_over)}
+    signed = {"signed_with": proved.key_id, "signer": found.signer, "waiver": found.waived}
+    return counts | signed | {"manifest": proved.manifest}
 
 
 def _pinned(source: dict[str, Any]) -> str | None:

@@ -120,7 +120,7 @@ def test_the_machine_that_signed_needs_no_public_key(
 
 
 def test_what_cannot_be_checked_is_exit_code_2(adapter: Path, tmp_path: Path) -> None:
-    assert run("verify", tmp_path / "nothing") == 2
+    assert run("verify", tmp_path / "nothing") == 3
     assert run("verify", adapter, "--public-key", adapter / "weights") == 2
 
 

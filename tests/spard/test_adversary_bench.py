@@ -269,9 +269,11 @@ def test_the_provider_s_settings_reach_the_run_and_are_checked(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("given", ["recipe.seed=1", "thresholds.max_asr", "luck=1"])
-def test_what_is_not_the_provider_s_to_set_is_refused(given: str) -> None:
-    with pytest.raises(SystemExit):
-        main(["adversary", "--recipe", "lab", "--provider", given])
+def test_what_is_not_the_provider_s_to_set_is_refused(
+    given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["adversary", "--recipe", "lab", "--out", str(tmp_path), "--seeds", "1", "--provider", given]
+    assert (main(line), "--provider" in capsys.readouterr().err) == (1, True)
 
 
 def test_the_gate_s_prompts_and_the_bench_s_are_apart(arena: LabArena) -> None:

@@ -276,7 +276,7 @@ def test_the_command_line_runs_a_recipe_and_reports_the_gate(spec: RunSpec, tmp_
 
     report = json.loads((tmp_path / "out" / "safety.json").read_text())
     assert f"gate: {report['gate']['decision']}" in done.stdout
-    assert done.returncode == (0 if report["gate"]["decision"] == "pass" else 3)
+    assert done.returncode == (0 if report["gate"]["decision"] == "pass" else 2)
 
 
 def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

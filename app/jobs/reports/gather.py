@@ -14,6 +14,7 @@ from app.files import service as files
 from app.jobs import restarts, service
 from app.jobs.reports.artifacts import Artifacts, artifacts
 from app.jobs.reports.service import read_report
+from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.reports.view import View, view
 from app.jobs.schemas import JobOut, StepMetrics
 from app.storage import Storage
@@ -46,6 +47,10 @@ class Seen:
     restarts: Sequence[int]
     artifacts: Artifacts
     findings: Mapping[str, int] | None
+
+    def verdict(self) -> Verdict:
+        """Return what the job has come to, in a sentence."""
+        return verdict(self.job, self.report, self.undefended)
 
     def view(self) -> View:
         """Return what its pages show."""

@@ -6,26 +6,36 @@ of FILE that hold one of theirs are left out. DIR/NAME.manifest.json says what w
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from spard.commands import exits
+from spard.commands.front import Asked, alone
 from spard.errors import SpardError
+from spard.research import commands
 from spard.research.datasets import DATASETS
 from spard.research.datasets.base import Split
 from spard.research.datasets.convert import convert, load_dataset
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command without the others."""
+    return alone(commands.convert, "spard convert", argv)
+
+
+def execute(asked: Asked) -> int:
     """Convert a data set, or list those that can be; 1 when its files cannot be read."""
-    parser = _parser()
-    asked = parser.parse_args(argv)
     if asked.name is None:
-        sys.stdout.write("".join(_described(name) for name in DATASETS.names()))
+        known = {name: load_dataset(name) for name in DATASETS.names()}
+        facts = {name: {"from": each.origin, "license": each.license} for name, each in known.items()}
+        texts = (_described(name) for name in known)
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n" if asked.as_json else "".join(texts))
         return 0
-    if asked.file is None or asked.to is None:
-        parser.error("FILE and --to DIR are required")
+    if asked.name not in DATASETS.names():
+        sys.stderr.write(f"error: {asked.name} is none of {', '.join(DATASETS.names())}\n")
+        return exits.USAGE
     given: dict[Split, Path | None] = {"train": asked.file, "dev": asked.dev, "test": asked.test}
     sources = {split: path for split, path in given.items() if path}
     try:
@@ -33,29 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpardError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 1
+    if asked.as_json:
+        made = {str(asked.to / file): rows for file, rows in found.rows.items()}
+        told = {"rows": made, "left_out": dict(found.left_out), "license": load_dataset(asked.name).license}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        return 0
     for file, rows in found.rows.items():
         sys.stdout.write(f"{asked.to / file}: {rows} rows\n")
     for reason, n in found.left_out.items():
         sys.stdout.write(f"left out, {reason.replace('_', ' ')}: {n}\n")
     sys.stdout.write(f"license: {load_dataset(asked.name).license}\n")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    head, _, more = (__doc__ or "").partition(": ")[2].partition("\n\n")
-    parser = argparse.ArgumentParser(prog="spard convert", description=head, epilog=more)
-    parser.add_argument(
-        "name", nargs="?", choices=DATASETS.names(), metavar="NAME", help="left out: list the data sets"
-    )
-    parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help=".jsonl, .json, .csv, .tsv, .parquet, also .gz or .xz"
-    )
-    parser.add_argument("--to", type=Path, metavar="DIR", help="where the converted files go")
-    parser.add_argument("--test", type=Path, metavar="FILE", help="the data set's own test file")
-    parser.add_argument("--dev", type=Path, metavar="FILE", help="the data set's own development file")
-    parser.add_argument("--shared", action="store_true", help="one prompt may be in the pool and in the attack")
-    parser.add_argument("--drop-invalid", action="store_true", help="leave records out that cannot be read")
-    return parser
 
 
 def _described(name: str) -> str:

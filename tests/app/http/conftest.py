@@ -22,6 +22,7 @@ from app.db.tables import Project
 from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
+from spard.commands import main
 
 FILES = "/v1/files"
 JOBS = "/v1/fine_tuning/jobs"
@@ -147,3 +148,41 @@ def url(service: Service) -> Iterator[str]:
     """The same application behind a real server."""
     with served(service.app) as url:
         yield url
+
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def spard(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command with whatever key is set; its exit code and what it printed."""
+    monkeypatch.setenv("SPARD_BASE_URL", url)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture
+def run_as(spard: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Run]:
+    """Commands of whoever holds a key."""
+
+    def with_key(key: str) -> Run:
+        def run(*arguments: str) -> tuple[int, str]:
+            monkeypatch.setenv("SPARD_API_KEY", key)
+            return spard(*arguments)
+
+        return run
+
+    return with_key
+
+
+@pytest.fixture
+def run(service: Service, spard: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Commands of the provider."""
+    monkeypatch.setenv("SPARD_API_KEY", service.add_key("org-provider", "admin", "customer"))
+    return spard

@@ -20,8 +20,7 @@ import pytest
 from fastapi.testclient import TestClient
 from openai import OpenAI
 
-from spard.commands import main
-from tests.app.http.conftest import NO_WEIGHTS, Service, chat, jsonl, pool, rows
+from tests.app.http.conftest import NO_WEIGHTS, chat, jsonl, pool, rows
 from tests.app.http.test_preference_jobs import preference
 from tests.spard.parts import write_model
 
@@ -29,21 +28,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 120.0
 SPARD = [sys.executable, "-m", "spard.commands"]
 PIPED: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-
-
-@pytest.fixture
-def run(service: Service, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command as the provider; its exit code and what it printed."""
-    monkeypatch.setenv("SPARD_BASE_URL", url)
-    monkeypatch.setenv("SPARD_API_KEY", service.add_key("org-provider", "admin", "customer"))
-
-    def command(*arguments: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out + captured.err
-
-    return command
 
 
 @pytest.fixture

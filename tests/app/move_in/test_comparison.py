@@ -135,7 +135,7 @@ def test_a_judge_is_asked_in_both_orders_and_once(account: Stub, service: Stub, 
     said = found["measures"]["judge"]
     assert (said["new_old"]["value"], said["old_old"]["value"], said["unscored"]) == (pytest.approx(2 / 3), 1.0, 1)
     assert "no verdict on 1 prompts" in (folder / "comparison.md").read_text()
-    assert run("compare", "--judge-url", "http://127.0.0.1:9")[0] == 2
+    assert run("compare", "--judge-url", "http://127.0.0.1:9")[0] == 3
 
 
 def test_what_cannot_be_compared_says_why(account: Stub, service: Stub, run: Run, folder: Path) -> None:

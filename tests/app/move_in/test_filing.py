@@ -139,4 +139,4 @@ def test_a_file_that_was_changed_meanwhile_is_not_sent(account: Stub, service: S
 @pytest.mark.parametrize("given", [("--model", "lab"), ("--auto", "dropout")])
 def test_wrong_use_is_a_usage_error(account: Stub, service: Stub, run: Run, given: tuple[str, str]) -> None:
     run("read")
-    assert run("file", *given)[0] == 2
+    assert run("file", *given)[0] == 3

@@ -6,24 +6,24 @@ attack (`spard.adversary_attacks`). `--sign KEY.pem` signs the result; `--verify
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from spard.commands.front import Asked, alone
 from spard.config import Recipe
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.errors import InvalidRecipe, NotProved, UserError
 from spard.release.keys import read_private, read_public
 from spard.release.version import code_version
-from spard.research.adversary.arena import ARENAS, open_arena
+from spard.research import commands
+from spard.research.adversary.arena import open_arena
 from spard.research.adversary.base import Attack
 from spard.research.adversary.registry import all_attacks
 from spard.research.bench.adversary.rounds import Bench, Round, run_rounds
@@ -41,9 +41,8 @@ CUSTOMERS = {"model", "training_file", "pool", "suites", "recipe", "judge", "rev
 DEFAULT_METHODS = ("none", "spard")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def execute(asked: Asked) -> int:
     """Run the bench, list the attacks, or check a signed result."""
-    asked = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("spard.training.train").setLevel(logging.WARNING)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _bench(asked: argparse.Namespace) -> str:
+def _bench(asked: Asked) -> str:
     """Run every round, write result, page and signature, and return the Markdown."""
     if asked.recipe is None or asked.out is None:
         raise InvalidRecipe("--recipe and --out say what is attacked and where results go", "recipe")
@@ -74,10 +73,18 @@ def _bench(asked: argparse.Namespace) -> str:
     key = read_private(asked.sign) if asked.sign else None  # before hours of work
     spec, attacks = load_spec(asked.recipe, os.environ), _attacks(asked.attacks)
     seeds, told = _seeds(asked)
+    provider = tuple(map(_setting, asked.provider))
     arms = {name: _arm(name, spec) for name in asked.methods or DEFAULT_METHODS}
     arena = open_arena(asked.recipe, asked.labs or asked.out / "labs")
     bench = Bench(
-        arena, arms, list(attacks.values()), seeds, spec.judge, asked.prompts, asked.out, tuple(asked.provider)
+        arena,
+        arms,
+        list(attacks.values()),
+        seeds,
+        spec.judge,
+        asked.prompts,
+        asked.out,
+        provider,
     )
     rounds = list(run_rounds(bench))
     shown = tables(rounds, attacks)
@@ -96,7 +103,7 @@ def _attacks(names: Sequence[str]) -> dict[str, Attack]:
     return {name: known[name] for name in names or known}
 
 
-def _seeds(asked: argparse.Namespace) -> tuple[tuple[int, ...], dict[str, Any]]:
+def _seeds(asked: Asked) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Return the seeds, and what the result says of where they come from."""
     secret = os.environ.get(asked.secret_env or "")
     if asked.secret_env and not secret:
@@ -118,7 +125,7 @@ def _arm(name: str, spec: BenchSpec) -> Recipe:
     return recipe
 
 
-def _result(asked: argparse.Namespace, bench: Bench, told: dict[str, Any], rounds: Sequence[Round]) -> dict[str, Any]:
+def _result(asked: Asked, bench: Bench, told: dict[str, Any], rounds: Sequence[Round]) -> dict[str, Any]:
     """Return everything that was measured and what it was measured with."""
     return {
         "format": FORMAT,
@@ -147,55 +154,21 @@ def _facts(bench: Bench, told: dict[str, Any]) -> str:
     )
 
 
-def _verified(asked: argparse.Namespace) -> str:
+def _verified(asked: Asked) -> str:
     found, key_id = read_result(asked.verify, read_public(asked.public_key) if asked.public_key else None)
     won = sum(each["attack_wins"] for each in found["rounds"])
     known = "the key given" if asked.public_key else "the key that came along; who holds it is not proved"
     return f"signed with {key_id}, {known}\n{found['format']}, {len(found['rounds'])} rounds, attacks win {won}\n"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="spard bench adversary", description=(__doc__ or "").partition(": ")[2])
-    parser.add_argument("--recipe", metavar="NAME", help=f"a lab whose truth is known: {', '.join(ARENAS)}")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="results; rounds done there stay done")
-    parser.add_argument("--methods", type=_names, default=(), metavar="none,spard,...", help="arms; yours by its name")
-    parser.add_argument("--attacks", type=_names, default=(), metavar="NAME,...", help="all, if left out; see --list")
-    parser.add_argument("--seeds", type=_numbers, default=(), metavar="11,12", help="open seeds, for development")
-    parser.add_argument("--hidden", metavar="COMMIT", help="derive the seeds from this text")
-    parser.add_argument("--secret-env", metavar="NAME", help="derive the seeds from the secret in this variable")
-    parser.add_argument("--count", type=int, default=8, help="how many hidden seeds")
-    parser.add_argument("--prompts", type=int, default=320, help="of each kind that a model is asked at most")
-    parser.add_argument(
-        "--provider",
-        type=_setting,
-        action="append",
-        default=[],
-        metavar="SETTING=VALUE",
-        help="of the run, for all arms",
-    )
-    parser.add_argument("--labs", type=Path, metavar="DIR", help="where labs are made and found again; OUT/labs")
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU; more are slower beside a busy neighbor")
-    parser.add_argument("--sign", type=Path, metavar="KEY.pem", help="an Ed25519 private key that signs the result")
-    parser.add_argument("--verify", type=Path, metavar="DIR", help="only check the signed result in this folder")
-    parser.add_argument("--public-key", type=Path, metavar="PUB.pem", help="--verify: whose signature it has to be")
-    parser.add_argument("--list", action="store_true", help="only list the attacks")
-    return parser
-
-
 def _setting(text: str) -> tuple[str, str]:
     path, equals, value = text.partition("=")
     if not equals or path.partition(".")[0] not in {each.name for each in fields(RunSpec)} - CUSTOMERS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not SETTING=VALUE of the provider's side of a run spec")
+        raise InvalidRecipe(
+            f"--provider: {text!r} is not SETTING=VALUE of the provider's side of a run spec", "provider"
+        )
     return path, value
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(each for each in text.split(",") if each)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, _names(text)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(alone(commands.adversary, "spard bench adversary", None))

@@ -1,0 +1,85 @@
+"""`spard doctor`: look at everything that can be wrong, and name the cure of each fault in a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.commands.terminal import Json, say, show_json
+from spard.commands.exits import ERROR
+
+if TYPE_CHECKING:
+    from app.commands.doctor.findings import Finding
+
+
+class Side(StrEnum):
+    """Who asks: somebody who uses a service, or somebody who runs one."""
+
+    client = "client"
+    service = "service"
+
+
+def doctor(
+    data: Annotated[Path | None, typer.Option(help="The service's folder; default: SPARD_DATA_DIR, or data.")] = None,
+    port: Annotated[int, typer.Option(help="That the service listens on.", min=1, max=65535)] = 8000,
+    side: Annotated[Side | None, typer.Option("--only", help="Look at this side alone.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Examine a service on this machine and the way to one: each fault in a line, with its cure.
+
+    Looks at the client's side where SPARD_BASE_URL or SPARD_API_KEY is set, and at the service's where there is one, or
+    at both. Changes nothing but a probe that it writes to the storage and deletes. Exits 1 if there is a problem.
+    """
+    if data is not None:
+        os.environ["SPARD_DATA_DIR"] = str(data.resolve())
+    found = []
+    for finding in _checks(side, port):
+        found.append(finding)
+        if not as_json:
+            say(_line(finding))
+    problems = sum(each.state == "problem" for each in found)
+    if as_json:
+        show_json({"problems": problems, "findings": [asdict(each) for each in found]})
+    else:
+        say(f"{problems} problems" if problems != 1 else "1 problem")
+    if problems:
+        raise typer.Exit(ERROR)
+
+
+def _checks(side: Side | None, port: int) -> Iterator[Finding]:
+    is_client = any(os.environ.get(name) for name in ("SPARD_BASE_URL", "SPARD_API_KEY"))
+    is_service = bool(os.environ.get("SPARD_DATABASE_URL")) or Path(os.environ.get("SPARD_DATA_DIR", "data")).is_dir()
+    is_nothing = not (is_client or is_service)
+    if side is Side.client or (side is None and (is_client or is_nothing)):
+        from app.commands.doctor import client
+
+        yield from client.checks()
+    if side is Side.service or (side is None and (is_service or is_nothing)):
+        yield from _service(port)
+
+
+def _service(port: int) -> Iterator[Finding]:
+    from app.commands.doctor import machine, offer, stores
+    from app.commands.doctor.findings import problem
+    from app.errors import Unfit
+    from app.settings import read_settings
+
+    try:
+        settings = read_settings()
+    except Unfit as error:
+        yield problem("settings", error.message, "correct the variable; docs/compatibility.md lists all")
+        return
+    yield from machine.checks(settings, port)
+    yield from stores.checks(settings)
+    yield from offer.checks(settings)
+
+
+def _line(finding: Finding) -> str:
+    cure = f" Cure: {finding.cure}." if finding.cure else ""
+    return f"{finding.state:8} {finding.name}: {finding.text}{cure}"

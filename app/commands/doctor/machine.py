@@ -1,0 +1,87 @@
+"""This machine: what is installed, its GPU, its port, its walls."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import httpx2
+
+from app.commands.doctor.findings import Finding, note, ok, problem
+from app.ops import gpus
+from app.settings import Settings
+from spard.isolation import walls
+
+_WORKER = ("torch", "transformers", "peft", "safetensors", "accelerate", "numpy")
+_WAIT_S = 2.0
+
+
+def checks(settings: Settings, port: int) -> Iterator[Finding]:
+    """Look at packages, GPU, port and walls."""
+    yield versions()
+    yield packages()
+    yield gpu(settings)
+    yield free_port(port)
+    yield sandbox()
+
+
+def versions() -> Finding:
+    """Compare library and service, which are built from one commit."""
+    found = {}
+    for name in ("spard", "spard-service"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            return problem("versions", f"{name} is not installed as a package.", f"pip install {name}")
+    if len(set(found.values())) > 1:
+        shown = ", ".join(f"{name} {number}" for name, number in found.items())
+        return problem("versions", f"{shown} do not belong together.", "install both of one version")
+    return ok("versions", f"spard and spard-service {found['spard']}")
+
+
+def packages() -> Finding:
+    """Look for torch and its like: a worker needs them, a machine with the API alone does not."""
+    missing = [name for name in _WORKER if find_spec(name) is None]
+    if missing:
+        cure = "pip install 'spard-service[worker]' where workers run; the API alone needs none of it"
+        return problem("packages", f"No worker can train here: {', '.join(missing)} not installed.", cure)
+    return ok("packages", "all that a worker needs is installed")
+
+
+def gpu(settings: Settings) -> Finding:
+    """Compare what is asked for with what the driver shows."""
+    found = gpus.count()
+    if settings.device == "cuda" and not found:
+        cure = "install the NVIDIA driver, give the container a GPU, or set SPARD_DEVICE=cpu"
+        return problem("gpu", "SPARD_DEVICE is cuda, but the driver shows no GPU.", cure)
+    if settings.device != "cpu" and 0 < found < settings.gpus_per_job:
+        cure = f"set SPARD_GPUS_PER_JOB to {found} at most, or give this machine more GPUs"
+        return problem("gpu", f"A job is to have {settings.gpus_per_job} GPUs, and there are {found}.", cure)
+    return ok("gpu", f"{found} GPUs") if found else note("gpu", "none; workers here train on the CPU")
+
+
+def free_port(port: int) -> Finding:
+    """Look who listens on the port of `spard up`."""
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return ok("port", f"{port} is free")
+    except OSError as error:
+        try:
+            if httpx2.get(f"http://127.0.0.1:{port}/healthz", timeout=_WAIT_S).json() == {"status": "ok"}:
+                return ok("port", f"a SPARD service listens on {port}")
+        except (httpx2.TransportError, ValueError):
+            pass
+        cure = "stop the other program, or start with `spard up --port PORT`"
+        return problem("port", f"Something else listens on {port}: {error.strerror}.", cure)
+
+
+def sandbox() -> Finding:
+    """Try what keeps a job's process from the rest of the machine."""
+    found = walls.found()
+    if found.kind == "none":
+        cure = "run workers on Linux 5.13 or newer, and let the container make user namespaces"
+        return problem("sandbox", f"Jobs run without walls; missing: {'; '.join(found.missing)}.", cure)
+    text = f"jobs run behind {found.kind}"
+    return note("sandbox", f"{text}, without {'; '.join(found.missing)}") if found.missing else ok("sandbox", text)

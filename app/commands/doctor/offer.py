@@ -1,0 +1,203 @@
+"""What a deployment offers and does: keys, models, pools, suites, the judge, workers, wake-ups."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app import db, signing
+from app.catalog import service as catalog
+from app.catalog.fitness import judge_warnings, require_fit
+from app.commands.doctor import stores
+from app.commands.doctor.findings import Finding, note, ok, problem
+from app.db.base import utc_now
+from app.db.tables import ApiKey, BaseModelEntry, Job, JobStatus, Outbox
+from app.errors import AppError, Unfit
+from app.keys import service as keys
+from app.ops.judge_check import check_judge
+from app.policies import service as policies
+from app.settings import Settings
+from spard.errors import InvalidKey, NotProved
+from spard.release.keys import MAKE, OWN_KEY
+from spard.release.manifest import key_id
+
+_LATE = timedelta(minutes=2)
+_WAIT_S = 5.0
+
+
+def checks(settings: Settings) -> Iterator[Finding]:
+    """Look at what needs no rows first, then at the rows."""
+    if settings.is_embedded() and not settings.data_dir.is_dir():
+        return  # there is no deployment
+    yield signing_key(settings)
+    yield from judge(settings)
+    engine = stores.engine_of(settings)
+    if engine is None:
+        return
+    try:
+        with db.read(engine) as session:
+            yield admin_key(session)
+            yield from models(session, settings)
+            yield from corpora(session)
+            yield from work(session, settings)
+    finally:
+        engine.dispose()
+
+
+def signing_key(settings: Settings) -> Finding:
+    """Look at the key that adapters are signed with; none is made."""
+    path = settings.signing_key or settings.data_dir / OWN_KEY
+    if not path.is_file():
+        made = (
+            "`spard up` makes one" if settings.is_embedded() and settings.signing_key is None else f"make one: {MAKE}"
+        )
+        return problem("signing key", f"There is none at {path}.", f"{made}; else set SPARD_SIGNING_KEY to its place")
+    try:
+        known = signing.public_keys(settings)
+        known.require(key_id(signing.signing_key(settings).public_key()))
+    except (Unfit, InvalidKey, NotProved) as error:
+        if "revoked" in error.message:
+            cure = "make another key and set SPARD_SIGNING_KEY to it"
+        elif "chmod" in error.message:
+            cure = f"chmod 600 {path}"
+        else:
+            cure = f"let the service's user read it (chmod 600, chown), or make another: {MAKE}"
+        return problem("signing key", error.message, cure)
+    return ok("signing key", f"{known.current} at {path}")
+
+
+def judge(settings: Settings) -> Iterator[Finding]:
+    """Look at the judge's settings, its endpoint, and what is known of its errors."""
+    spec = settings.judge
+    try:
+        check_judge(spec, settings.judge_key)
+    except Unfit as error:
+        yield problem("judge", error.message, "set what is named, or take another judge with SPARD_JUDGE")
+        return
+    for each in spec.with_members():
+        if each.name == "llm" and each.base_url and (fault := _unreachable(each.base_url)):
+            cure = "start the judge's server, or correct SPARD_JUDGE_BASE_URL; jobs wait for it meanwhile"
+            yield problem("judge", f"Nothing answers at {each.base_url}: {fault}.", cure)
+            return
+    yield ok("judge", f"{spec.name} can be asked")
+    if settings.judge_errors is not None:
+        yield _measured(settings.judge_errors, spec.name)
+
+
+def _unreachable(url: str) -> str | None:
+    try:
+        with urlopen(Request(url, method="HEAD"), timeout=_WAIT_S):  # noqa: S310 - the provider's own address
+            return None
+    except HTTPError:
+        return None  # whatever it says, somebody is there
+    except (OSError, HTTPException, ValueError) as error:
+        return str(getattr(error, "reason", error))
+
+
+def _measured(path: Path, name: str) -> Finding:
+    """Look at what `spard judge --json` has written; reading it as jobs do would load torch."""
+    again = f"measure it: spard judge --json > {path}"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        languages = [bool(each["may_decide"]) for each in record["languages"]]
+        of, gamed = record["judge"], record.get("gamed")
+    except (OSError, ValueError, KeyError, TypeError):
+        return problem("judge's errors", f"SPARD_JUDGE_ERRORS: {path} cannot be read.", again)
+    if of != name:
+        return problem("judge's errors", f"{path} is of the judge {of}, and SPARD_JUDGE is {name}.", again)
+    if not languages or not all(languages) or gamed is None or gamed.get("hits"):
+        other = f"take another judge with SPARD_JUDGE, or {again}"
+        return problem("judge's errors", f"The judge {name} errs too often to decide.", other)
+    return ok("judge's errors", "few enough")
+
+
+def admin_key(session: Session) -> Finding:
+    """Look for somebody who can give out keys."""
+    found = [each for each in session.scalars(select(ApiKey)) if "admin" in each.scopes and keys.is_good(each)]
+    if not found:
+        return problem("admin key", "No key with the admin scope is good.", "make one with `spard keys first`")
+    return ok("admin key", f"{len(found)} good ones")
+
+
+def models(session: Session, settings: Settings) -> Iterator[Finding]:
+    """Look whether each base model that is offered is there, whole, and can be decided on."""
+    offered = catalog.base_models(session)
+    if not offered:
+        yield problem("models", "No base model is offered.", "spard models add NAME FOLDER_OR_HUB_ID")
+    limits = policies.current(session, settings).content.thresholds
+    for entry in offered:
+        if fault := _model_fault(entry):
+            cure = f"put it back, or offer another: spard models add {entry.alias} FOLDER_OR_HUB_ID"
+            yield problem("models", f"{entry.alias}: {fault}", cure)
+        elif judge_warnings(entry.source, settings, limits):
+            text = f"{entry.alias}: nobody measured how often the judge {settings.judge.name} errs, so no gate passes."
+            cure = "spard judge --json > judge.json, and set SPARD_JUDGE_ERRORS=judge.json"
+            yield problem("models", text, cure)
+        else:
+            yield ok("models", f"{entry.alias} is whole")
+
+
+def _model_fault(entry: BaseModelEntry) -> str | None:
+    source = Path(entry.source)
+    if source.is_absolute() and not source.is_dir():
+        return f"there is no folder {source} on this machine."
+    try:
+        require_fit(entry.source)
+    except AppError as error:
+        return error.message
+    return None
+
+
+def corpora(session: Session) -> Iterator[Finding]:
+    """Look for the pool that defenses need, and the attacks that audits need."""
+    pool = catalog.pool(session, None)
+    if pool is None:
+        yield problem("pool", "No safety pool is imported.", "spard pool import POOL.jsonl --name general-safe")
+    else:
+        yield ok("pool", f"{pool.name} version {pool.version}, {pool.rows} rows")
+    suites = catalog.current_suites(session)
+    kinds = {each.kind for each in suites}
+    if "harmful" not in kinds:
+        held = catalog.held_out_of(session, pool) if pool else None
+        text = f"the only attacks are {held.rows} prompts held out of the pool" if held else "no attack is asked at all"
+        cure = "spard suites import ATTACKS.jsonl --name NAME --kind harmful"
+        yield problem("suites", f"No suite of harmful prompts is imported: {text}.", cure)
+    else:
+        yield ok("suites", f"{len(suites)} current ones: {', '.join(sorted(kinds))}")
+
+
+def work(session: Session, settings: Settings) -> Iterator[Finding]:
+    """Look for jobs that nobody takes or has left, and for wake-ups that are not sent."""
+    now = utc_now()
+    late = select(Job).where(Job.status == JobStatus.queued, Job.created_at < now - _LATE)
+    waiting = session.scalar(select(func.count()).select_from(late.subquery())) or 0
+    running = session.scalars(select(Job.lease_expires_at).where(Job.status == JobStatus.running)).all()
+    alive = sum(1 for each in running if each is not None and each > time.time())
+    start = "start one: `python -m worker` with the service's settings, or `spard up` without --no-worker"
+    if waiting and not alive:
+        yield problem("workers", f"{waiting} jobs wait for more than two minutes, and no worker has one.", start)
+    elif len(running) > alive:
+        text = f"{len(running) - alive} running jobs have not heard of their workers for {settings.lease_s:g} s."
+        yield problem("workers", text, f"look at the workers' logs; {start}. The API gives the jobs back to the queue")
+    elif alive:
+        yield ok("workers", f"{alive} jobs are being worked on, {waiting} wait")
+    else:
+        yield note("workers", "no job waits; whether a worker runs shows when one does")
+    yield _outbox(session)
+
+
+def _outbox(session: Session) -> Finding:
+    stuck = select(func.count()).where(Outbox.sent_at.is_(None), Outbox.created_at < utc_now() - _LATE)
+    if found := session.scalar(stuck):
+        cure = "start an API process, which sends them, and see that SPARD_BROKER_URL's server answers"
+        return problem("wake-ups", f"{found} wait in the outbox for more than two minutes.", cure)
+    return ok("wake-ups", "none is stuck")

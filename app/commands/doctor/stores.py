@@ -1,0 +1,197 @@
+"""Where a deployment keeps things: folder, disk, database, storage, broker, and whether their clocks agree."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import httpx2
+from redis import Redis
+from redis.exceptions import RedisError
+from sqlalchemy import Engine, make_url, select
+from sqlalchemy.exc import DBAPIError
+
+from app import db, objects
+from app.commands.doctor.findings import Finding, note, ok, problem
+from app.errors import Unfit
+from app.ops import preflight
+from app.settings import Settings
+from app.storage import StorageError, open_storage
+
+_SKEW_S = 60.0  # leases and signatures of S3 bear less than five minutes
+_WAIT_S = 2.0
+
+
+def folder(settings: Settings) -> Iterator[Finding]:
+    """Look at the data folder; none is made where there is none."""
+    path = settings.data_dir
+    if not path.is_dir():
+        cure = "`spard up --data FOLDER` makes one; else set SPARD_DATA_DIR to the folder that the service has"
+        yield problem("folder", f"There is no folder {path}.", cure)
+        return
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        yield problem("folder", f"{path} cannot be written by this user.", f"chown or chmod u+rwx {path}")
+        return
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        yield problem("folder", f"Others on this machine get into {path} (mode {mode:o}).", f"chmod 700 {path}")
+    else:
+        yield ok("folder", f"{path} is there, and this user's")
+    try:
+        preflight.check_room(path)
+        yield ok("disk", "has room")
+    except Unfit as error:
+        yield problem("disk", error.message, "free some, or move the folder and set SPARD_DATA_DIR")
+    yield leftovers(settings)
+
+
+def leftovers(settings: Settings) -> Finding:
+    """Find folders of jobs that no worker holds."""
+    found = [each for each in settings.work_dir().glob("*") if each.is_dir() and _is_left(each)]
+    if found:
+        cure = f"start a worker, which removes them; or, while none runs, delete what is below {settings.work_dir()}"
+        return problem("leftovers", f"{len(found)} folders of jobs have a lock that no worker holds.", cure)
+    return ok("leftovers", "none of workers that were killed")
+
+
+def _is_left(job: Path) -> bool:
+    lock = job / "lock"
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # held by a worker, or there is none
+        return False
+
+
+def database(settings: Settings) -> Iterator[Finding]:
+    """Look whether the database answers, has this version's schema, takes writes, and tells the same time."""
+    url = make_url(settings.database())
+    shown = url.render_as_string(hide_password=True)
+    server = "check SPARD_DATABASE_URL, its password, and that the server runs and lets this machine in"
+    if settings.is_embedded() and not _has_database(settings):
+        cure = "`spard up` makes one; else name its place with SPARD_DATA_DIR or SPARD_DATABASE_URL"
+        yield problem("database", f"There is no database at {url.database}.", cure)
+        return
+    try:
+        state = preflight.schema_state(settings)
+    except Unfit as error:
+        yield problem("database", error.message, server)
+        return
+    yield ok("database", f"{shown} answers")
+    match state:
+        case "current":
+            yield ok("schema", "is that of this version")
+        case "behind":
+            yield problem("schema", "The schema is older than this version.", "back up, and run `spard migrate`")
+        case "ahead":
+            text = "The schema is newer than this version."
+            yield problem("schema", text, "install the version that made it, or a newer one")
+    if settings.is_embedded() and url.database:
+        yield _sqlite_writes(Path(url.database))
+    yield _clock_of_database(settings)
+
+
+def _has_database(settings: Settings) -> bool:
+    path = make_url(settings.database()).database
+    return path is None or Path(path).exists()
+
+
+def _sqlite_writes(path: Path) -> Finding:
+    try:
+        with sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        if "readonly" in str(error) or not os.access(path, os.W_OK):
+            return problem("writes", f"{path} is read-only.", f"chmod u+w {path} and its folder, as the service's user")
+        cure = f"find who holds it (fuser {path}) and end it, or wait until a backup is through"
+        return problem("writes", f"Another process holds the database's lock: {error}.", cure)
+    return ok("writes", "the database takes them")
+
+
+def _clock_of_database(settings: Settings) -> Finding:
+    engine = db.make_engine(settings.database())
+    try:
+        with db.read(engine) as session:
+            theirs = float(session.execute(select(db.now())).scalar_one())
+    except DBAPIError as error:
+        return problem("database clock", f"It cannot be asked: {error.orig}.", "check the database's own log")
+    finally:
+        engine.dispose()
+    return _clock("database clock", theirs - time.time())
+
+
+def _clock(name: str, ahead_s: float) -> Finding:
+    if abs(ahead_s) > _SKEW_S:
+        cure = "let both machines keep time (chrony, systemd-timesyncd)"
+        return problem(name, f"It is {ahead_s:+.0f} s from this machine's.", cure)
+    return ok(name, "agrees with this machine's")
+
+
+def storage(settings: Settings) -> Iterator[Finding]:
+    """Write, read and delete an object."""
+    cure = "check SPARD_STORAGE_URL, SPARD_S3_ENDPOINT_URL, the credentials (AWS_...) and who may write there"
+    try:
+        store = open_storage(settings.storage(), settings.s3_endpoint_url)
+        objects.probe(store)
+        next(iter(store.list()), None)
+    except (ValueError, OSError, StorageError) as error:
+        text = f"{settings.storage()} does not take, show and give up an object: {error.__cause__ or error}."
+        yield problem("storage", text, cure)
+    else:
+        yield ok("storage", f"{settings.storage()} takes, shows and gives up an object")
+    if settings.s3_endpoint_url:
+        yield _clock_of_storage(settings.s3_endpoint_url)
+
+
+def _clock_of_storage(url: str) -> Finding:
+    try:
+        said = httpx2.head(url, timeout=_WAIT_S).headers.get("date", "")
+        theirs = parsedate_to_datetime(said)
+    except (httpx2.TransportError, httpx2.InvalidURL, ValueError, TypeError):
+        return note("storage clock", "the storage does not say what time it is")
+    return _clock("storage clock", (theirs - datetime.now(UTC)).total_seconds())
+
+
+def broker(settings: Settings) -> Finding:
+    """Ask Redis for a sign of life, if one is set."""
+    if settings.broker_url is None:
+        return note("broker", "none is set: workers poll, and each API process counts its own requests")
+    try:
+        with Redis.from_url(
+            settings.broker_url.get_secret_value(), socket_connect_timeout=_WAIT_S, socket_timeout=_WAIT_S
+        ) as redis:
+            redis.ping()
+    except (RedisError, ValueError, OSError) as error:
+        cure = "start Redis or Valkey, or correct SPARD_BROKER_URL; until then workers poll"
+        return problem("broker", f"It does not answer: {type(error).__name__}.", cure)
+    return ok("broker", "answers")
+
+
+def checks(settings: Settings) -> Iterator[Finding]:
+    """Look at all of them."""
+    yield from folder(settings)
+    if settings.is_embedded() and not settings.data_dir.is_dir():
+        return  # all of it is in that folder
+    yield from database(settings)
+    if settings.is_embedded() and not _has_database(settings):
+        return  # nothing was ever stored there
+    yield from storage(settings)
+    yield broker(settings)
+
+
+def engine_of(settings: Settings) -> Engine | None:
+    """Return an engine for the checks that need rows, if the database has this version's schema."""
+    try:
+        preflight.check_database(settings)
+    except Unfit:
+        return None
+    return db.make_engine(settings.database())

@@ -1,0 +1,29 @@
+"""spard jobs: fine-tune, watch, see what was measured, fetch what was made."""
+
+from __future__ import annotations
+
+import typer
+
+from app.commands.jobs import adapters, results, running, start, watch
+
+jobs = typer.Typer(no_args_is_help=True, help="Fine-tuning jobs: start, watch, measure, download.")
+
+jobs.command("create")(start.create_job)
+jobs.command("estimate")(start.estimate_job)
+jobs.command("list")(running.list_jobs)
+jobs.command("show")(running.show_job)
+jobs.command("watch")(watch.watch_job)
+jobs.command("follow", hidden=True)(watch.watch_job)  # the name of before
+jobs.command("events")(running.show_events)
+jobs.command("metrics")(running.show_metrics)
+jobs.command("pause")(running.pause_job)
+jobs.command("resume")(running.resume_job)
+jobs.command("cancel")(running.cancel_job)
+jobs.command("delete")(running.delete_job)
+jobs.command("report")(results.show_report)
+jobs.command("safety")(results.show_safety)
+jobs.command("risky-rows")(results.list_risky_rows)
+jobs.command("compare")(results.compare_jobs)
+jobs.command("adapter")(adapters.fetch_adapter)
+jobs.command("checkpoints")(adapters.list_checkpoints)
+jobs.command("checkpoint")(adapters.fetch_checkpoint)

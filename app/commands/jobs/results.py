@@ -1,0 +1,133 @@
+"""spard jobs report, safety, risky-rows, compare: what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.commands.client import Client, connect, get
+from app.commands.jobs.running import JobId
+from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
+
+_SUITES = ("suite", "kind", "model", "hits", "of", "rate", "interval", "unscored")
+_COMPARED = range(2, 5)
+Page = Annotated[Path | None, typer.Option("--html", dir_okay=False, help="Save the report as one page of HTML.")]
+
+
+def show_report(
+    job_id: JobId,
+    html: Page = None,
+    save: Annotated[bool, typer.Option("--save", help="The same, as JOB_ID-report.html here.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the verdict and what the audit counted, suite by suite; a job that failed its gate has a report, too."""
+    page = html or (Path(f"{job_id}-report.html") if save else None)
+    with connect() as client:
+        verdict = client.get(f"fine_tuning/jobs/{job_id}/safety/verdict")
+        report = client.get(f"fine_tuning/jobs/{job_id}/safety")
+        if page:
+            _write(page, client.text(f"fine_tuning/jobs/{job_id}/safety", accept="text/html"))
+    if as_json:
+        return show_json({"verdict": verdict, "report": report} | ({"page": str(page)} if page else {}))
+    _tell(verdict)
+    rows = [*_suites(report)]
+    if rows:
+        show_rows(rows, _SUITES, as_json)
+    if page:
+        say(f"wrote {page}")
+    return None
+
+
+def show_safety(
+    job_id: JobId, as_json: Annotated[bool, typer.Option("--json", help="As it is without: JSON.")] = False
+) -> None:
+    """Print the whole safety report as JSON, a rejected job's too."""
+    show_json(get(f"fine_tuning/jobs/{job_id}/safety"))
+
+
+def list_risky_rows(job_id: JobId, as_json: Json = False) -> None:
+    """List the rows of the training file that look most like harm, with the reasons; none is removed by listing."""
+    found = get(f"fine_tuning/jobs/{job_id}/safety/risky_rows")["data"]
+    show_rows(found, ("line", "score", "cosine", "own_refusal", "reasons", "excerpt"), as_json)
+
+
+def compare_jobs(
+    job_ids: Annotated[list[str], typer.Argument(help="Two to four jobs.")], as_json: Json = False
+) -> None:
+    """Show jobs side by side: settings, losses, what was measured."""
+    if len(job_ids) not in _COMPARED:
+        raise typer.BadParameter("Name two to four jobs.")
+    with connect() as client:
+        columns = {job_id: _column(client, job_id) for job_id in dict.fromkeys(job_ids)}
+    if as_json:
+        return show_json([{"id": job_id} | found for job_id, found in columns.items()])
+    names = [*dict.fromkeys(name for found in columns.values() for name in found)]
+    rows = [{"": name} | {job_id: found.get(name) for job_id, found in columns.items()} for name in names]
+    return show_rows(rows, ("", *columns), as_json)
+
+
+def _column(client: Client, job_id: str) -> dict[str, Any]:
+    """Return what is compared of one job; what was not measured is missing."""
+    job = client.get(f"fine_tuning/jobs/{job_id}")
+    safety, verdict = job["safety"], client.get(f"fine_tuning/jobs/{job_id}/safety/verdict")
+    losses = [row["loss/task"] for row in client.get(f"fine_tuning/jobs/{job_id}/metrics")["data"]]
+    found = {
+        "model": job["model"],
+        "status": job["status"],
+        "verdict": verdict["headline"],
+        "gate": (safety["gate"] or {}).get("decision"),
+        "defense": safety["defense"]["type"],
+        **job["hyperparameters"],
+        "seed": job["seed"],
+        "training file": job["training_file"],
+        "trained tokens": job["trained_tokens"],
+        "last training loss": f"{losses[-1]:.4g}" if losses else None,
+    }
+    for name in ("asr", "harmfulness_score", "over_refusal", "utility"):
+        measured = safety[name] or {}
+        if measured.get("adapter") is not None:
+            before = measured.get("base")
+            found[name] = f"{measured['adapter']:.4g}" + (f" (base model {before:.4g})" if before is not None else "")
+    return found
+
+
+def _tell(verdict: Any) -> None:
+    say(f"{verdict['pill']}: {verdict['headline']}")
+    for text in (verdict["sentence"], *verdict["reasons"]):
+        if text:
+            say(text)
+
+
+def _suites(report: Any) -> list[dict[str, str]]:
+    """Return the rows of the audit's table, each suite's base model before its adapter."""
+    base = {each["suite"]: each for each in report.get("base") or ()}
+    found = []
+    for each in report.get("adapter") or ():
+        for model, result in (("base", base.get(each["suite"])), ("this", each)):
+            if result is not None:
+                found.append(_suite(model, result))
+    return found
+
+
+def _suite(model: str, result: Any) -> dict[str, str]:
+    rate, ends = result.get("rate"), (result.get("low"), result.get("high"))
+    is_scored = rate is not None and None not in ends
+    return {
+        "suite": result["suite"],
+        "kind": result["kind"],
+        "model": model,
+        "hits": str(result["hits"]),
+        "of": str(result["n"]),
+        "rate": f"{rate:.1%}" if is_scored else "-",
+        "interval": f"{ends[0]:.1%} to {ends[1]:.1%}" if is_scored else "-",
+        "unscored": str(result.get("unscored") or ""),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be written: {error.strerror}.") from None

@@ -1,0 +1,87 @@
+"""spard jobs list, show, events, metrics, pause, resume, cancel, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from app.commands.client import connect, get
+from app.commands.terminal import Json, say, show_json, show_record, show_rows
+
+JobId = Annotated[str, typer.Argument(help="See `spard jobs list`.")]
+
+
+def list_jobs(
+    limit: Annotated[int, typer.Option(min=1, help="So many of the newest.")] = 20, as_json: Json = False
+) -> None:
+    """List your jobs, newest first."""
+    with connect() as client:
+        found = list(client.pages("fine_tuning/jobs", limit))
+    show_rows(found, ("id", "model", "status", "safety.phase", "safety.gate.decision", "created_at"), as_json)
+
+
+def show_job(job_id: JobId, as_json: Json = False) -> None:
+    """Show one job, all of its fields."""
+    show_record(get(f"fine_tuning/jobs/{job_id}"), as_json)
+
+
+def show_events(
+    job_id: JobId,
+    limit: Annotated[int, typer.Option(min=1, help="So many of the newest.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Show what happened, the latest last."""
+    with connect() as client:
+        events = list(client.pages(f"fine_tuning/jobs/{job_id}/events", limit))[::-1]
+    show_rows(events, ("created_at", "level", "message"), as_json)
+
+
+def show_metrics(
+    job_id: JobId,
+    last: Annotated[int, typer.Option(min=0, help="So many of the latest steps; 0: all.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show the numbers of every training step: losses, norms, safety steps."""
+    rows = get(f"fine_tuning/jobs/{job_id}/metrics")["data"][-last:]
+    names = sorted({name for row in rows for name in row} - {"step"})
+    shown = [row if as_json else {name: _short(value) for name, value in row.items()} for row in rows]
+    show_rows(shown, ("step", *names), as_json)
+
+
+def pause_job(job_id: JobId, as_json: Json = False) -> None:
+    """Pause a job that has not ended; a running one saves its state first."""
+    _change(job_id, "pause", "is to pause; it goes on with: spard jobs resume {}", as_json)
+
+
+def resume_job(job_id: JobId, as_json: Json = False) -> None:
+    """Let a paused job go on from where it stopped."""
+    _change(job_id, "resume", "is queued again; see how it goes on with: spard jobs watch {}", as_json)
+
+
+def cancel_job(job_id: JobId, as_json: Json = False) -> None:
+    """Cancel a job that has not ended."""
+    _change(job_id, "cancel", "cancelled", as_json)
+
+
+def delete_job(
+    job_id: JobId,
+    include_files: Annotated[bool, typer.Option("--include-files", help="Erase its training files too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Erase a job that has ended, with its results, checkpoints and adapter."""
+    with connect() as client:
+        gone = client.delete(f"fine_tuning/jobs/{job_id}", include_files=include_files)
+    show_record(gone, as_json)
+
+
+def _change(job_id: str, action: str, words: str, as_json: bool) -> None:
+    with connect() as client:
+        job: Any = client.post(f"fine_tuning/jobs/{job_id}/{action}")
+    if as_json:
+        return show_json(job)
+    return say(f"{job_id} {words.format(job_id)}")
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value

@@ -1,0 +1,128 @@
+"""spard jobs create, estimate: the same request, made or only looked at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import uuid4
+
+import typer
+
+from app.commands.client import Client, connect
+from app.commands.jobs.watch import ended, watch
+from app.commands.terminal import CommandFailed, Json, show_json, show_record
+
+Model = Annotated[str, typer.Option(help="A base model, see `spard models list`.")]
+TrainingFile = Annotated[str, typer.Option(help="A JSONL file to upload, or the id of one that is.")]
+ValidationFile = Annotated[str | None, typer.Option(help="The same, to measure on.")]
+Epochs = Annotated[int | None, typer.Option(help="Times that the file is gone through.")]
+BatchSize = Annotated[int | None, typer.Option(help="Rows of a step.")]
+Rate = Annotated[float | None, typer.Option(help="A factor of the model's own learning rate.")]
+Method = Annotated[str, typer.Option(help="supervised, or dpo for preference pairs.")]
+Beta = Annotated[float | None, typer.Option(help="Of dpo: how dear it is to leave the reference.")]
+Defense = Annotated[str | None, typer.Option(help="spard, or none for a provider's measurement.")]
+Safety = Annotated[str | None, typer.Option(help="The whole `safety` object as JSON, instead of --defense.")]
+
+
+def create_job(
+    model: Model,
+    file: TrainingFile,
+    validation_file: ValidationFile = None,
+    suffix: Annotated[str | None, typer.Option(help="A part of the new model's name.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed and data, same adapter.")] = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    learning_rate_multiplier: Rate = None,
+    method: Method = "supervised",
+    beta: Beta = None,
+    defense: Defense = None,
+    safety: Safety = None,
+    follow: Annotated[bool, typer.Option(help="Wait for the end, as `spard jobs watch` does.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a base model on a file."""
+    numbers = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate_multiplier": learning_rate_multiplier}
+    learned = _method(method, numbers | {"beta": beta})
+    with connect() as client:
+        ask = _ask(client, model, (file, validation_file), learned, _safety(defense, safety))
+        named = {"suffix": suffix, "seed": seed}
+        ask |= {name: value for name, value in named.items() if value is not None}
+        job = client.post("fine_tuning/jobs", ask, {"idempotency-key": uuid4().hex})
+        if not follow:
+            return show_record(job, as_json)
+        if not as_json:
+            show_record(job, as_json)
+        job = watch(client, job["id"], as_json=as_json)
+    return ended(job)
+
+
+def estimate_job(
+    model: Model,
+    file: TrainingFile,
+    validation_file: ValidationFile = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    learning_rate_multiplier: Rate = None,
+    method: Method = "supervised",
+    beta: Beta = None,
+    defense: Defense = None,
+    safety: Safety = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a job would take: tokens, steps, memory, time. A file that is named by its path is uploaded for it."""
+    numbers = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate_multiplier": learning_rate_multiplier}
+    learned = _method(method, numbers | {"beta": beta})
+    with connect() as client:
+        ask = _ask(client, model, (file, validation_file), learned, _safety(defense, safety))
+        found = client.post("fine_tuning/jobs/estimate", ask)
+    if as_json:
+        return show_json(found | {"training_file": ask["training_file"]})
+    warnings, numbers = found.pop("warnings"), found.pop("hyperparameters")
+    show_record({"training_file": ask["training_file"]} | found | numbers, as_json)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    return None
+
+
+def _ask(
+    client: Client, model: str, files: tuple[str, str | None], method: dict[str, Any], safety: Any
+) -> dict[str, Any]:
+    """Return the request that both commands send; files that are here are uploaded."""
+    training, validation = files
+    ask = {"model": model, "training_file": _file_id(client, training), "method": method}
+    if validation:
+        ask["validation_file"] = _file_id(client, validation)
+    return ask | ({"safety": safety} if safety is not None else {})
+
+
+def _method(name: str, numbers: dict[str, float | None]) -> dict[str, Any]:
+    """Return OpenAI's `method` with the hyperparameters that were given."""
+    if name not in ("supervised", "dpo") or (numbers["beta"] is not None and name != "dpo"):
+        raise CommandFailed("--method is supervised or dpo, and --beta belongs to dpo")
+    given = {setting: number for setting, number in numbers.items() if number is not None}
+    return {"type": name, name: {"hyperparameters": given}}
+
+
+def _file_id(client: Client, file: str) -> str:
+    """Return the id of a file; upload it first if a path is given."""
+    path = Path(file)
+    if not path.exists():
+        if not file.startswith("file-"):
+            raise CommandFailed(f"There is no file {file}.")
+        return file
+    if not path.is_file():
+        raise CommandFailed(f"{file} is a folder; name a JSONL file.")
+    sent = client.send("files", path, {"purpose": "fine-tune"})
+    if sent["status"] == "error":
+        raise CommandFailed(f"{file}: {sent['status_details']} (all of it: spard files show {sent['id']})")
+    return str(sent["id"])
+
+
+def _safety(defense: str | None, safety: str | None) -> Any:
+    if safety is not None:
+        try:
+            return json.loads(safety)
+        except ValueError as error:
+            raise CommandFailed(f"--safety is no JSON: {error}") from None
+    return {"defense": {"type": defense}} if defense else None

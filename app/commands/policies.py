@@ -1,0 +1,62 @@
+"""spard policies: what customers may ask for, in versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.commands.client import connect, get
+from app.commands.terminal import CommandFailed, Json, show_json, show_record, show_rows
+
+policies = typer.Typer(no_args_is_help=True, help="What customers may ask for, and what the gate demands.")
+
+
+@policies.command("list")
+def list_policies(as_json: Json = False) -> None:
+    """List all versions, newest first; the first one is in force."""
+    found = get("admin/policies")["data"]
+    columns = ("version", "created_at", "created_by", "content.defenses", "content.models", "content.waivers")
+    show_rows(found, columns, as_json)
+
+
+@policies.command("show")
+def show_policy(
+    version: Annotated[int | None, typer.Argument(help="Default: the one that is in force.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a version; with --json its content is what `spard policies set` reads."""
+    found = get("admin/policies")["data"]
+    chosen = next((each for each in found if version in (None, each["version"])), None)
+    if chosen is None:
+        raise CommandFailed(f"There is no version {version}; there are {', '.join(str(e['version']) for e in found)}.")
+    if as_json:
+        return show_json(chosen)
+    content = chosen.pop("content")
+    return show_record(chosen | content, as_json)
+
+
+@policies.command("set")
+def set_policy(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON: the whole policy.")],
+    as_json: Json = False,
+) -> None:
+    """Put a new version in force; jobs keep the one that they were created under."""
+    with connect() as client:
+        made = client.post("admin/policies", _content(file))
+    if as_json:
+        return show_json(made)
+    content = made.pop("content")
+    return show_record(made | content, as_json)
+
+
+def _content(file: Path) -> Any:
+    """Return the policy in a file: itself, or as `show --json` prints it."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CommandFailed(f"{file} is no JSON: {error}") from None
+    is_shown = isinstance(found, dict) and found.get("object") == "policy"
+    return found["content"] if is_shown else found

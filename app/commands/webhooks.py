@@ -1,0 +1,88 @@
+"""spard webhooks: who is told that a job has ended."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.commands.client import connect, get
+from app.commands.terminal import Json, show_record, show_rows
+
+webhooks = typer.Typer(no_args_is_help=True, help="Addresses that are told when jobs end.")
+
+EndpointId = Annotated[str, typer.Argument(help="See `spard webhooks list`.")]
+_COLUMNS = ("id", "url", "status", "events", "created_at")
+_PATH = "webhook_endpoints"
+
+
+@webhooks.command("list")
+def list_webhooks(as_json: Json = False) -> None:
+    """List your endpoints, newest first."""
+    show_rows(get(_PATH)["data"], _COLUMNS, as_json)
+
+
+@webhooks.command("create")
+def create_webhook(
+    url: Annotated[str, typer.Argument(help="An https address that takes POST.")],
+    event: Annotated[list[str] | None, typer.Option(help="May be repeated; default: OpenAI's three.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Have events sent to an address; the secret that signs them is shown this once."""
+    with connect() as client:
+        made = client.post(_PATH, {"url": url} | ({"events": event} if event else {}))
+    show_record(made, as_json)
+
+
+@webhooks.command("show")
+def show_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
+    """Show one endpoint."""
+    show_record(get(f"{_PATH}/{endpoint_id}"), as_json)
+
+
+@webhooks.command("rotate")
+def rotate_secret(endpoint_id: EndpointId, as_json: Json = False) -> None:
+    """Take a new secret, shown this once; for a day events are signed with the old one too."""
+    _post(f"{endpoint_id}/rotate", as_json)
+
+
+@webhooks.command("enable")
+def enable_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
+    """Send again to an endpoint that was disabled because its receiver answered 410."""
+    _post(f"{endpoint_id}/enable", as_json)
+
+
+@webhooks.command("deliveries")
+def list_deliveries(
+    endpoint_id: EndpointId,
+    limit: Annotated[int, typer.Option(min=1, help="So many of the newest.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List what was sent to an endpoint and what came of it, newest first."""
+    with connect() as client:
+        found = list(client.pages(f"{_PATH}/{endpoint_id}/deliveries", limit))
+    show_rows(found, ("id", "type", "job_id", "status", "attempts", "outcome", "created_at"), as_json)
+
+
+@webhooks.command("replay")
+def replay_delivery(
+    endpoint_id: EndpointId,
+    delivery_id: Annotated[str, typer.Argument(help="See `spard webhooks deliveries ENDPOINT_ID`.")],
+    as_json: Json = False,
+) -> None:
+    """Send an event again; it keeps its id."""
+    _post(f"{endpoint_id}/deliveries/{delivery_id}/replay", as_json)
+
+
+@webhooks.command("delete")
+def delete_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
+    """Delete an endpoint; what was on its way to it is not sent."""
+    with connect() as client:
+        gone = client.delete(f"{_PATH}/{endpoint_id}")
+    show_record(gone, as_json)
+
+
+def _post(path: str, as_json: bool) -> None:
+    with connect() as client:
+        changed = client.post(f"{_PATH}/{path}")
+    show_record(changed, as_json)

@@ -1,0 +1,68 @@
+"""Commands whose work loads torch: what is asked is understood first, and only then is anything heavy imported."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import typer
+
+from spard.commands import exits
+from spard.errors import UserError
+
+Asked = SimpleNamespace  # the arguments of a command, by name
+
+
+def do(command: str, module: str, extra: str, asked: Mapping[str, Any], function: str = "execute") -> None:
+    """Call a module's function with what was asked, and leave with the exit code that it returns.
+
+    `extra` is the extra of this distribution that brings what the module imports.
+    """
+    try:
+        work: Callable[[Asked], int] = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        missing = f"{error.name} is not installed: pip install 'spard[{extra}]'"
+        raise UserError(f"`spard {command}` cannot start: {missing}") from None
+    raise typer.Exit(work(Asked(**asked)))
+
+
+def alone(command: Callable[..., Any] | typer.Typer, name: str, argv: Sequence[str] | None) -> int:
+    """Run one command without the others, as `python -m` does, and return its exit code."""
+    if isinstance(command, typer.Typer):
+        cli = command
+    else:
+        cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        cli.command()(command)
+    return outcome(cli, argv, name)
+
+
+def outcome(cli: typer.Typer, argv: Sequence[str] | None, name: str) -> int:
+    """Run a command line and return its exit code; an error that is meant for the user is one line."""
+    try:
+        ended = cli(None if argv is None else list(argv), prog_name=name, standalone_mode=False)
+    except UserError as error:
+        typer.secho(f"spard: {error}", fg="red", err=True)
+        return exits.ERROR
+    except typer.Abort:
+        return exits.ERROR
+    except typer.TyperException as error:
+        return _told(error)
+    return ended if isinstance(ended, int) else exits.OK
+
+
+def _told(error: typer.TyperException) -> int:
+    """Show what was not understood as typer does; return the exit code, which is not typer's 2: that is a gate's."""
+    from typer.rich_utils import rich_format_error
+
+    rich_format_error(error)  # type: ignore[arg-type]  # it takes the base class, which is private
+    return exits.USAGE if error.exit_code == exits.NOT_PASSED else error.exit_code
+
+
+def listed(text: str, of: Callable[[str], Any], option: str) -> tuple[Any, ...]:
+    """Return what stands between the commas of an option; what cannot be read was not understood."""
+    try:
+        return tuple(of(each) for each in text.split(",") if each)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of that kind", param_hint=option) from None

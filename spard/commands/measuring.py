@@ -1,0 +1,100 @@
+"""spard run, audit, judge, check-pool, check-model: what they are asked; their work is in modules that they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from spard.commands.front import do
+from spard.config import Audit, RowSignal
+
+JudgeName = Literal["refusal", "llm", "base", "harmbench", "llama_guard", "wildguard"]
+Engine = Literal["auto", "transformers", "vllm"]
+Language = Literal["de", "en", "es", "fr"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Judge = Annotated[JudgeName, typer.Option(help="Who says whether a reply is harmful.")]
+JudgeModel = Annotated[
+    str | None, typer.Option(help="Of the llm judge; or folder or hub id of the base model or classifier.")
+]
+JudgeUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint of the llm judge.")]
+Revision = Annotated[str | None, typer.Option(help="The commit, for a hub id.")]
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A TOML file: model, files, recipe, suites.")],
+    out: Annotated[Path, typer.Option(help="Where adapter and reports go.")] = Path("out"),
+    as_json: Json = False,
+) -> None:
+    """Fine-tune and audit one recipe in this process; exits 2 if the safety gate does not pass."""
+    do("run", "spard.__main__", "train", locals())
+
+
+def audit(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of the base model.")],
+    suite: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[KIND:]FILE",
+            help="JSONL, or XSTest's CSV; KIND is harmful, benign or utility; may be repeated.",
+        ),
+    ],
+    adapter: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter.")] = None,
+    judge: Judge = "refusal",
+    judge_model: JudgeModel = None,
+    judge_url: JudgeUrl = None,
+    engine: Annotated[Engine, typer.Option(help="What writes the replies.")] = "auto",
+    max_prompts: Annotated[int, typer.Option(help="Of each suite.")] = Audit().max_prompts,
+    max_new_tokens: Annotated[int, typer.Option(help="Of each reply.")] = Audit().max_new_tokens,
+    replies: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every prompt, reply and verdict as JSONL.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure any model's safety and utility: attacks that succeed, refusals of harmless requests, right answers."""
+    do("audit", "spard.commands.audit", "audit", locals())
+
+
+def judge(
+    judge: Judge = "refusal",
+    judge_model: JudgeModel = None,
+    judge_url: JudgeUrl = None,
+    labeled: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help='JSONL rows {"prompt", "reply", "harmful", "language"}; may be repeated, for the built-in set.',
+        ),
+    ] = None,
+    language: Annotated[Language | None, typer.Option(help="Of the built-in set; all unless said.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a judge on replies whose harm is known; exits 2 if it may not decide."""
+    do("judge", "spard.commands.judge", "audit", locals())
+
+
+def check_pool(
+    pool: Annotated[Path, typer.Argument(metavar="POOL.jsonl", help='Rows {"prompt", "safe"}.')],
+    model: Annotated[str, typer.Option(help="The base model: a folder or a hub id.")],
+    revision: Revision = None,
+    threshold: Annotated[
+        float, typer.Option(help="The probability of a refusal above which the base model would refuse.")
+    ] = RowSignal().threshold,
+    judge: Judge = "refusal",
+    judge_model: JudgeModel = None,
+    judge_url: JudgeUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Find rows of a safety pool that answer with harm; exits 2 if there are any."""
+    do("check-pool", "spard.commands.check_pool", "train", locals())
+
+
+def check_model(
+    model: Annotated[str, typer.Argument(help="A folder or a hub id.")],
+    revision: Revision = None,
+    as_json: Json = False,
+) -> None:
+    """Try a base model before it is offered: tokenizer, chat template, end token, weights and a forward pass."""
+    do("check-model", "spard.commands.check_model", "train", locals())

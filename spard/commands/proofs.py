@@ -1,0 +1,112 @@
+"""An adapter held against keys, a set of keys, and the waiver that released it, for every command that needs proof."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from spard.commands.exits import ERROR
+from spard.errors import NotProved, UserError
+from spard.release import key_set, manifest, published_keys
+from spard.release.key_set import KeySet
+from spard.release.keys import OWN_KEY, read_private, read_public
+from spard.release.published_keys import Published
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found: the waiver that released it, if one did, and whose signature it is, as far as that is proved."""
+
+    proved: manifest.Proved
+    waived: str | None
+    signer: str | None
+
+
+def checked(
+    adapter: Path, public_key: Path | None, known: str | None, waiver: Path | None, keep: Path | None = None
+) -> Checked:
+    """Check an adapter with the keys that were named, or this machine's own.
+
+    Raise `NotProved` for what is refused, and `InvalidKey` for a key or a set of keys that is none.
+    """
+    keys = _keys(known, keep, public_key)
+    public = _public(public_key) if keys is None or public_key else None
+    proved = manifest.verify(adapter, public)
+    if keys:
+        keys.require(proved.key_id)
+    waived = _release(proved, waiver, public, keys.ids() if keys else ())
+    signer = "one of the provider's keys" if keys else "the key given" if public else None
+    return Checked(proved, waived, signer)
+
+
+def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeySet | None:
+    """Return the set that was given, or that of a service on this machine, if no key was named instead."""
+    own = _own_path().with_name(key_set.FILE)
+    found = place or (str(own) if public_key is None and own.exists() else None)
+    if found is None and keep is not None:
+        raise typer.BadParameter("--keep needs --key-set.")
+    return _kept(published_keys.fetched(found), keep).keys if found else None
+
+
+def _kept(found: Published, keep: Path | None) -> Published:
+    """Hold a set against the one of the last time, and keep it; refuse an older one."""
+    if keep is not None:
+        try:
+            if keep.exists():
+                found.require_not_before(published_keys.fetched(str(keep)))
+        except NotProved as error:
+            typer.echo(f"spard: refused: {error.message}", err=True)
+            raise typer.Exit(ERROR) from None
+        _write(keep, found.text)
+    if days := found.age_days(datetime.now(UTC)):
+        text = f"the key set was issued {days} days ago and does not know what was revoked since; fetch it again"
+        typer.echo(f"spard: {text}.", err=True)
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text)
+        os.replace(aside, path)
+    except OSError as error:
+        raise UserError(f"The key set cannot be kept in {path}: {error.strerror}.") from None
+
+
+def _public(path: Path | None) -> Ed25519PublicKey | None:
+    return read_public(path) if path else _own()
+
+
+def _own() -> Ed25519PublicKey | None:
+    """Return the public half of the key that a service on this machine signs with, if there is one."""
+    path = _own_path()
+    return read_private(path).public_key() if path.exists() else None
+
+
+def _own_path() -> Path:
+    named = os.environ.get("SPARD_SIGNING_KEY")
+    return Path(named) if named else Path(os.environ.get("SPARD_DATA_DIR", "data")) / OWN_KEY
+
+
+def _release(
+    proved: manifest.Proved, waiver: Path | None, public: Ed25519PublicKey | None, known: Collection[str]
+) -> str | None:
+    """Why an adapter that did not pass was released; `NotProved` when nothing released it."""
+    decision = (proved.manifest.get("gate") or {}).get("decision")
+    if waiver is None:
+        if decision in ("fail", "inconclusive"):
+            raise NotProved(f"The safety gate decided {decision}; give the waiver that released it with --waiver.")
+        return None
+    facts = manifest.verify_waiver(waiver, proved, public, known)
+    if facts["expires_at"] <= time.time():
+        raise NotProved("The waiver has expired.")
+    names = [facts[each].get("owner") or facts[each]["name"] for each in ("proposed_by", "approved_by")]
+    return f"{facts['reason']} (proposed by {names[0]}, approved by {names[1]})"

@@ -1,0 +1,213 @@
+"""spard bench, lab, convert: what they are asked; their work is in the modules that they name, which load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from spard.commands.front import do, listed
+
+KINDS = {
+    "methods": "Compare defenses: attack success, utility, over-refusal, with paired differences.",
+    "parts": "Say what each part of the defense is worth, left out of the whole and added alone.",
+    "curves": "Draw attack success against the task, over learning rates.",
+    "selection": "Compare ways to choose the safe examples.",
+    "sweep": "Vary settings, one at a time: --over tau=0.1,0.2.",
+    "overhead": "Time the steps of each method.",
+    "similarity": "Compare safe examples by how near they are to the attack.",
+    "map": "Draw where customers' rows, pool and choice lie.",
+    "rows": "Measure what tells harmful rows from innocent ones.",
+}
+_BENCH = "Make the paper's tables and figures, on a model of your own."
+
+bench = typer.Typer(no_args_is_help=True, help=_BENCH)
+lab = typer.Typer(no_args_is_help=True, help="Make the labs: tiny aligned models with their data.")
+
+Folder = Annotated[Path | None, typer.Option(metavar="DIR", help="Where labs are made and found again; OUT/labs.")]
+Threads = Annotated[int, typer.Option(help="Of the CPU; more are slower beside a busy neighbor.")]
+Names = Annotated[str, typer.Option(metavar="NAME,...", help="All, if left out.")]
+Seed = Annotated[int, typer.Option(help="The same seed makes the same.")]
+BaseSeed = Annotated[int, typer.Option(help="Of a base model of natural English.")]
+Texts = Annotated[Path | None, typer.Option(metavar="DIR", help="Real text to train it on as well.")]
+Cores = Annotated[int, typer.Option(help="To make a base model of natural English with.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Split = Literal["dev", "test"]
+Own = Annotated[Path | None, typer.Option(metavar="FILE", help="The data set's own file of this split.")]
+
+# The options of every kind of table.
+BenchRecipe = Annotated[str, typer.Option(metavar="lab|NAME|FILE.yaml", help="Model, data and settings.")]
+Results = Annotated[Path, typer.Option(metavar="DIR", help="Results; runs done there stay done.")]
+Arms = Annotated[str, typer.Option(metavar="none,spard+tau=0.2,...", help="Arms of the table.")]
+Attacks = Annotated[str, typer.Option(metavar="NAME,...", help="methods: the recipe's; else the first.")]
+Full = Annotated[bool, typer.Option("--full", help="Each method also with all weights trained, as NAME_full.")]
+Pools = Annotated[str, typer.Option(metavar="NAME,...", help="All; methods takes the first.")]
+Parts = Annotated[str, typer.Option(metavar="NAME,...", help="parts: which of them.")]
+Over = Annotated[
+    list[str] | None,
+    typer.Option(metavar="SETTING[=VALUE,...]", help="sweep: what is varied; may be repeated."),
+]
+Seeds = Annotated[str, typer.Option(metavar="1,2,...", help="Each is a run of every cell.")]
+TableSplit = Annotated[Split, typer.Option(help="Which rows are measured on.")]
+Model = Annotated[Path | None, typer.Option(metavar="FOLDER", help="In place of the recipe's model; not for the lab.")]
+LearningRates = Annotated[
+    Literal["default", "best"], typer.Option(help="best: chosen for each method, on other seeds.")
+]
+Rates = Annotated[str, typer.Option(metavar="0.25,0.5,...", help="Multiples to choose from.")]
+Extend = Annotated[int | None, typer.Option(help="How often the rates may grow where one end is best.")]
+TuneSeeds = Annotated[str, typer.Option(metavar="101,102", help="Seeds that choose learning rates.")]
+Levels = Annotated[int, typer.Option(help="similarity: parts that the pool is cut into.")]
+Rounds = Annotated[int, typer.Option(help="overhead: how often each method is timed.")]
+Steps = Annotated[int | None, typer.Option(help="overhead: train so many steps only.")]
+BatchSizes = Annotated[str, typer.Option(metavar="4,16", help="overhead: at each of these.")]
+PromptTokens = Annotated[str, typer.Option(metavar="31,343", help="overhead: pool prompts of so many tokens.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu or cuda; the lab takes cpu, other models a GPU where there is one.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Only tell what is missing.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Only tell how many hours it will take on this machine.")]
+
+
+def _table(kind: str) -> Callable[..., None]:
+    """Return the command of one kind of table; all kinds take the same options."""
+
+    def make(
+        recipe: BenchRecipe,
+        out: Results,
+        methods: Arms = "",
+        attacks: Attacks = "",
+        full: Full = False,
+        pools: Pools = "",
+        selections: Names = "",
+        parts: Parts = "",
+        over: Over = None,
+        seeds: Seeds = "1,2,3",
+        split: TableSplit = "test",
+        labs: Folder = None,
+        model: Model = None,
+        learning_rates: LearningRates = "default",
+        rates: Rates = "0.25,0.5,1,2",
+        extend: Extend = None,
+        tune_seeds: TuneSeeds = "",
+        levels: Levels = 5,
+        rounds: Rounds = 5,
+        steps: Steps = None,
+        batch_sizes: BatchSizes = "",
+        prompt_tokens: PromptTokens = "",
+        device: Device = None,
+        threads: Threads = 1,
+        check: Check = False,
+        estimate: Estimate = False,
+    ) -> None:
+        asked = {**locals(), "kind": kind, "over": over or []}
+        for name, of in _LISTS.items():
+            asked[name] = listed(asked[name], of, f"--{name.replace('_', '-')}")
+        do("bench", "spard.research.bench.__main__", "bench", asked)
+
+    return make
+
+
+_LISTS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(("methods", "attacks", "pools", "selections", "parts"), str),
+    **dict.fromkeys(("seeds", "tune_seeds", "batch_sizes", "prompt_tokens"), int),
+    "rates": float,
+}
+for _kind, _help in KINDS.items():
+    bench.command(_kind, help=_help)(_table(_kind))
+
+
+@bench.command("adversary")
+def adversary(
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="A lab whose truth is known.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Results; rounds done there stay done.")] = None,
+    methods: Annotated[str, typer.Option(metavar="none,spard,...", help="Arms; yours by its name.")] = "",
+    attacks: Annotated[str, typer.Option(metavar="NAME,...", help="All, if left out; see --list.")] = "",
+    seeds: Annotated[str, typer.Option(metavar="11,12", help="Open seeds, for development.")] = "",
+    hidden: Annotated[str | None, typer.Option(metavar="COMMIT", help="Derive the seeds from this text.")] = None,
+    secret_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Derive the seeds from the secret in this variable.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many hidden seeds.")] = 8,
+    prompts: Annotated[int, typer.Option(help="Of each kind that a model is asked at most.")] = 320,
+    provider: Annotated[
+        list[str] | None, typer.Option(metavar="SETTING=VALUE", help="Of the run, for all arms; may be repeated.")
+    ] = None,
+    labs: Folder = None,
+    threads: Threads = 1,
+    sign: Annotated[
+        Path | None, typer.Option(metavar="KEY.pem", help="An Ed25519 private key that signs the result.")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Only check the signed result in this folder.")
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(metavar="PUB.pem", help="--verify: whose signature it has to be.")
+    ] = None,
+    is_list: Annotated[bool, typer.Option("--list", help="Only list the attacks.")] = False,
+) -> None:
+    """Run whole attacks against whole jobs, on seeds that nobody tuned on."""
+    asked = {**locals(), "list": is_list, "provider": provider or []}
+    for name, of in {"methods": str, "attacks": str, "seeds": int}.items():
+        asked[name] = listed(asked[name], of, f"--{name}")
+    do("bench adversary", "spard.research.bench.adversary.__main__", "bench", asked)
+
+
+@lab.command("make")
+def make_lab(
+    folder: Annotated[Path, typer.Argument(help="That takes the lab.")],
+    size: Annotated[
+        str | None, typer.Option(help="Of a base model of natural English: 5m or 30m; left out: the small lab.")
+    ] = None,
+    task: Annotated[Literal["problems", "messages"], typer.Option(help="What its customers train.")] = "problems",
+    models: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where base models are kept; models/ beside the lab.")
+    ] = None,
+    seed: Seed = 1,
+    base_seed: BaseSeed = 1,
+    texts: Texts = None,
+    cores: Cores = 1,
+) -> None:
+    """Make a lab: model, pools, attacks, test prompts."""
+    do("lab", "spard.research.lab.__main__", "train", locals(), "make_lab")
+
+
+@lab.command("abilities")
+def abilities(
+    models: Annotated[Path, typer.Argument(help="Where base models are kept; those that are missing are made.")],
+    sizes: Annotated[str, typer.Option(metavar="5m,30m", help="Which of them.")] = "5m",
+    split: Annotated[Split, typer.Option(help="Which prompts.")] = "test",
+    count: Annotated[int, typer.Option(help="Prompts for each ability.")] = 100,
+    seed: Seed = 1,
+    base_seed: BaseSeed = 1,
+    texts: Texts = None,
+    cores: Cores = 1,
+    as_json: Json = False,
+) -> None:
+    """Say what base models of natural English can do."""
+    do("lab", "spard.research.lab.__main__", "train", locals(), "abilities")
+
+
+def convert(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Left out: list the data sets.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help=".jsonl, .json, .csv, .tsv, .parquet, also .gz or .xz")
+    ] = None,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the converted files go.")] = None,
+    test: Own = None,
+    dev: Own = None,
+    shared: Annotated[bool, typer.Option("--shared", help="One prompt may be in the pool and in the attack.")] = False,
+    drop_invalid: Annotated[
+        bool, typer.Option("--drop-invalid", help="Leave records out that cannot be read.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Turn a data set's own files into training files, pools and suites.
+
+    Without --test and --dev these splits are cut out of FILE, by whole clusters of near duplicates; with them, prompts
+    of FILE that hold one of theirs are left out. DIR/NAME.manifest.json says what was read, made and left out.
+    """
+    if name is not None and (file is None or to is None):
+        raise typer.BadParameter("FILE and --to DIR are required", param_hint="FILE")
+    do("convert", "spard.research.datasets.__main__", "train", locals())

@@ -1,0 +1,62 @@
+"""The commands of `spard` as docs/command-line.md lists them: `python -m tools.commands --write` writes them there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from spard.commands.main import command_line
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "command-line.md"
+_PART = re.compile(r"(?<=<!-- commands -->\n).*?(?=<!-- /commands -->)", re.DOTALL)
+
+
+def leaves() -> dict[str, Any]:
+    """Return every command that can be run, by its words; those of old names are left out."""
+    return dict(_below(get_command(command_line()), ("spard",)))
+
+
+def table() -> str:
+    """Return the commands and what each does, as rows of Markdown."""
+    rows = [f"| `{name}` | {_said(command)} |\n" for name, command in leaves().items()]
+    return "".join(["\n| command | does |\n|---|---|\n", *rows, "\n"])
+
+
+def shown(page: str) -> str:
+    """Return what a page has between its marks."""
+    (found,) = _PART.findall(page)
+    return str(found)
+
+
+def _below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield " ".join(words), command
+        return
+    for name, child in children.items():
+        if not child.hidden:
+            yield from _below(child, (*words, name))
+
+
+def _said(command: Any) -> str:
+    """Return the first paragraph of a command's help, in one line."""
+    return " ".join((command.help or "").split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table, or write it into the page."""
+    if "--write" in argv:
+        text = table()
+        PAGE.write_text(_PART.sub(lambda _: text, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        sys.stdout.write(table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
