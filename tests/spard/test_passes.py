@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from spard.config import Anchors, Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeInstr, resolve
-from spard.data.batches import batches
+from spard.data.batches import PASS, batches
 from spard.data.chat import Encoded, encode_all
 from spard.losses.vectors import norm
 from spard.models.base import Base
-from spard.training.passes import LEAST, PASS, Pass, cut, planned
+from spard.training.passes import LEAST, Pass, cut, planned
 from spard.training.run import Run
 from tests.spard.parts import away, chat, refusals, sums
 

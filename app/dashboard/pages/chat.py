@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -57,7 +58,7 @@ def chat_page(
     """Show what can be asked."""
     asked = _asked(session, viewer, model)
     chosen = model or (asked.models[-1].id if asked.models else "")
-    return page(request, "chat", viewer, asked=asked, model=chosen, answers=[], question="", faults=Faults())
+    return _page(request, viewer, asked, chosen)
 
 
 @router.post("/chat")
@@ -68,16 +69,36 @@ async def ask(request: Request, viewer: FormViewerDep, look: LookDep) -> Respons
     asked = await viewer.lanes.reads.of(viewer.project_id).run(partial(_looked, look, viewer, model))
     if not question or len(question) > _CHARS:
         told = f"A question has up to {_CHARS:,} characters." if question else "Write a question first."
-        shown = {"asked": asked, "model": model, "answers": [], "question": question[:_CHARS]}
-        return page(request, "chat", viewer, status=400, faults=Faults({"question": told}), **shown)
+        return _page(request, viewer, asked, model, question[:_CHARS], faults=Faults({"question": told}))
     answers = [Answer(asked.base, "Base model")] if asked.base else []
     answers.append(Answer(model, "This model"))
     serving: Serving = request.app.state.serving
     async with create_task_group() as group:
         for answer in answers:
             group.start_soon(_ask, serving, viewer, answer, question)
-    shown = {"asked": asked, "model": model, "answers": answers, "question": question}
-    return page(request, "chat", viewer, faults=Faults(), **shown)
+    return _page(request, viewer, asked, model, question, answers)
+
+
+def _page(
+    request: Request,
+    viewer: Viewer,
+    asked: Asked,
+    model: str,
+    question: str = "",
+    answers: Sequence[Answer] = (),
+    faults: Faults | None = None,
+) -> Response:
+    return page(
+        request,
+        "chat",
+        viewer,
+        status=400 if faults else 200,
+        asked=asked,
+        model=model,
+        question=question,
+        answers=answers,
+        faults=faults or Faults(),
+    )
 
 
 def _looked(look: Begin, viewer: Viewer, model: str) -> Asked:
