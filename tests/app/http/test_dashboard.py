@@ -170,7 +170,7 @@ def test_the_pages_of_another_project_read_as_unknown(sign_in: SignIn, rejected:
 
 def test_the_provider_s_page_is_the_provider_s(sign_in: SignIn, offered: TestClient) -> None:
     assert sign_in().get("/provider").status_code == 403
-    page = sign_in("org-provider", "admin", "customer").get("/provider")
+    page = sign_in("org-provider", "admin", "customer").get("/provider/models")
     assert page.status_code == 200
     assert "lab/tiny-1" in page.text
 
