@@ -162,7 +162,6 @@ def resume_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
 @router.post("/{job_id}/clone", response_model=JobOut)
 async def clone_job(
     job_id: str,
-    ask: JobClone,
     caller: CustomerDep,
     storage: StorageDep,
     begin: BeginDep,
@@ -170,9 +169,12 @@ async def clone_job(
     submission: Annotated[Submission, Depends(_submission)],
     settings: SettingsDep,
     limits: LimitsDep,
+    ask: JobClone | None = None,
 ) -> JobOut:
     """Queue another job like this one, with `changes`, or on its file without the rows that look like harm."""
-    return await writes.run(partial(clone.clone, storage, begin, caller, job_id, ask, submission, settings, limits))
+    return await writes.run(
+        partial(clone.clone, storage, begin, caller, job_id, ask or JobClone(), submission, settings, limits)
+    )
 
 
 @router.get("/{job_id}/events", response_model=EventList)

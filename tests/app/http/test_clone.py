@@ -65,6 +65,12 @@ def test_a_clone_is_the_same_job_again(
         assert getattr(new, name) == getattr(old, name), name
 
 
+def test_a_request_without_a_body_is_for_the_same_again(service: Service, customer: TestClient, asked: Any) -> None:
+    first = customer.post(JOBS, json=asked).json()["id"]
+    clone = customer.post(f"{JOBS}/{first}/clone").json()["id"]
+    assert stored(service, clone).recipe == stored(service, first).recipe
+
+
 def test_a_clone_of_preference_pairs_is_one(
     service: Service, customer: TestClient, offered: Any, upload: Upload
 ) -> None:
