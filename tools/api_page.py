@@ -21,12 +21,11 @@ EXAMPLES = Path(__file__).with_name("api_calls.toml")
 _DEPTH = 3  # objects in objects that are shown
 _HEAD = """# API
 
-Made by `python -m tools.references` from the OpenAPI document (`/openapi.json`) and `tools/api_calls.toml`; change
-those. The same with all bounds is on `/docs` of a running server.
-
 The base URL ends in `/v1`; each call needs the header `Authorization: Bearer KEY` but those that say otherwise. Errors
 come in OpenAI's form with [these codes](error-codes.md). Lists give a page: go on with `after=` and the last id while
 `has_more` is true; the Python client does so by itself. A POST of a job may carry an `Idempotency-Key`.
+`/docs` of a running server shows the same with all bounds. This page is made by `python -m tools.references` from the
+OpenAPI document and `tools/api_calls.toml`.
 
 The lines below follow these:
 

@@ -10,10 +10,9 @@ from tools import error_codes
 EXPLAINED = Path(__file__).with_name("error_codes.toml")
 _HEAD = """# Error codes
 
-Made by `python -m tools.references` from the code and `tools/error_codes.toml`; change those.
-
 Codes keep their meaning ([compatibility](compatibility.md#error-codes)); messages may change. The command line prints
-the message; what its exit status says stands in [compatibility](compatibility.md#command-line).
+the message; what its exit status says stands in [compatibility](compatibility.md#command-line). This
+page is made by `python -m tools.references` from the code and `tools/error_codes.toml`.
 """
 _REQUESTS = """
 ## Requests
