@@ -18,9 +18,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _CELL = re.compile(r"([\d.]+) \+- [\d.]+ \[([\d.]+), ([\d.]+)\]")
-# What a color means everywhere: orange no defense, green SPARD, grey the base model and all others.
+# What a color means everywhere: orange no defense, green SPARD, gray the base model and all others.
 _COLORS = {"none": "#d9722e", "spard": "#1f8a70", "relevance_diversity": "#1f8a70"}
-_GREY, _INK, _HAIRLINE = "#8a8f98", "#16181d", "#d9dce1"
+_GRAY, _INK, _HAIRLINE = "#8a8f98", "#16181d", "#d9dce1"
 _LABELS = {"spard": "SPARD", "none": "no defense", "base": "base model", "relevance_diversity": "relevance-diversity"}
 
 
@@ -77,7 +77,7 @@ def draw(drawing: Drawing) -> Figure:
         for row in (row for row in rows if not drawing.group or row[drawing.group] == group):
             labels.append((height, _LABELS.get(row[drawing.row], row[drawing.row]), False))
             for panel, column in zip(panels, drawing.columns, strict=True):
-                _dot(panel, row[column], height, _COLORS.get(row[drawing.row], _GREY))
+                _dot(panel, row[column], height, _COLORS.get(row[drawing.row], _GRAY))
             height -= 1
         height -= 0.6
     panels[0].set_yticks([at for at, _, _ in labels], [name for _, name, _ in labels], fontsize=8, color=_INK)
