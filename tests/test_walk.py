@@ -87,7 +87,7 @@ class Walk:
             return
         self.typed.add(command)
         if words[0] == "export":
-            os.environ.update(word.split("=", 1) for word in words[1:])
+            os.environ |= {name: value for name, _, value in (word.partition("=") for word in words[1:])}
         elif words[0] == "spard":
             target = words.index(">") if ">" in words else len(words)
             told = _spard(words[1:target])

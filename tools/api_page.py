@@ -6,6 +6,8 @@ Addresses, fields, types and descriptions are those of the OpenAPI document, exa
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,8 @@ from app.main import create_app
 from app.settings import Settings
 
 EXAMPLES = Path(__file__).with_name("api_calls.toml")
+_ROOT = Path(__file__).resolve().parents[1]
+_WIDTH = 120  # columns of a line of code
 _DEPTH = 3  # objects in objects that are shown
 _HEAD = """# API
 
@@ -82,9 +86,12 @@ class Call:
         return f"{text}?{query}" if query else text
 
     def python(self) -> str:
-        """Return a line for the official client."""
-        if line := _examples()["sdk"].get(self.name):
-            return str(line)
+        """Return an expression with the official client, on several lines if one is too long."""
+        line = _examples()["sdk"].get(self.name) or self._plain()
+        return line if len(line) <= _WIDTH else _formatted(line)
+
+    def _plain(self) -> str:
+        """Return a request by the client's own verbs, for addresses that it has no method for."""
         body, form = _examples()["body"].get(self.name), _examples()["form"].get(self.name)
         given = f", body={json.loads(body)!r}".replace("'", '"') if body else ""
         if form:
@@ -197,6 +204,13 @@ def _resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     found: Mapping[str, Any] = _document()["components"]["schemas"][name] if name else schema
     return found
+
+
+def _formatted(line: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "-"], input=line, capture_output=True, text=True, check=True, cwd=_ROOT
+    )
+    return done.stdout.rstrip("\n")
 
 
 @cache
