@@ -22,7 +22,6 @@ RUN_BY: dict[str, tuple[str, ...]] = {
     "README.md": (WALK,),
     "docs/adapters.md": (WALK,),
     "docs/api.md": ("tests/app/http/test_documented_calls.py",),
-    "docs/audit.md": (WALK,),
     "docs/bench.md": (HERE,),
     "docs/checkpoints.md": (WALK,),
     "docs/deployment.md": ("tests/test_production.py",),

@@ -40,7 +40,6 @@ PAGES = (
     "docs/checkpoints.md",
     "docs/jobs.md",
     "docs/adapters.md",
-    "docs/audit.md",
     "docs/provider.md",
 )
 
@@ -134,7 +133,6 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
                 "sk-spard-...": KEY,
                 "/models/Qwen2.5-7B-Instruct": f"{model} --learning-rate 1e-6",  # its job changes next to nothing
                 "https://example.org/spard": "http://127.0.0.1:9/spard",
-                "audit MODEL --adapter DIR": f"audit {model} --adapter {here / 'taken'}",
             }
             yield Walk(there)
     get_settings.cache_clear()
@@ -157,9 +155,6 @@ def _files() -> dict[str, bytes]:
         "general-safe.jsonl": rows.pool(),
         "redteam.jsonl": b"".join(rows.harmful().splitlines(keepends=True)[:_ASKED]),
         "train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in training),
-        "harmful.jsonl": rows.harmful(),
-        "harmless.jsonl": rows.benign(),
-        "utility.jsonl": rows.utility(),
     }
 
 
@@ -172,7 +167,5 @@ def test_the_pages_run_as_they_stand(walk: Walk) -> None:
         for page in PAGES[1:]:
             walk.learn(client)
             walk.go(page)
-            if page == "docs/adapters.md":
-                next(each for each in Path("out").iterdir() if each.is_dir()).rename("taken")
     assert TRAINS in (blocks.ROOT / "docs" / "deployment.md").read_text()
     assert {"spard verify adapter.tar.gz --public-key provider.pub", "spard objects check"} <= walk.typed
