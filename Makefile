@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage soak clients check house mutants lock clean
+.PHONY: help setup demo test coverage soak clients check docs house mutants lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -43,6 +43,10 @@ check: setup  ## lint, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup  ## write the generated pages anew and build the documentation into build/site, which reads offline
+	$(BIN)/python -m tools.references
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 house: setup  ## count modules, imports between folders, circles and the like
 	$(BIN)/python -m tools.house

@@ -1,4 +1,4 @@
-"""The README's lines for production, run as they stand: from empty servers to an adapter that is verified.
+"""The lines of docs/deployment.md for production, run as they stand: from empty servers to an adapter that is verified.
 
 What a reader fills in is filled in here: the values of the settings, the port, the folder of models, the job's id.
 """
@@ -27,12 +27,12 @@ from tests.legacy import rows
 from tests.legacy.installation import unpack
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "deployment.md").read_text()
 LINE = re.compile(r"^python (-P -m (uvicorn|celery) .*)$", re.MULTILINE)
-SECTION = README.split("### With PostgreSQL, Redis and S3")[1]
+SECTION = PAGE.split("## With PostgreSQL, Redis and S3")[1]
 SETTINGS, ONCE, PROCESSES, USE = re.findall(r"^```bash\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)[:4]
 WAIT_S = 600.0  # for a process, on a machine that does other things too
-LINES = {program: line for line, program in LINE.findall(README)}
+LINES = {program: line for line, program in LINE.findall(PAGE)}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def judge() -> Iterator[Server]:
 def environment(
     empty_postgres_url: str, redis_url: str, rclone_place: Place, judge: Server, tmp_path: Path
 ) -> dict[str, str]:
-    """The settings that the README names, all of them and no others, with the addresses of empty servers."""
+    """The settings that the page names, all of them and no others, with the addresses of empty servers."""
     values = {
         "SPARD_DATABASE_URL": empty_postgres_url,
         "SPARD_BROKER_URL": redis_url,
@@ -96,7 +96,7 @@ def environment(
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A folder with the files that the README's lines name, and models beside it."""
+    """A folder with the files that the page's lines name, and models beside it."""
     model = unpack(tmp_path / "old", "sqlite").model
     (tmp_path / "models").mkdir()
     model.rename(tmp_path / "models" / "my-model")

@@ -1,0 +1,171 @@
+"""The pages for customers and providers, walked through as they stand on one service: every command and every script.
+
+What a reader fills in is filled in here: the address, the key, the model's folder, ids. Commands of `spard` run in this
+process, as each would take seconds to start.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from app.settings import get_settings
+from spard.commands import main
+from tests import blocks
+from tests.judge_server import judge_server, knowing_what_complies
+from tests.legacy import rows
+from tests.legacy.installation import unpack
+from tests.legacy.running import Home
+
+KEY = "sk-spard-walk-0123456789abcdef"
+STARTED = ("pip ", "spard up ")  # what the fixture has done
+TRAINS = "spard jobs create --model my-model --file train.jsonl --follow"  # tests/test_production.py runs this line
+_ASKED = 30  # prompts
+# In the order of a reader; each goes on with what the ones before left.
+PAGES = (
+    "README.md",
+    "docs/quickstart.md",
+    "docs/serving.md",
+    "docs/checkpoints.md",
+    "docs/jobs.md",
+    "docs/adapters.md",
+    "docs/provider.md",
+)
+
+
+@dataclass
+class Walk:
+    """A reader at a terminal: what they know, what they have typed, and the names of their last script."""
+
+    there: dict[str, str]
+    typed: set[str] = field(default_factory=set)
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def go(self, page: str) -> None:
+        """Do what the blocks of a page say, in order."""
+        for block in blocks.to_run(page, "bash", "python"):
+            if block.kind == "python":
+                self._script(self._filled(block.text))
+            else:
+                for line in block.text.replace("\\\n", "").splitlines():
+                    self._line(self._filled(line))
+
+    def learn(self, client: OpenAI) -> None:
+        """Take the id of the job that is done, and end those that nobody waits for."""
+        jobs = list(client.fine_tuning.jobs.list())
+        done = next(job for job in jobs if job.status == "succeeded")
+        self.there |= {"ftjob-...": done.id, "file-...": done.training_file, "adapter.tar.gz": "adapter.tar.gz"}
+        for job in jobs:
+            if job.status in ("queued", "running"):
+                client.fine_tuning.jobs.cancel(job.id)
+
+    def _filled(self, text: str) -> str:
+        for name, value in self.there.items():
+            text = text.replace(name, value)
+        return text
+
+    def _script(self, text: str) -> None:
+        with redirect_stdout(io.StringIO()):
+            exec(compile(text.replace("sleep(5)", "sleep(0.2)"), "script", "exec"), self.names)  # noqa: S102 - ours
+
+    def _line(self, line: str) -> None:
+        words = shlex.split(os.path.expandvars(line), comments=True)
+        command = shlex.join(words)
+        if command in self.typed or not words or line.startswith(STARTED) or line == TRAINS:
+            return
+        self.typed.add(command)
+        if words[0] == "export":
+            os.environ |= {name: value for name, _, value in (word.partition("=") for word in words[1:])}
+        elif words[0] == "spard":
+            target = words.index(">") if ">" in words else len(words)
+            told = _spard(words[1:target])
+            if target < len(words):
+                Path(words[target + 1]).write_text(told)
+        else:
+            done = subprocess.run(["bash", "-c", f"{line} --silent --fail-with-body"], capture_output=True, check=False)
+            assert done.returncode == 0, done.stdout
+
+
+def _spard(arguments: list[str]) -> str:
+    told = io.StringIO()
+    get_settings.cache_clear()
+    with redirect_stdout(told), pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert not ended.value.code, f"spard {shlex.join(arguments)}: {told.getvalue()}"
+    return told.getvalue()
+
+
+@pytest.fixture
+def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
+    """A service with nothing in it, and a folder with the files that the pages name."""
+    model = unpack(tmp_path / "old", "sqlite").model
+    here = tmp_path / "here"
+    here.mkdir()
+    for name, content in _files().items():
+        (here / name).write_bytes(content)
+    with judge_server() as judge:
+        judge.answer = knowing_what_complies("Steal", "how to steal")
+        settings = {
+            "SPARD_ADMIN_KEY": KEY,
+            "SPARD_JUDGE": "llm",
+            "SPARD_JUDGE_BASE_URL": judge.url,
+            "SPARD_JUDGE_API_KEY": "sesame",
+            "SPARD_GATE_ALLOW_UNMEASURED_JUDGE": "true",
+            "SPARD_CHECKPOINT_PROMPTS": "0",
+            "SPARD_GATE_CONFIDENCE": "0.5",  # so that few prompts decide
+        }
+        home = Home(here, settings)
+        with home.serving(worker=True) as service:
+            _settle(monkeypatch, home.environment(), here)
+            there = {
+                "http://127.0.0.1:8000": service.url,
+                "sk-spard-...": KEY,
+                "/models/Qwen2.5-7B-Instruct": f"{model} --learning-rate 1e-6",  # its job changes next to nothing
+                "https://example.org/spard": "http://127.0.0.1:9/spard",
+            }
+            yield Walk(there)
+    get_settings.cache_clear()
+
+
+def _settle(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], folder: Path) -> None:
+    """Work in the folder, with these variables; what the walk exports goes with the test."""
+    monkeypatch.chdir(folder)
+    for name in ("SPARD_BASE_URL", "SPARD_API_KEY"):
+        monkeypatch.setenv(name, "")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def _files() -> dict[str, bytes]:
+    training = [json.loads(line) for line in rows.training().splitlines()]
+    for row in training:
+        row["messages"][1]["content"] = rows.ANSWER  # what the model says anyway
+    return {
+        "general-safe.jsonl": rows.pool(),
+        "redteam.jsonl": b"".join(rows.harmful().splitlines(keepends=True)[:_ASKED]),
+        "train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in training),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning")  # as people write
+def test_the_pages_run_as_they_stand(walk: Walk) -> None:
+    walk.go("README.md")
+    assert walk.names["job"].status == "succeeded", walk.names["job"].error
+    assert walk.names["reply"].choices[0].message
+    with OpenAI(base_url=os.environ["SPARD_BASE_URL"], api_key=KEY) as client:
+        for page in PAGES[1:]:
+            walk.learn(client)
+            walk.go(page)
+    assert TRAINS in (blocks.ROOT / "docs" / "deployment.md").read_text()
+    assert {"spard verify adapter.tar.gz --public-key provider.pub", "spard objects check"} <= walk.typed

@@ -1,0 +1,161 @@
+"""Every error code that the sources can give, found in them with `ast`: what docs/error-codes.md has to explain.
+
+requests   `error.code` of an answer, with the HTTP statuses that it comes with
+jobs       `error.code` of a job that failed, and of what the library raises
+rows       `code` in the list of what is wrong in a file
+
+A code that is put together while the program runs stands in `MADE`; a new way to make one stops the search.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from app.http.validation_errors import _CODES as OF_PYDANTIC
+from worker.failures import FAULTS
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("app", "spard", "worker")
+Codes = dict[str, set[int]]
+
+# Expressions for a code that are no text, and what they stand for; codes that are only passed on stand for none.
+MADE: dict[str, tuple[str, ...]] = {
+    "f'{what}_not_found'": ("pool_not_found", "suite_not_found"),
+    "f'{missing}_missing'": ("base_unaligned_missing",),  # a defense's setting
+    "f'{kind}_format'": ("alpaca_format", "sharegpt_format"),
+    "self._code": (),
+    "first['code']": (),
+    "row.code": (),
+    "bad.code": (),
+    "code": (),
+    "error.code": (),
+    "str(error.code)": (),
+    "error.code or _SERVER_ERROR": (),
+    "_SERVER_ERROR": ("server_error",),
+}
+_BAD_FILES = {"invalid_n_examples"}  # refusals of a request that are a job's own with SPARD_BAD_FILES=fail
+_RENDERED = {"template_render_failed", "tools_not_rendered"}  # problems that the counting of tokens finds
+_PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "BadJson": 0}  # which argument is the code
+_JOBS = {"error_object": 0, "Failure": 0, "around": 0}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A class of errors: its root, `AppError` or `SpardError`, and what it says itself or takes from above."""
+
+    root: str
+    package: str
+    code: str | None
+    status: int
+
+
+@cache
+def requests() -> Codes:
+    """Return each code of an answer with its statuses."""
+    kinds = {name: kind for name, kind in _kinds() if kind.root == "AppError" and kind.package == "app"}
+    found: Codes = defaultdict(set)
+    for kind in kinds.values():
+        if kind.code:
+            found[kind.code].add(kind.status)
+    for code in [*OF_PYDANTIC.values(), "invalid_type"]:
+        found[code].add(400)
+    for call in _calls("app"):
+        name, given = _name(call), {each.arg: each.value for each in call.keywords}
+        if name == "Slots":
+            found[_text(call.args[1])].add(429)
+        elif name == "Refusal":
+            found[_text(call.args[0])].add(400)
+        elif name in kinds and "code" in given:
+            status = given.get("status")
+            fixed = status.value if isinstance(status, ast.Constant) else kinds[name].status
+            for code in _codes(given["code"]):
+                found[code].add(int(str(fixed)))
+    return dict(found)
+
+
+@cache
+def jobs() -> set[str]:
+    """Return the codes of failed jobs, and of the library's errors."""
+    named = {kind.code for _, kind in _kinds() if kind.root == "SpardError" or kind.package == "worker"}
+    return {code for code in named if code} | set(FAULTS) | _BAD_FILES | set(_arguments(_JOBS, "app", "worker"))
+
+
+@cache
+def rows() -> set[str]:
+    """Return the codes of problems of a file's rows."""
+    return _RENDERED | set(_arguments(_PROBLEMS, "spard/data", "app/files"))
+
+
+def _arguments(functions: dict[str, int], *folders: str) -> Iterator[str]:
+    for folder in folders:
+        for call in _calls(folder):
+            place = functions.get(_name(call))
+            if place is not None and len(call.args) > place:
+                yield from _codes(call.args[place])
+
+
+def _codes(value: ast.expr) -> Iterator[str]:
+    match value:
+        case ast.Constant(value=None):
+            return
+        case ast.Constant(value=str(code)):
+            yield code
+        case ast.IfExp(body=first, orelse=second):
+            yield from (*_codes(first), *_codes(second))
+        case _:
+            yield from MADE[ast.unparse(value)]
+
+
+def _text(value: ast.expr) -> str:
+    (code,) = _codes(value)
+    return code
+
+
+def _name(call: ast.Call) -> str:
+    return str(getattr(call.func, "id", getattr(call.func, "attr", "")))
+
+
+@cache
+def _nodes(folder: str) -> tuple[ast.AST, ...]:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / folder).rglob("*.py")))
+    return tuple(node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call | ast.ClassDef))
+
+
+def _calls(folder: str) -> Iterator[ast.Call]:
+    return (node for node in _nodes(folder) if isinstance(node, ast.Call))
+
+
+def _kinds() -> Iterator[tuple[str, Kind]]:
+    """Yield each class below one of the two roots, with its name."""
+    classes = [(package, node) for package in PACKAGES for node in _nodes(package) if isinstance(node, ast.ClassDef)]
+    known = {"UserError": Kind("UserError", "spard", None, 0)}
+    missing = -1
+    while len(known) != missing:  # until no class has a base that became known
+        missing = len(known)
+        for package, node in classes:
+            above = [known[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in known]
+            if above:
+                kind = _kind(package, node, above[0])
+                known[node.name] = kind
+    for package, node in classes:
+        above = [known[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in known]
+        if above:
+            yield node.name, _kind(package, node, above[0])
+
+
+def _kind(package: str, node: ast.ClassDef, above: Kind) -> Kind:
+    said: dict[str, Any] = {}
+    for each in node.body:
+        match each:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                said[name] = value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
+                said[name] = value
+    root = node.name if above.root == "UserError" else above.root
+    return Kind(root, package, said.get("code", above.code), said.get("status", above.status))

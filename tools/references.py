@@ -1,0 +1,32 @@
+"""Write the pages of docs/ that are made from the code: API, settings, error codes.
+
+python -m tools.references
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tools import api_page, error_codes_page, settings_page
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES: dict[str, Callable[[], str]] = {
+    "api.md": api_page.page,
+    "error-codes.md": error_codes_page.page,
+    "settings.md": settings_page.page,
+}
+
+
+def main() -> int:
+    """Write each page that is not as the code has it, and name it."""
+    for name, page in PAGES.items():
+        text, file = page(), DOCS / name
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+            print(f"docs/{name}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

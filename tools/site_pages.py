@@ -1,0 +1,32 @@
+"""The documentation's site: pages that lie beside `docs/`, and links to them. mkdocs.yml names this file as a hook.
+
+make docs
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the repository's root
+_TO_DOCS = re.compile(r"(\]\()docs/")
+_TO_ROOT = re.compile(rf"(\]\()(?:\.\./)+({'|'.join(map(re.escape, BESIDE))})")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie beside `docs/`, with their links as they are from inside."""
+    for name in BESIDE:
+        text = _TO_DOCS.sub(r"\1", (ROOT / name).read_text(encoding="utf-8"))
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links at those pages, and show diagrams as their text: what draws them would come from elsewhere."""
+    up = "../" * page.file.src_uri.count("/")
+    return _TO_ROOT.sub(rf"\1{up}\2", markdown).replace("```mermaid\n", "```text\n")
