@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +59,10 @@ def export(
         _module("spard.release.openssf").sign_folder(folder, openssf_key, bundle)
         wrote.append(bundle)
     pushed = str(_module("spard.release.hub").push(folder, push, is_private=not public)) if push else None
+    _tell(wrote, pushed, as_json)
+
+
+def _tell(wrote: Sequence[Path], pushed: str | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"wrote": [str(path) for path in wrote], "pushed": pushed}, indent=2))
         return
