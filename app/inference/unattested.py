@@ -164,8 +164,8 @@ def _translated(error: APIStatusError) -> AppError:
     if error.status_code == 429:
         return TooManyRequests("Too many replies are being written at the moment.", code="engine_overloaded")
     if error.status_code in (400, 422):
-        code = str(getattr(error, "code", None) or "invalid_messages")
-        known = code if code == "context_length_exceeded" else "invalid_messages"
-        return InvalidRequest("The server that answers for this model refuses the request.", code=known)
+        is_long = getattr(error, "code", None) == "context_length_exceeded"
+        said = "The server that answers for this model refuses the request."
+        return InvalidRequest(said, code="context_length_exceeded" if is_long else "invalid_messages")
     log.warning("a server that is not attested answers %d: %s", error.status_code, error.message[:300])
     return _away()
