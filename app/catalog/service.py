@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.catalog import marks
 from app.catalog.fitness import require_fit
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.catalog.sources import checked_source
@@ -17,7 +18,6 @@ from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus
 from app.errors import InvalidState, NotFound
 from app.files.tokenizer import open_tokenizer
 from app.policies import service as policies
-from app.policies.schemas import Serving
 from spard.config import defenses
 from spard.data import chat
 from spard.release.version import AUDIT_VERSION
@@ -66,7 +66,7 @@ def models(session: Session, project_id: str) -> list[ModelOut]:
     serving = policies.serving(session)
     tuned = session.scalars(_tuned_of(session, project_id).order_by(Job.created_at))
     found = [*map(_offered, base_models(session)), *map(_tuned, tuned)]
-    return [marked(each, serving) for each in found]
+    return [marks.attested(each, serving) for each in found]
 
 
 def get_model(session: Session, project_id: str, model: str) -> ModelOut:
@@ -74,31 +74,11 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     entry = session.get(BaseModelEntry, model)
     serving = policies.serving(session)
     if entry is not None:
-        return marked(_offered(entry), serving)
+        return marks.attested(_offered(entry), serving)
     job = tuned(session, project_id, model)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
-    return marked(_tuned(job), serving)
-
-
-def marked(model: ModelOut, serving: Serving) -> ModelOut:
-    """Return a model, marked if a server answers for it that cannot prove what it has loaded."""
-    is_named = any(each.model == model.id for each in serving.unattested)
-    return model.model_copy(update={"attested": False}) if is_named else model
-
-
-def older_audit(safety: Mapping[str, object] | None) -> int | None:
-    """Return the version of the audit behind a job's or a checkpoint's numbers if it is an earlier one, else None.
-
-    The first version did not say which it was.
-    """
-    version = (safety or {}).get("audit_version", 1)
-    return version if isinstance(version, int) and version < AUDIT_VERSION else None
-
-
-def is_withheld(session: Session, safety: Mapping[str, object] | None) -> bool:
-    """Tell whether the policy in force withholds what this audit has released, for its version."""
-    return older_audit(safety) is not None and policies.serving(session).older_audits == "withhold"
+    return marks.attested(_tuned(job), serving)
 
 
 def tuned(session: Session, project_id: str, model: str) -> Job | None:
@@ -257,6 +237,6 @@ def _offered(entry: BaseModelEntry) -> ModelOut:
 
 def _tuned(job: Job) -> ModelOut:
     ended = job.finished_at or job.created_at
-    older = older_audit(job.safety)
+    older = marks.older_audit(job.safety)
     created = int(ended.timestamp())
     return ModelOut(id=job.fine_tuned_model or "", created=created, owned_by=job.project_id, older_audit=older)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.audit_log import service as audit_log
+from app.catalog import marks
 from app.catalog import service as catalog
 from app.catalog.schemas import ModelOut
 from app.checkpoints.schemas import CheckpointList, CheckpointMetrics, CheckpointOut
@@ -72,8 +73,8 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
         return catalog.get_model(session, project_id, model)
     safety = found.job.safety if found.checkpoint.kind == FINAL else found.checkpoint.safety
     shown = ModelOut(id=model, created=int(found.checkpoint.created_at.timestamp()), owned_by=project_id)
-    shown.older_audit = catalog.older_audit(safety)
-    return catalog.marked(shown, policies.serving(session))
+    shown.older_audit = marks.older_audit(safety)
+    return marks.attested(shown, policies.serving(session))
 
 
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.catalog import marks
 from app.catalog import service as catalog
 from app.db.tables import Job, JobCheckpoint
 from app.db.tables.checkpoints import FINAL
@@ -64,7 +65,7 @@ def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | 
     if checkpoint.kind == FINAL:
         model = job.fine_tuned_model
         return job.adapter if model and catalog.tuned(session, job.project_id, model) else None
-    if checkpoint.storage_key is None or checkpoint.sha256 is None or catalog.is_withheld(session, checkpoint.safety):
+    if checkpoint.storage_key is None or checkpoint.sha256 is None or marks.is_withheld(session, checkpoint.safety):
         return None
     return {"storage_key": checkpoint.storage_key, "sha256": checkpoint.sha256, "bytes": checkpoint.bytes or 0}
 

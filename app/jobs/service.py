@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.catalog import service as catalog
+from app.catalog import marks
 from app.db.base import new_id
 from app.db.tables import DeletedModel, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Adapter, JobError
@@ -185,7 +185,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
         raise _not_published(job)
     if session.get(DeletedModel, job.id):
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
-    if catalog.is_withheld(session, job.safety):
+    if marks.is_withheld(session, job.safety):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
     release.check(caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])
