@@ -67,19 +67,9 @@ def create(
     session.flush()
     _tell(session, job)
     _begin(session, job, frozen.fault)
-    _record_created(session, job, origin)
+    submissions.record(session, job, origin)
     log.info("job created", extra={"job_id": job.id})
     return _shown(session, job)
-
-
-def _record_created(session: Session, job: Job, origin: Origin | None) -> None:
-    """Note in the audit log who made the job; of a clone also of which job, and on which file."""
-    digest = job.request_hash
-    if origin is None:
-        audit_log.record(session, "job.created", job.id, request_sha256=digest)
-        return
-    cloned, file = origin.job_id, job.training_file
-    audit_log.record(session, "job.created", job.id, request_sha256=digest, cloned_from=cloned, training_file=file)
 
 
 def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
 from app.db.base import utc_now
 from app.db.tables import ApiKey, IdempotencyKey, Job
 from app.errors import InvalidRequest
@@ -49,6 +50,16 @@ def earlier(session: Session, caller: Principal, submission: Submission, digest:
             .limit(1)
         )
     return None
+
+
+def record(session: Session, job: Job, origin: Origin | None) -> None:
+    """Note in the audit log who made the job; of a clone also of which job, and on which file."""
+    digest = job.request_hash
+    if origin is None:
+        audit_log.record(session, "job.created", job.id, request_sha256=digest)
+        return
+    cloned, file = origin.job_id, job.training_file
+    audit_log.record(session, "job.created", job.id, request_sha256=digest, cloned_from=cloned, training_file=file)
 
 
 def _reserve(session: Session, caller: Principal, key: str, digest: str, job_id: str) -> Job | None:
