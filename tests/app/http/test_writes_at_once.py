@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 
 from app import db
 from app.checkpoints import records
-from app.db.tables import BaseModelEntry
+from app.db.tables import BaseModelEntry, WebhookDelivery, WebhookEndpoint
 from app.jobs import lease
 from app.settings import Settings
 from app.signing import signing_key
@@ -51,6 +51,23 @@ WRITES: dict[str, Write] = {
     "POST /v1/admin/suites": lambda http, at, n: http.post("/v1/admin/suites?name=new&kind=benign", files=suite(n)),
     "DELETE /v1/admin/suites/{corpus_id}": lambda http, at, n: http.delete(f"/v1/admin/suites/{at['suite']}"),
     "POST /v1/admin/policies": lambda http, at, n: http.post("/v1/admin/policies", json={"waivers": n % 2 == 0}),
+    "DELETE /v1/admin/models/{alias}": lambda http, at, n: http.delete("/v1/admin/models/lab/tiny-1"),
+    "POST /v1/admin/pools/preview": lambda http, at, n: http.post(
+        "/v1/admin/pools/preview?name=new", files=file(n, pool())
+    ),
+    "POST /v1/admin/suites/preview": lambda http, at, n: http.post(
+        "/v1/admin/suites/preview?name=new&kind=benign", files=suite(n)
+    ),
+    "POST /v1/admin/policies/dry_run": lambda http, at, n: http.post("/v1/admin/policies/dry_run", json={}),
+    "POST /v1/admin/jobs/{job_id}/waivers/{waiver_id}/end": lambda http, at, n: http.post(
+        f"{at['waivers']}/{at['waiver']}/end"
+    ),
+    "DELETE /v1/admin/projects/{project_id}/stored_replies": lambda http, at, n: http.delete(
+        f"/v1/admin/projects/{at['project']}/stored_replies"
+    ),
+    "POST /v1/admin/webhook_deliveries/{delivery_id}/replay": lambda http, at, n: http.post(
+        f"/v1/admin/webhook_deliveries/{at['delivery']}/replay"
+    ),
     "POST /v1/admin/jobs/{job_id}/waivers": lambda http, at, n: http.post(at["waivers"], json=ASK),
     "POST /v1/admin/jobs/{job_id}/waivers/{waiver_id}/approve": lambda http, at, n: http.post(
         f"{at['waivers']}/{at['waiver']}/approve"
@@ -75,7 +92,9 @@ WRITES: dict[str, Write] = {
 # Who asks again while bytes are still being deleted goes on with that, and is told the same.
 ASKED_AGAIN = frozenset({"DELETE /v1/admin/pools/{corpus_id}", "DELETE /v1/admin/suites/{corpus_id}"})
 WINNERS = {
+    "DELETE /v1/admin/models/{alias}": 1,
     "POST /v1/admin/jobs/{job_id}/waivers/{waiver_id}/approve": 1,
+    "POST /v1/admin/jobs/{job_id}/waivers/{waiver_id}/end": 1,
     "DELETE /v1/fine_tuning/checkpoints/{model}/permissions/{permission_id}": 1,
 }
 
@@ -113,7 +132,21 @@ def names(service: Service, offered: TestClient, customer: TestClient, asked: Na
         "permission": one.post(permissions, json={"project_ids": ["org-z"]}).json()["data"][0]["id"],
         "project": project,
         "key": key,
+        "delivery": _delivery(service),
     }
+
+
+def _delivery(service: Service) -> str:
+    """Return a webhook's delivery that was given up."""
+    with db.transaction(service.app.state.engine) as session:
+        endpoint = WebhookEndpoint(project_id="org-customer", url="https://example.com", events=[], secret="whsec_x")
+        session.add(endpoint)
+        session.flush()
+        made = WebhookDelivery(endpoint_id=endpoint.id, event_id="evt_1", type="fine_tuning.job.failed", job_id="j")
+        made.status = "failed"
+        session.add(made)
+        session.flush()
+        return made.id
 
 
 def test_every_route_by_which_a_provider_writes_has_a_race(service: Service) -> None:
