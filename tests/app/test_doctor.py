@@ -24,6 +24,7 @@ from app.commands.doctor.findings import Finding
 from app.db import downgrade_schema, make_engine, transaction
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Corpus, Job, Outbox
+from app.jobs import fleet
 from app.keys import service as keys
 from app.ops import gpus, preflight
 from app.settings import Settings
@@ -240,6 +241,11 @@ def worker_lost(home: Home) -> None:
     home.run("UPDATE jobs SET status = 'running', lease_expires_at = 1.0")
 
 
+def worker_in_trouble(home: Home) -> None:
+    with home.rows() as session:
+        fleet.note(session, fleet.Presence("worker-1", "gpu-7", "0.2.0", [], ["the disk is full"]))
+
+
 def stuck_wake_up(home: Home) -> None:
     with home.rows() as session:
         session.add(Outbox(topic="t", payload={}, created_at=utc_now() - timedelta(hours=1)))
@@ -274,6 +280,7 @@ PLANTED: dict[Callable[[Home], None], tuple[str, str]] = {  # fault -> which che
     no_suite: ("suites", "spard suites import"),
     job_nobody_takes: ("workers", "python -m worker"),
     worker_lost: ("workers", "workers' logs"),
+    worker_in_trouble: ("workers", "mend that on its machine"),
     stuck_wake_up: ("wake-ups", "start an API process"),
 }
 

@@ -22,6 +22,8 @@ from app.commands.doctor.findings import Finding, note, ok, problem
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobStatus, Outbox
 from app.errors import AppError, Unfit
+from app.jobs import fleet
+from app.jobs.fleet_schemas import WorkerOut
 from app.keys import service as keys
 from app.ops.judge_check import check_judge
 from app.policies import service as policies
@@ -176,23 +178,30 @@ def corpora(session: Session) -> Iterator[Finding]:
 
 
 def work(session: Session, settings: Settings) -> Iterator[Finding]:
-    """Look for jobs that nobody takes or has left, and for wake-ups that are not sent."""
-    now = utc_now()
-    late = select(Job).where(Job.status == JobStatus.queued, Job.created_at < now - _LATE)
+    """Look for workers, for jobs that nobody takes or has left, and for wake-ups that are not sent."""
+    late = select(Job).where(Job.status == JobStatus.queued, Job.created_at < utc_now() - _LATE)
     waiting = session.scalar(select(func.count()).select_from(late.subquery())) or 0
     running = session.scalars(select(Job.lease_expires_at).where(Job.status == JobStatus.running)).all()
-    alive = sum(1 for each in running if each is not None and each > time.time())
+    held = sum(1 for each in running if each is not None and each > time.time())
+    there = [each for each in fleet.workers(session, settings.lease_s) if each.is_alive]
     start = "start one: `python -m worker` with the service's settings, or `spard up` without --no-worker"
-    if waiting and not alive:
-        yield problem("workers", f"{waiting} jobs wait for more than two minutes, and no worker has one.", start)
-    elif len(running) > alive:
-        text = f"{len(running) - alive} running jobs have not heard of their workers for {settings.lease_s:g} s."
+    yield from (_in_trouble(each) for each in there if each.troubles)
+    if waiting and not held and not there:
+        yield problem("workers", f"{waiting} jobs wait for more than two minutes, and no worker is there.", start)
+    elif len(running) > held:
+        text = f"{len(running) - held} running jobs have not heard of their workers for {settings.lease_s:g} s."
         yield problem("workers", text, f"look at the workers' logs; {start}. The API gives the jobs back to the queue")
-    elif alive:
-        yield ok("workers", f"{alive} jobs are being worked on, {waiting} wait")
+    elif held or there:
+        yield ok("workers", f"{len(there)} are there, {held} jobs are being worked on, {waiting} wait")
     else:
-        yield note("workers", "no job waits; whether a worker runs shows when one does")
+        yield note("workers", "none is there, and no job waits")
     yield _outbox(session)
+
+
+def _in_trouble(worker: WorkerOut) -> Finding:
+    text = f"{worker.name} on {worker.host} takes no jobs: {', '.join(worker.troubles)}."
+    cure = "mend that on its machine; it looks again by itself and goes on (docs/reliability.md)"
+    return problem("workers", text, cure)
 
 
 def _outbox(session: Session) -> Finding:
