@@ -30,6 +30,7 @@ from worker.handover import require_plain
 from worker.workdir import Folder
 
 # What of the report the job itself shows.
+_OF_CHECKPOINTS = ("asr", "harmfulness_score", "over_refusal", "utility", "gate")
 _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "audit_version", "seconds")
 _RELEASED = ("pass", "waived")
 _FAILED = "The adapter did not pass the safety audit and is not released."
@@ -141,7 +142,7 @@ def _record_last(session: Session, claim: Claim, report: dict[str, Any]) -> bool
         return True
     last = report["checkpoints"][-1]
     events.append(session, claim.job_id, "info", "message", f"Checkpoint created at step {last['step']}")
-    safety = {name: last[name] for name in CheckpointSafety.__required_keys__}
+    safety = {name: last[name] for name in _OF_CHECKPOINTS} | {"audit_version": report["audit_version"]}
     result = EpochResult(FINAL, last["metrics"], cast(CheckpointSafety, safety), None)
     return records.record(session, claim, {last["step"]: result})
 
