@@ -10,17 +10,39 @@ from app.errors import AppError
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is told at each field; `rest` is what belongs to none, and is told above the form."""
+    """What is wrong with a form, by the names of its fields or of the API's; `message` is the whole of it."""
 
     by_field: Mapping[str, str] = field(default_factory=dict)
-    rest: str = ""
+    message: str = ""
+
+    @classmethod
+    def of(cls, error: AppError) -> Faults:
+        """Sort what an error says by the API's own names."""
+        found = {}
+        for each in error.details or ():
+            if isinstance(param := each.get("param"), str):
+                found[param] = str(each["message"])
+        return cls(found or ({error.param: error.message} if error.param else {}), error.message)
 
     def __bool__(self) -> bool:
-        return bool(self.by_field or self.rest)
+        return bool(self.by_field or self.message)
+
+    @property
+    def rest(self) -> str:
+        """What is told above the form: what belongs to no field."""
+        return "" if self.by_field else self.message
 
     def at(self, name: str) -> str:
-        """Return what is wrong with a field; empty where nothing is."""
-        return self.by_field.get(name, "")
+        """Return what is wrong with a field, or with a part of it; empty where nothing is."""
+        return next((said for param, said in self.by_field.items() if _is_of(param, name)), "")
+
+    def elsewhere(self, names: Collection[str]) -> str:
+        """Return the message if it is about none of these fields."""
+        is_shown = any(_is_of(param, name) for param in self.by_field for name in names)
+        return "" if is_shown else self.message
+
+
+NO_FAULTS = Faults()
 
 
 def faults_of(error: AppError, names: Collection[str], aliases: Mapping[str, str] | None = None) -> Faults:
@@ -37,7 +59,7 @@ def faults_of(error: AppError, names: Collection[str], aliases: Mapping[str, str
     name = _field(error.param or "", names, aliases or {})
     if name:
         found.setdefault(name, error.message)
-    return Faults(found, "" if found else error.message)
+    return Faults(found, error.message)
 
 
 def _field(param: str, names: Collection[str], aliases: Mapping[str, str]) -> str | None:
@@ -46,3 +68,7 @@ def _field(param: str, names: Collection[str], aliases: Mapping[str, str]) -> st
         if name in names:
             return name
     return None
+
+
+def _is_of(param: str, name: str) -> bool:
+    return param == name or param.startswith(f"{name}.")

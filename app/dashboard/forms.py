@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData
 
 from app.dashboard.viewer import ProviderDep, Viewer, check_token
-from app.errors import AppError
 from app.http.validation_errors import first_fault
 
 Ask = TypeVar("Ask", bound=BaseModel)
@@ -40,39 +39,6 @@ class Sent:
     def shown(self) -> dict[str, str]:
         """Return the fields as they are shown again."""
         return {name: str(value) for name, value in self.form.items() if name != "form_token"}
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """What is wrong with a form, by the names of the fields as the API has them."""
-
-    by_field: Mapping[str, str] = field(default_factory=dict)
-    message: str = ""
-
-    @classmethod
-    def of(cls, error: AppError) -> Faults:
-        """Sort what an error says by fields."""
-        found = {}
-        for each in error.details or ():
-            if isinstance(param := each.get("param"), str):
-                found[param] = str(each["message"])
-        return cls(found or ({error.param: error.message} if error.param else {}), error.message)
-
-    def at(self, name: str) -> str:
-        """Return what is wrong with a field, or with a part of it."""
-        return next((said for param, said in self.by_field.items() if _is_of(param, name)), "")
-
-    def elsewhere(self, names: Collection[str]) -> str:
-        """Return the message if it is about none of these fields."""
-        is_shown = any(_is_of(param, name) for param in self.by_field for name in names)
-        return "" if is_shown else self.message
-
-
-NO_FAULTS = Faults()
-
-
-def _is_of(param: str, name: str) -> bool:
-    return param == name or param.startswith(f"{name}.")
 
 
 def read(kind: type[Ask], body: Mapping[str, object]) -> Ask:

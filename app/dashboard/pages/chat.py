@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from app.catalog import service as catalog
 from app.catalog.schemas import ModelOut
-from app.dashboard.fields import Faults
+from app.dashboard.fields import NO_FAULTS, Faults
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.db import Begin
@@ -86,7 +86,7 @@ def _page(
     model: str,
     question: str = "",
     answers: Sequence[Answer] = (),
-    faults: Faults | None = None,
+    faults: Faults = NO_FAULTS,
 ) -> Response:
     return page(
         request,
@@ -97,7 +97,7 @@ def _page(
         model=model,
         question=question,
         answers=answers,
-        faults=faults or Faults(),
+        faults=faults,
     )
 
 

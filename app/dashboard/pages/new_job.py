@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app.catalog import service as catalog
 from app.dashboard import job_form
-from app.dashboard.fields import Faults, faults_of
+from app.dashboard.fields import NO_FAULTS, Faults, faults_of
 from app.dashboard.job_form import Asked, fields_of
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
@@ -38,7 +38,6 @@ router = APIRouter(include_in_schema=False, prefix="/jobs/new")
 
 _FILES = 20
 _PREVIEWED = 2
-_NONE = Faults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def _shown(
     settings: Settings,
     file_id: str | int | float | None,
     asked: Asked,
-    faults: Faults = _NONE,
+    faults: Faults = NO_FAULTS,
 ) -> NewJob:
     found = files.get(session, viewer.project_id, str(file_id)) if file_id else None
     policy = policies.current(session, settings).content

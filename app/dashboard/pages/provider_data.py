@@ -14,7 +14,8 @@ from starlette.responses import RedirectResponse, Response
 from app.catalog import import_preview, imports, removal, service
 from app.catalog.import_preview import CorpusKind, ImportPreview
 from app.catalog.schemas import CorpusOut
-from app.dashboard.forms import NO_FAULTS, Faults, SentDep, read
+from app.dashboard.fields import NO_FAULTS, Faults
+from app.dashboard.forms import SentDep, read
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer, check_token
 from app.deps import LimitsDep, LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep

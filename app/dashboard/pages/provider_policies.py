@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.catalog import service as catalog
-from app.dashboard.forms import NO_FAULTS, Faults, SentDep
+from app.dashboard.fields import NO_FAULTS, Faults
+from app.dashboard.forms import SentDep
 from app.dashboard.pages.provider_policy_form import ACTIONS, PolicyForm
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer

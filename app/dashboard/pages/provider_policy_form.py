@@ -30,6 +30,7 @@ class PolicyForm:
     numbers: Mapping[str, str]
     allow_unmeasured_judge: bool
     action: str
+    transcripts: bool
     waivers: bool
     ranges: str
     serving: str
@@ -51,6 +52,7 @@ class PolicyForm:
             numbers=numbers,
             allow_unmeasured_judge=policy.thresholds.allow_unmeasured_judge,
             action=policy.row_signal.action,
+            transcripts=policy.transcripts,
             waivers=policy.waivers,
             ranges=json.dumps(content["ranges"], indent=2),
             serving=json.dumps(content["serving"], indent=2),
@@ -67,6 +69,7 @@ class PolicyForm:
             numbers={name: sent.text(name) for name in numbers},
             allow_unmeasured_judge=bool(sent.text("thresholds.allow_unmeasured_judge")),
             action=sent.text("row_signal.action"),
+            transcripts=bool(sent.text("transcripts")),
             waivers=bool(sent.text("waivers")),
             ranges=sent.text("ranges"),
             serving=sent.text("serving"),
@@ -80,6 +83,7 @@ class PolicyForm:
             "models": None if self.all_models else self.models,
             "thresholds": thresholds,
             "row_signal": self._of("row_signal.") | {"action": self.action},
+            "transcripts": self.transcripts,
             "waivers": self.waivers,
         }
         return read(Policy, body | {name: _json(name, getattr(self, name)) for name in _AS_JSON})

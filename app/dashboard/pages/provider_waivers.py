@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
-from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep, read
+from app.dashboard.fields import NO_FAULTS, Faults
+from app.dashboard.forms import Sent, SentDep, read
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.db.base import utc_now

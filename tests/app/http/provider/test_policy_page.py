@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from app.dashboard.pages.provider_policy_form import PolicyForm
+from app.policies.schemas import Policy
 from tests.app.http.provider.conftest import fault, send
 from tests.app.http.test_dashboard import SignIn, token
 from tests.app.http.test_policies import POLICIES
@@ -28,6 +30,24 @@ def test_a_version_is_put_in_force(browser: TestClient, provider: TestClient) ->
     assert (content["thresholds"]["max_asr"], content["ranges"]) == (0.2, {"lora.rank": {"min": None, "max": 8.0}})
     (entry,) = provider.get("/v1/admin/audit_log?action=policy.added").json()["data"]
     assert entry["target"] == "policy-1"
+
+
+def test_the_form_keeps_every_setting_of_a_policy(browser: TestClient, provider: TestClient) -> None:
+    asked = {
+        "defenses": ["lisa", "spard"],
+        "models": ["lab/tiny-1"],
+        "ranges": {"lora.rank": {"min": 2, "max": 8}},
+        "thresholds": {"max_asr": 0.2, "max_utility_drop": 0.03, "allow_unmeasured_judge": True},
+        "row_signal": {"action": "drop", "threshold": 0.2, "max_dropped": 0.5, "max_inverted": 0.2},
+        "serving": {"paused": ["x"], "store": {"days": 3}, "older_audits": "withhold"},
+        "transcripts": True,
+        "waivers": False,
+    }
+    policy = Policy.model_validate(asked)
+    assert not {name for name in Policy.model_fields if getattr(policy, name) == getattr(Policy(), name)}
+    assert PolicyForm.of(policy).policy() == policy
+    put(browser, act="put", transcripts="on")
+    assert provider.get(POLICIES).json()["data"][0]["content"]["transcripts"]
 
 
 def test_a_dry_run_shows_what_would_be_and_stores_nothing(
