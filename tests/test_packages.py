@@ -149,7 +149,7 @@ def test_the_library_has_its_own_commands_and_says_its_version(library: Path, st
 
 def test_the_service_adds_its_commands_without_importing_the_server(service: Path, strangers: Path) -> None:
     assert "spard-service " in run(service, strangers, "spard", "--version").stdout
-    assert "follow" in run(service, strangers, "spard", "jobs", "--help").stdout
+    assert "watch" in run(service, strangers, "spard", "jobs", "--help").stdout
     code = "from spard.commands import main\ntry: main(['jobs', '--help'])\nexcept SystemExit: pass\n"
     code += WITHOUT.format(names=SERVER)
     assert run(service, strangers, "python", "-P", "-c", code).returncode == 0
