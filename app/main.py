@@ -13,7 +13,6 @@ from threading import Event, Thread
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi_offline import FastAPIOffline
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
@@ -42,7 +41,7 @@ from app.ops.broker import Dispatcher
 from app.ops.readiness import Readiness
 from app.ops.saturation import Saturation
 from app.ops.shutdown import when_told_to_stop
-from app.routes import ROUTERS, WEBHOOKS
+from app.routes import ROUTERS, WEBHOOKS, reference_pages
 from app.settings import Settings, get_settings
 from app.storage import QUICK, open_storage
 from app.webhooks.delivery import Courier
@@ -56,7 +55,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Return the application on the database and storage of `settings`; the schema must be current."""
     settings = settings or get_settings()
     words = "Fine-tuning with a safety defense, in OpenAI's words."
-    app = FastAPIOffline(title="SPARD", description=words, responses=openapi.ERRORS, lifespan=_running)
+    app = FastAPI(
+        title="SPARD",
+        description=words,
+        responses=openapi.ERRORS,
+        lifespan=_running,
+        docs_url=None,
+        redoc_url=None,
+    )
+    reference_pages.mount_files(app)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
@@ -72,7 +79,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.rate_limits, app.state.key_throttle = limits, KeyThrottle(limits)
     app.state.serving = Serving(settings, app.state.engine, app.state.storage, limits)
     app.state.worker = None  # the supervisor of the embedded mode's worker, where there is one
-    for router in (*ROUTERS, *PAGES):
+    for router in (reference_pages.router, *ROUTERS, *PAGES):
         app.include_router(router)
     app.webhooks.include_router(WEBHOOKS)
     app.add_middleware(Envelope)

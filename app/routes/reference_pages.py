@@ -1,0 +1,48 @@
+"""`/docs` and `/redoc`, whose scripts come from this machine: those that the package fastapi-offline brings.
+
+The pages are functions of this module and not of an app: FastAPI remembers every function that it has called, and with
+it whatever the function holds.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from starlette.responses import HTMLResponse
+from starlette.staticfiles import StaticFiles
+
+_FILES = "/static-offline-docs"
+_ICON = "/favicon.png"
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/docs")
+def swagger(request: Request) -> HTMLResponse:
+    """Show every field, and try calls out."""
+    root, app = request.scope.get("root_path", ""), request.app
+    return get_swagger_ui_html(
+        openapi_url=f"{root}{app.openapi_url}",
+        title=f"{app.title} - Swagger UI",
+        swagger_js_url=f"{root}{_FILES}/swagger-ui-bundle.js",
+        swagger_css_url=f"{root}{_FILES}/swagger-ui.css",
+        swagger_favicon_url=f"{root}{_FILES}{_ICON}",
+    )
+
+
+@router.get("/redoc")
+def redoc(request: Request) -> HTMLResponse:
+    """Show every field, to read."""
+    root, app = request.scope.get("root_path", ""), request.app
+    return get_redoc_html(
+        openapi_url=f"{root}{app.openapi_url}",
+        title=f"{app.title} - ReDoc",
+        redoc_js_url=f"{root}{_FILES}/redoc.standalone.js",
+        redoc_favicon_url=f"{root}{_FILES}{_ICON}",
+        with_google_fonts=False,
+    )
+
+
+def mount_files(app: FastAPI) -> None:
+    """Serve what both pages load."""
+    app.mount(_FILES, StaticFiles(packages=[("fastapi_offline", "static")]), name="static-offline-docs")
