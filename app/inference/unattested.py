@@ -61,6 +61,9 @@ class Unattested:
             stream.put(_translated(error))
         except (APIConnectionError, APIError):
             stream.put(_away())
+        except Exception:  # it may answer anything; who waits for the stream is told in any case
+            log.exception("a server that is not attested answers in no form that is known")
+            stream.put(_away())
         finally:
             self._running.pop(stream.number, None)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import httpx2
@@ -138,6 +141,29 @@ def test_one_that_is_away_is_said_to_be(served_lab: Lab, serving: Any, other: di
     with pytest.raises(InternalServerError) as away:
         served_lab.client().chat.completions.create(model="tiny", **ASK)
     assert away.value.code == "engine_lost"
+
+
+def test_an_answer_in_no_known_form_ends_with_an_error(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
+    choice = {"index": 7, "delta": {"content": "for nobody"}, "finish_reason": None}
+
+    class Odd(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            self.wfile.write(f"data: {json.dumps({'id': 'x', 'choices': [choice]})}\n\ndata: [DONE]\n\n".encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        serving(unattested=[{"model": "tiny", "base_url": url, "served_as": "tiny"}])
+        with pytest.raises(InternalServerError) as odd:
+            served_lab.client().chat.completions.create(model="tiny", timeout=60, **ASK)
+        server.shutdown()
+    assert odd.value.code == "engine_lost"
 
 
 def test_listings_mark_it_and_no_other(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
