@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
-from app import objects
 from app.db import Begin
-from app.db.base import new_id
 from app.db.tables import File
 from app.errors import InvalidState
-from app.files import service as files
+from app.files.derived import derive
 from app.files.preview import lines_of
 from app.files.schemas import Conversion, FileOut
-from app.files.upload import Received, check_in, key_of, new_file, planned
 from app.files.validation import Limits
-from app.quotas import service as quotas
 from app.storage import Storage
 from spard.data import other_formats
-from spard.data.row_rules import TrainingRows
 
 _SHOWN = 5
 
@@ -36,18 +30,8 @@ def look(storage: Storage, file: File) -> Conversion:
 
 def convert(storage: Storage, begin: Begin, file: File, limits: Limits) -> Conversion:
     """Every row, as a new file that passes the checks of every other; the old one stays as it is."""
-    shown, file_id = look(storage, file), new_id("file-")
-    key = key_of(file.project_id, file_id)
-    name = f"{file.filename.removesuffix('.jsonl')[:200]}-converted.jsonl"
-    plan = partial(planned, project_id=file.project_id, file_id=file_id, expected=file.bytes)
-    with objects.writing(storage, begin, plan) as writing:
-        stored, report = check_in(writing, key, _converted(storage, file), TrainingRows(), limits)
-        received = Received(key, name, stored, report)
-        made = new_file(file_id, file.project_id, received, limits, expires_at=file.expires_at)
-        with begin() as session:
-            writing.named(session, key)
-            quotas.check_file(session, made)
-            files.add(session, made)
+    shown = look(storage, file)
+    made = derive(storage, begin, file, _converted(storage, file), "converted", limits)
     shown.file = FileOut.model_validate(made)
     return shown
 

@@ -1,0 +1,51 @@
+"""A new file that is made of another one; it passes the checks of every other, and the old one stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from sqlalchemy.orm import Session
+
+from app import objects
+from app.db import Begin
+from app.db.base import new_id
+from app.db.tables import File
+from app.files import service as files
+from app.files.upload import Received, check_in, key_of, new_file, planned
+from app.files.validation import Limits
+from app.quotas import service as quotas
+from app.storage import Storage
+from spard.data.row_rules import TrainingRows
+
+_NAME_CHARS = 200
+
+
+def derive(
+    storage: Storage,
+    begin: Begin,
+    file: File,
+    rows: Iterator[bytes],
+    ending: str,
+    limits: Limits,
+    note: Callable[[Session, File], None] = lambda session, made: None,
+) -> File:
+    """Store `rows`, lines of JSONL, under the old file's name with an ending.
+
+    `note` is called in the transaction that adds the file. Raises what an upload of the same rows would, and then keeps
+    nothing.
+    """
+    file_id = new_id("file-")
+    key = key_of(file.project_id, file_id)
+    name = f"{file.filename.removesuffix('.jsonl')[:_NAME_CHARS]}-{ending}.jsonl"
+    plan = partial(planned, project_id=file.project_id, file_id=file_id, expected=file.bytes)
+    with objects.writing(storage, begin, plan) as writing:
+        stored, report = check_in(writing, key, rows, TrainingRows(), limits)
+        received = Received(key, name, stored, report)
+        made = new_file(file_id, file.project_id, received, limits, expires_at=file.expires_at)
+        with begin() as session:
+            writing.named(session, key)
+            quotas.check_file(session, made)
+            files.add(session, made)
+            note(session, made)
+    return made
