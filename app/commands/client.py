@@ -42,7 +42,7 @@ class Client:
         self._http = http
 
     def get(self, path: str, **params: object) -> Any:
-        """Read; parameters that are None are not sent."""
+        """Return the answer to a GET; parameters that are None are left out."""
         return self._ask("GET", path, params=_given(params))
 
     def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None, **params: object) -> Any:
@@ -121,7 +121,7 @@ class Client:
 
 @contextmanager
 def connect() -> Iterator[Client]:
-    """Yield a client of the service that the environment names; what goes wrong becomes `CommandFailed`."""
+    """Yield a client of the service at SPARD_BASE_URL; a failed connection is raised as `CommandFailed`."""
     import httpx2
 
     url, key = service_url(), api_key()

@@ -56,7 +56,7 @@ class QueueOut(BaseModel):
 
 
 class QueueList(BaseModel):
-    """The queue by project, the one whose turn is next first."""
+    """Unfinished jobs by project, in the order in which the projects are served next."""
 
     object: Literal["list"] = "list"
     data: list[QueueOut]

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, text
 
 from app import signing
 from app.commands.doctor import client as client_side
-from app.commands.doctor import machine, offer, stores
+from app.commands.doctor import deployment, machine, stores
 from app.commands.doctor.findings import Finding
 from app.db import downgrade_schema, make_engine, transaction
 from app.db.base import utc_now
@@ -80,7 +80,7 @@ def home(sqlite_url: str, tmp_path: Path, model: Path, monkeypatch: pytest.Monke
         judge=JudgeSpec(name="llm", base_url="http://127.0.0.1:1/v1"),
         judge_errors=tmp_path / "judge.json",
     )
-    monkeypatch.setattr(offer, "_unreachable", lambda url: None)
+    monkeypatch.setattr(deployment, "_unreachable", lambda url: None)
     home = Home(settings, folder, monkeypatch)
     signing.signing_key(settings)
     with home.rows() as session:
@@ -93,7 +93,7 @@ def home(sqlite_url: str, tmp_path: Path, model: Path, monkeypatch: pytest.Monke
 
 
 def findings(home: Home) -> list[Finding]:
-    return [*stores.checks(home.settings), *offer.checks(home.settings)]
+    return [*stores.checks(home.settings), *deployment.checks(home.settings)]
 
 
 def test_a_sound_deployment_has_no_problem(home: Home) -> None:

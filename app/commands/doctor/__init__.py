@@ -31,7 +31,7 @@ def doctor(
     side: Annotated[Side | None, typer.Option("--only", help="Look at this side alone.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Examine a service on this machine and the way to one: each fault in a line, with its cure.
+    """Check the service on this machine and the connection to it; each fault is one line with its cure.
 
     Looks at the client's side where SPARD_BASE_URL or SPARD_API_KEY is set, and at the service's where there is one, or
     at both. Changes nothing but a probe that it writes to the storage and deletes. Exits 1 if there is a problem.
@@ -65,7 +65,7 @@ def _checks(side: Side | None, port: int) -> Iterator[Finding]:
 
 
 def _service(port: int) -> Iterator[Finding]:
-    from app.commands.doctor import machine, offer, stores
+    from app.commands.doctor import deployment, machine, stores
     from app.commands.doctor.findings import problem
     from app.errors import Unfit
     from app.settings import read_settings
@@ -77,7 +77,7 @@ def _service(port: int) -> Iterator[Finding]:
         return
     yield from machine.checks(settings, port)
     yield from stores.checks(settings)
-    yield from offer.checks(settings)
+    yield from deployment.checks(settings)
 
 
 def _line(finding: Finding) -> str:
