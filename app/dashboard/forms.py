@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import Depends, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData
 
 from app.dashboard.viewer import ProviderDep, Viewer, check_token
-from app.http.validation_errors import first_fault
-
-Ask = TypeVar("Ask", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +33,6 @@ class Sent:
     def shown(self) -> dict[str, str]:
         """Return the fields as they are shown again."""
         return {name: str(value) for name, value in self.form.items() if name != "form_token"}
-
-
-def read(kind: type[Ask], body: Mapping[str, object]) -> Ask:
-    """Return the API's request; raise its error for what is wrong with it."""
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        raise first_fault(RequestValidationError(faults, body=body)) from None
 
 
 async def _sent(request: Request, viewer: ProviderDep) -> Sent:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict, TypeVar
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.errors import AppError, InvalidRequest
+
+Ask = TypeVar("Ask", bound=BaseModel)
 
 _CODES = {
     "extra_forbidden": "extra_forbidden",
@@ -42,6 +46,15 @@ def first_fault(exc: RequestValidationError) -> AppError:
     first = faults[0]
     message = f"{first['param']}: {first['message']}" if first["param"] else first["message"]
     return InvalidRequest(message, code=first["code"], param=first["param"], details=faults)
+
+
+def read(kind: type[Ask], body: Mapping[str, object]) -> Ask:
+    """Return a request that did not come as a body of JSON; raise what one that did would get."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise first_fault(RequestValidationError(faults, body=body)) from None
 
 
 def _fault(error: ErrorDetails, body: Any) -> Fault:

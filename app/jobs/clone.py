@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 from sqlalchemy.orm import Session
 
 from app.db import Begin
@@ -18,7 +17,7 @@ from app.files import reduced
 from app.files import service as files
 from app.files.validation import Limits
 from app.http.schemas import Body
-from app.http.validation_errors import first_fault
+from app.http.validation_errors import read
 from app.jobs import service
 from app.jobs.reports.service import read_report
 from app.jobs.request import JobCreate
@@ -131,11 +130,7 @@ def changed(body: Json, changes: Mapping[str, object]) -> JobCreate:
     """Return the request with the changes in it; raise the error of the API for one that is none."""
     merged = {name: value for name, value in body.items() if name not in _METHODS or not set(_METHODS) & set(changes)}
     merged |= {name: _merged(body.get(name), value, name) for name, value in changes.items()}
-    try:
-        return JobCreate.model_validate(merged)
-    except ValidationError as error:
-        faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        raise first_fault(RequestValidationError(faults, body=merged)) from None
+    return read(JobCreate, merged)
 
 
 def risky_lines(report: SafetyReport) -> list[int]:

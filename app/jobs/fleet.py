@@ -1,4 +1,4 @@
-"""Workers as they tell of themselves, and the queue by project, for the provider."""
+"""Workers as they tell of themselves, the queue by project, and what waits for a decision of the provider."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from sqlalchemy import case, delete, func, select
 from sqlalchemy.orm import Session
 
 from app.db import now
-from app.db.tables import Job, JobStatus, Project, WorkerRow
+from app.db.base import utc_now
+from app.db.tables import Job, JobStatus, Project, Waiver, WebhookDelivery, WorkerRow
 from app.jobs import scheduling
 from app.jobs.fleet_schemas import QueueOut, WorkerOut
 
@@ -24,6 +25,14 @@ class Presence:
     troubles: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """How many waivers wait for a second person, and how many webhook deliveries were given up."""
+
+    proposed: int
+    undelivered: int
+
+
 def note(session: Session, presence: Presence) -> None:
     """Note that a worker is there."""
     row = session.get(WorkerRow, presence.name) or WorkerRow(name=presence.name)
@@ -34,7 +43,7 @@ def note(session: Session, presence: Presence) -> None:
 
 
 def leave(session: Session, name: str) -> None:
-    """Forget a worker that stops."""
+    """Delete the row of a worker that stops."""
     session.execute(delete(WorkerRow).where(WorkerRow.name == name))
 
 
@@ -60,7 +69,7 @@ def workers(session: Session, alive_s: float) -> list[WorkerOut]:
 
 
 def queue(session: Session) -> list[QueueOut]:
-    """Return the projects with jobs that have not ended, the one whose turn is next first."""
+    """Return the projects with unfinished jobs, in the order in which they are served next."""
     counts = [func.sum(case((Job.status == each, 1), else_=0)) for each in QueueOut.COUNTED]
     waiting = func.min(case((Job.status == JobStatus.queued, Job.created_at)))
     query = select(Job.project_id, Project.name, *counts, waiting).join(Project, Project.id == Job.project_id)
@@ -81,3 +90,13 @@ def queue(session: Session) -> list[QueueOut]:
         for row in rows
     ]
     return sorted(found, key=lambda each: (each.turn is None, each.turn or 0, each.project_id))
+
+
+def undecided(session: Session) -> Undecided:
+    """Count what waits for a decision of the provider."""
+    is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > utc_now())
+    counts = [
+        select(func.count()).where(is_open),
+        select(func.count()).where(WebhookDelivery.status == "failed"),
+    ]
+    return Undecided(*session.execute(select(*(each.scalar_subquery() for each in counts))).one())

@@ -76,7 +76,7 @@ def test_another_like_this_with_one_change(context: Any, service: Service, custo
     page.get_by_role("button", name="Start the job").click()
     field = page.get_by_label("Epochs")
     expect(field).to_have_attribute("aria-invalid", "true")
-    expect(page.locator("#wrong-n_epochs")).to_contain_text("less than or equal to 50")
+    expect(page.locator("#n_epochs-fault")).to_contain_text("less than or equal to 50")
     assert serious(page) == []
     field.fill("2")
     page.get_by_role("button", name="Start the job").click()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from sqlalchemy import func, select
 from starlette.responses import Response
 
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep
-from app.db.base import utc_now
-from app.db.tables import HeldAdapter, JobStatus, Waiver, WebhookDelivery
+from app.db.tables import JobStatus
 from app.deps import AfterQuery, ReadDep, SettingsDep
 from app.jobs import fleet, service
 
@@ -23,22 +21,13 @@ _AT_ONCE = 50
 @router.get("")
 def fleet_page(request: Request, viewer: ProviderDep, session: ReadDep, settings: SettingsDep) -> Response:
     """Show the workers with their GPUs, the queue with its shares, and what waits for a decision."""
-    is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > utc_now())
-    counts = [
-        select(func.count()).select_from(HeldAdapter),
-        select(func.count()).where(is_open),
-        select(func.count()).where(WebhookDelivery.status == "failed"),
-    ]
-    held, proposed, undelivered = session.execute(select(*(each.scalar_subquery() for each in counts))).one()
     return page(
         request,
         "provider_fleet",
         viewer,
         workers=fleet.workers(session, settings.lease_s),
         queue=fleet.queue(session),
-        held=held,
-        proposed=proposed,
-        undelivered=undelivered,
+        undecided=fleet.undecided(session),
     )
 
 

@@ -15,7 +15,7 @@ from app.catalog import import_preview, imports, removal, service
 from app.catalog.import_preview import CorpusKind, ImportPreview
 from app.catalog.schemas import CorpusOut
 from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import SentDep, read
+from app.dashboard.forms import SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer, check_token
 from app.deps import LimitsDep, LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
@@ -23,6 +23,7 @@ from app.errors import AppError
 from app.forms import upload_form
 from app.http.multipart import Form
 from app.http.schemas import Body
+from app.http.validation_errors import read
 
 router = APIRouter(include_in_schema=False, prefix="/provider/data")
 

@@ -13,11 +13,12 @@ from app.catalog.fitness import fitness, judge_warnings
 from app.catalog.judges import judges
 from app.catalog.schemas import BaseModelIn, ModelFitness
 from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import Sent, SentDep, read
+from app.dashboard.forms import Sent, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, ReadDep, SettingsDep
 from app.errors import AppError
+from app.http.validation_errors import read
 from app.policies import service as policies
 from app.settings import Settings
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import get_args
 
-from app.dashboard.forms import Sent, read
+from app.dashboard.forms import Sent
 from app.errors import InvalidRequest
+from app.http.validation_errors import read
 from app.policies.schemas import Policy
 from spard.config import GateThresholds
 from spard.config.row_signal import RowAction

@@ -7,11 +7,12 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import Sent, SentDep, read
+from app.dashboard.forms import Sent, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, ReadDep
 from app.errors import AppError
+from app.http.validation_errors import read
 from app.keys import admin as keys
 from app.keys.schemas import KeyCreate
 from app.keys.service import is_good

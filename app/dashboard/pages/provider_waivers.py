@@ -9,12 +9,13 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import Sent, SentDep, read
+from app.dashboard.forms import Sent, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.db.base import utc_now
 from app.deps import AfterQuery, LookDep, ProviderBeginDep, ReadDep, SettingsDep
 from app.errors import AppError, InvalidRequest
+from app.http.validation_errors import read
 from app.keys import admin as keys
 from app.waivers import service
 from app.waivers.held import held_adapters

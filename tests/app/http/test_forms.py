@@ -43,10 +43,10 @@ def test_what_is_wrong_with_a_form_is_told_at_its_field(
     form = {"form_token": token(browser.get("/jobs/new")), "model": "lab/tiny-1", "training_file": file_id}
     page = browser.post("/jobs/new", data=form | {field: value})
     assert page.status_code in (400, 403, 404)
-    (alert,) = re.findall(r'id="wrong-(\w+)" role="alert">([^<]*)<', page.text)
+    (alert,) = re.findall(r'id="(\w+)-fault" role="alert">([^<]*)<', page.text)
     assert alert[0] == field
     assert told in unescape(alert[1])
-    assert f'aria-describedby="wrong-{field}"' in page.text
+    assert f'aria-describedby="{field}-fault"' in page.text
 
 
 def test_what_is_wrong_with_a_file_is_told_at_its_field(sign_in: SignIn, offered: TestClient) -> None:
@@ -54,7 +54,7 @@ def test_what_is_wrong_with_a_file_is_told_at_its_field(sign_in: SignIn, offered
     form = {"form_token": token(browser.get("/jobs/new")), "purpose": "fine-tune"}
     page = browser.post("/jobs/new/file", data=form, files={"file": ("chats.csv", rows(10))})
     assert page.status_code == 400
-    assert re.findall(r'id="wrong-(\w+)" role="alert">', page.text) == ["file"]
+    assert re.findall(r'id="(\w+)-fault" role="alert">', page.text) == ["file"]
 
 
 def test_what_a_job_refuses_is_told_on_its_page(sign_in: SignIn, rejected: str) -> None:
@@ -82,7 +82,7 @@ def test_an_empty_question_is_told_at_its_field(sign_in: SignIn, offered: TestCl
     for question in ("", "  ", "a" * 16_001):
         page = browser.post("/chat", data=form | {"question": question})
         assert page.status_code == 400
-        assert re.findall(r'id="wrong-(\w+)" role="alert">', page.text) == ["question"]
+        assert re.findall(r'id="(\w+)-fault" role="alert">', page.text) == ["question"]
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_a_clone_whose_file_is_gone_asks_for_another(
     assert customer.delete(f"/v1/files/{file}").status_code == 200
     page = sign_in().get(f"/jobs/new?from={rejected}")
     assert page.status_code == 200
-    assert re.findall(r'id="wrong-(\w+)" role="alert">', page.text) == ["file"]
+    assert re.findall(r'id="(\w+)-fault" role="alert">', page.text) == ["file"]
