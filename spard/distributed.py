@@ -21,6 +21,7 @@ Item = TypeVar("Item")
 
 # The others wait while the first one measures a checkpoint; whoever started them sees when one has ended.
 _PATIENCE = timedelta(days=1)
+_BUCKET = 2**24  # elements that are sent in one message
 
 
 @contextmanager
@@ -42,16 +43,30 @@ def own() -> int:
     return dist.get_rank() if _is_group() else 0
 
 
+def count() -> int:
+    """Return how many ranks there are."""
+    return dist.get_world_size() if _is_group() else 1
+
+
 def share(rows: Sequence[Item]) -> Sequence[Item]:
     """Return this rank's rows of a batch; there may be none."""
-    return rows[own() :: dist.get_world_size()] if _is_group() else rows
+    return shares(rows)[own()]
 
 
+def shares(rows: Sequence[Item]) -> list[Sequence[Item]]:
+    """Return the rows of a batch that each rank has; some may have none."""
+    return [rows[rank :: count()] for rank in range(count())]
+
+
+@torch.no_grad()
 def sum_(parts: Sequence[Tensor]) -> None:
-    """Replace tensors by their sums over all processes."""
+    """Replace tensors by their sums over all processes, many of them in one message."""
     if _is_group():
-        for waiting in [dist.all_reduce(part, async_op=True) for part in parts]:
-            waiting.wait()
+        for bucket in _buckets(parts):
+            flat = torch.cat([part.reshape(-1) for part in bucket])
+            dist.all_reduce(flat)
+            for part, found in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
+                part.copy_(found.view_as(part))
 
 
 def agreed(fact: bool, device: torch.device) -> bool:
@@ -71,6 +86,20 @@ def first_s(numbers: Mapping[str, float], device: torch.device) -> dict[str, flo
 def seeds() -> list[int]:
     """Return what makes this rank's random numbers differ from the others'; nothing for rank 0."""
     return [own()] if own() else []
+
+
+def _buckets(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors of one kind and device together, at most `_BUCKET` elements of them or a single one."""
+    for kind in dict.fromkeys((part.dtype, part.device) for part in parts):
+        bucket, elements = list[Tensor](), 0
+        for part in parts:
+            if (part.dtype, part.device) == kind:
+                if bucket and elements + part.numel() > _BUCKET:
+                    yield bucket
+                    bucket, elements = [], 0
+                bucket.append(part)
+                elements += part.numel()
+        yield bucket
 
 
 def _is_group() -> bool:

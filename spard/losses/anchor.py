@@ -22,6 +22,7 @@ from spard.config.anchors import Anchors, Kind
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
+from spard.losses.vectors import wide
 
 TOLERANCE = 0.02  # chosen on the lab's development split
 _ROWS, _TOKENS = 64, 2**14  # of a batch of reference states at most
@@ -122,9 +123,9 @@ def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
 
 
 def _last(rows: Sequence[Encoded], hidden_BTD: Tensor) -> Tensor:
-    """Return the states of each prompt's last token, in float32."""
+    """Return the states of each prompt's last token, in float32 at least."""
     last_B = torch.tensor([len(row.ids) - 1 for row in rows], device=hidden_BTD.device)
-    return hidden_BTD[torch.arange(len(rows), device=hidden_BTD.device), last_B].float()
+    return wide(hidden_BTD[torch.arange(len(rows), device=hidden_BTD.device), last_B])
 
 
 def _prompt(row: Encoded) -> Encoded:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from spard.data.batches import Batch, by_length, collate
 from spard.data.chat import NO_LOSS, Encoded
+from spard.losses.vectors import wide
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
 _CHUNK = 2**27  # logits held at once, in elements
@@ -44,7 +45,7 @@ class Evaluation:
 
 
 def token_losses(model: Any, batch: Batch) -> TokenLosses:
-    """Cross-entropy of each labeled token, in float32.
+    """Cross-entropy of each labeled token, in float32 at least.
 
     Padding stands on the right and attention is causal, so no padding mask is needed.
     """
@@ -119,4 +120,4 @@ def _score(head: Head, hidden_SD: Tensor, label_S: Tensor) -> tuple[Tensor, Tens
     """Loss and hit of each token."""
     logits_SV = head(hidden_SD)
     right_S = (logits_SV.detach().argmax(dim=1) == label_S).float()
-    return cross_entropy(logits_SV.float(), label_S, reduction="none"), right_S
+    return cross_entropy(wide(logits_SV), label_S, reduction="none"), right_S

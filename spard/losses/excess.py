@@ -46,12 +46,12 @@ def base_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
 
 
 def row_means(losses: TokenLosses, batch: Batch) -> Tensor:
-    """Return each row's mean and prefix loss, B x 2, from the token losses of a batch."""
+    """Return each row's mean and prefix loss, B x 2, from the token losses of a batch; 0 for a row without labels."""
     is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
 
     def means(weight_S: Tensor) -> Tensor:
-        none_BT = weight_S.new_zeros(is_label_BT.shape)
+        none_BT = losses.loss_S.new_zeros(is_label_BT.shape)
         total_B = none_BT.masked_scatter(is_label_BT, losses.loss_S * weight_S).sum(dim=1)
-        return total_B / none_BT.masked_scatter(is_label_BT, weight_S).sum(dim=1)
+        return total_B / none_BT.masked_scatter(is_label_BT, weight_S.to(none_BT)).sum(dim=1).clamp(min=1)
 
     return torch.stack([means(torch.ones_like(losses.prefix_S)), means(losses.prefix_S)], dim=1)

@@ -39,8 +39,7 @@ class Gradient(NamedTuple):
 class Loss:
     """A loss with its graph; `grad` runs the backward pass, once.
 
-    In a run on several processes `value` is that of all rows and `scalar` this process's part of it, which has no graph
-    if there were no rows for it.
+    In a run on several processes `value` is that of all rows and `scalar` this process's part of it.
     """
 
     value: float
@@ -49,7 +48,7 @@ class Loss:
 
     def grad(self) -> Vector:
         """Return dL/dtheta summed over all processes; the graph is gone afterward."""
-        grad = gradient(self.scalar, self.theta) if self.scalar.requires_grad else zeros(self.theta)
+        grad = gradient(self.scalar, self.theta)
         distributed.sum_(grad)
         return grad
 
@@ -75,13 +74,14 @@ def utility_gradient(
 
     Each piece is weighted by its tokens, so the result does not depend on how the batch was cut. With `references`,
     the token losses of each piece before training, the gradient is that of the constrained loss. `penalties` make terms
-    of the final hidden states of the pieces, which may have rows without labels for it. The loss told is the plain one.
+    of the final hidden states of the pieces, which may have rows without labels for it, or nothing else. The loss told
+    is the plain one.
     """
     none = theta[0].new_zeros((), dtype=torch.int64)
     tokens = sum((piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces), start=none)
     distributed.sum_([tokens])
-    total: Vector = zeros(theta) if not pieces else []
-    sums = [theta[0].new_zeros(2, dtype=torch.float32)]
+    total: Vector = []
+    sums = list[Tensor]()
     for i, piece in enumerate(pieces):
         losses, hidden_BTD = losses_and_states(model, piece)
         loss_S = weighted(losses, references[i]) if references else losses.loss_S
@@ -115,8 +115,8 @@ def preference_gradient(
     pairs, own = [len(each) for each in references], [_labels(*each) for each in zip(pieces, references, strict=True)]
     counts = theta[0].new_tensor([sum(pairs), sum(own)], dtype=torch.int64)
     distributed.sum_([counts])
-    total: Vector = zeros(theta) if not pieces else []
-    sums = [theta[0].new_zeros(2 + len(METRICS), dtype=torch.float64)]
+    total: Vector = []
+    sums = list[Tensor]()
     for i, piece in enumerate(pieces):
         losses, hidden_BTD = losses_and_states(model, piece)
         found = dpo_losses(pair_logps(losses, piece, pairs[i]), references[i], beta)
@@ -137,38 +137,32 @@ def _labels(piece: Batch, reference_P2: Tensor) -> int:
     return int(piece.labels_BT[: len(reference_P2), 1:].ne(NO_LOSS).sum())
 
 
-def safe_losses(model: Any, theta: Vector, batch: Batch | None) -> dict[str, Loss]:
+def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:
     """Return the token mean ("mean") and the mean over each answer's first tokens ("prefix"), from one forward pass.
 
-    No batch is the share of a process that got no row.
+    A batch without labels is the share of a process that got no row.
     """
-    if batch is None:
-        return means({"mean": _no_tokens(theta), "prefix": _no_tokens(theta)}, theta)
     losses = token_losses(model, batch)
     every_S = torch.ones_like(losses.prefix_S)
     return means({"mean": (losses.loss_S, every_S), "prefix": (losses.loss_S, losses.prefix_S)}, theta)
 
 
-def safe_divergence(model: Any, theta: Vector, batch: Batch | None, reference: Reference) -> dict[str, Loss]:
+def safe_divergence(model: Any, theta: Vector, batch: Batch, reference: Reference) -> dict[str, Loss]:
     """Return the mean over answer tokens of KL(P_reference || P_model) ("kl")."""
-    if batch is None:
-        return means({"kl": _no_tokens(theta)}, theta)
     kl_S = token_divergences(model, reference, batch)
     return means({"kl": (kl_S, torch.ones_like(kl_S))}, theta)
 
 
-def safe_excess(model: Any, theta: Vector, batch: Batch | None, base_N2: Tensor) -> dict[str, Loss]:
+def safe_excess(model: Any, theta: Vector, batch: Batch, base_N2: Tensor) -> dict[str, Loss]:
     """Return the losses of `safe_losses` and how far each row is above its mean and prefix loss before, in `base_N2`.
 
     "excess" and "excess_prefix" are means over the rows of how far above, 0 for a row that is not; `base_N2` has an
     entry for each of all safe rows, and the batch names its own.
     """
-    if batch is None:
-        return means(dict.fromkeys(("mean", "prefix", "excess", "excess_prefix"), _no_tokens(theta)), theta)
     losses = token_losses(model, batch)
     every_S = torch.ones_like(losses.prefix_S)
     base_B2 = base_N2[list(batch.rows)].to(losses.loss_S.device)
-    above_B, above_prefix_B = (row_means(losses, batch) - base_B2).clamp(min=0).unbind(dim=1)
+    above_B, above_prefix_B = (row_means(losses, batch)[: len(batch.rows)] - base_B2).clamp(min=0).unbind(dim=1)
     every_B = torch.ones_like(above_B)
     parts = {"mean": (losses.loss_S, every_S), "prefix": (losses.loss_S, losses.prefix_S)}
     return means(parts | {"excess": (above_B, every_B), "excess_prefix": (above_prefix_B, every_B)}, theta)
@@ -183,16 +177,6 @@ def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str
     distributed.sum_([values])
     found = zip(parts, values.tolist(), scalars, strict=True)
     return {name: Loss(value, scalar, theta) for name, value, scalar in found}
-
-
-def _no_tokens(theta: Vector) -> tuple[Tensor, Tensor]:
-    none_S = theta[0].new_zeros(0, dtype=torch.float32)
-    return none_S, none_S
-
-
-def zeros(theta: Vector) -> list[Tensor]:
-    """No gradient at all."""
-    return [torch.zeros_like(part) for part in theta]
 
 
 def clip_(grad: Vector, max_norm: float) -> float:

@@ -15,6 +15,7 @@ from torch.nn.functional import kl_div
 
 from spard.data.batches import Batch
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
+from spard.losses.vectors import wide
 from spard.models.base import adapters_off
 
 
@@ -40,7 +41,7 @@ def reference_of(model: Any, *, has_lora: bool) -> Reference:
 
 
 def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:
-    """KL(P_reference || P_model) at each labeled token, in float32; whole logits are never held."""
+    """KL(P_reference || P_model) at each labeled token, in float32 at least; whole logits are never held."""
     with mixed_precision(batch.ids_BT.device):
         fixed_head, fixed_SD = reference.states(batch)
         head, hidden_SD, _ = labeled_states(model, batch)
@@ -49,7 +50,7 @@ def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:
 
 
 def _divergence(head: Head, fixed_head: Head, hidden_SD: Tensor, fixed_SD: Tensor) -> tuple[Tensor]:
-    log_p_SV = head(hidden_SD).float().log_softmax(dim=1)
+    log_p_SV = wide(head(hidden_SD)).log_softmax(dim=1)
     with torch.no_grad():
-        log_fixed_SV = fixed_head(fixed_SD).float().log_softmax(dim=1)
+        log_fixed_SV = wide(fixed_head(fixed_SD)).log_softmax(dim=1)
     return (kl_div(log_p_SV, log_fixed_SV, reduction="none", log_target=True).sum(dim=1),)

@@ -43,5 +43,10 @@ def size(x: Vector) -> int:
     return sum(math.prod(part.shape) for part in x)
 
 
+def wide(part: Tensor) -> Tensor:
+    """Return a tensor in float32, or as it is in float64."""
+    return part if part.dtype in (torch.float32, torch.float64) else part.float()
+
+
 def _wide(x: Vector) -> list[Tensor]:
-    return [part if part.dtype in (torch.float32, torch.float64) else part.float() for part in x]
+    return [wide(part) for part in x]

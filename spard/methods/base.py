@@ -84,8 +84,8 @@ class Method(Generic[Settings]):
         """One iteration on `theta`, in place; `task` and `safe` evaluate at `theta` as it is when they are called."""
         return utility_step_(theta, task, optimizer)
 
-    def safe_losses(self, model: Any, theta: Vector, batch: Batch | None) -> Mapping[str, Loss]:
-        """Return the losses that `safe` gives to `step`, without dropout; `batch` is None on a rank without rows."""
+    def safe_losses(self, model: Any, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
+        """Return the losses that `safe` gives to `step`, without dropout; a rank without rows has one without labels."""
         return safe_losses(model, theta, batch)
 
     def state(self) -> dict[str, Tensor]:

@@ -68,7 +68,7 @@ class SafeGrad(Method[SafeGradSettings]):
             "safegrad/norm": length,
         }
 
-    def safe_losses(self, model: Any, theta: Vector, batch: Batch | None) -> Mapping[str, Loss]:
+    def safe_losses(self, model: Any, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
         """Return the KL to the model before training, under "kl"."""
         return safe_divergence(model, theta, batch, self.reference)
 

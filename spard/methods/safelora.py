@@ -21,6 +21,7 @@ from torch.nn import Linear
 
 from spard.config import SafeLora as SafeLoraSettings
 from spard.errors import InvalidModel, InvalidRecipe
+from spard.losses.vectors import wide
 from spard.methods.base import Method
 from spard.models.base import Base, load_base
 
@@ -36,7 +37,7 @@ class SafeLora(Method[SafeLoraSettings]):
         """Keep V = W_aligned - W_unaligned of every trained weight on the CPU, in full fine-tuning W_aligned too."""
         unaligned = _load(self.settings).model
         weights = _lora_weights(base.model) if has_lora else _linear_weights(base.model)
-        self.V = {name: (part.cpu() - _twin(unaligned, name, part)).float() for name, part in weights.items()}
+        self.V = {name: wide(part.cpu() - _twin(unaligned, name, part)) for name, part in weights.items()}
         self.start_of = {} if has_lora else {name: part.cpu().clone() for name, part in weights.items()}
 
     @torch.no_grad()
@@ -45,14 +46,14 @@ class SafeLora(Method[SafeLoraSettings]):
         weights = _linear_weights(model) if self.start_of else {}
         layers = {} if self.start_of else _lora_layers(model)
         updates = {name: _update(layer) for name, layer in layers.items()} or {
-            name: (part - self.start_of[name].to(part.device)).float() for name, part in weights.items()
+            name: wide(part - self.start_of[name].to(part.device)) for name, part in weights.items()
         }
         V = {name: part.to(updates[name].device) for name, part in self.V.items()}
         chosen = to_project({name: agreement(update, V[name]) for name, update in updates.items()}, self.settings)
         for name in chosen:
             if name in layers:
                 B = _factors(layers[name])[1]
-                B.copy_(projected(B.float(), V[name]))
+                B.copy_(projected(wide(B), V[name]))
             else:
                 start = self.start_of[name].to(weights[name].device)
                 weights[name].copy_(start + projected(updates[name], V[name]))
@@ -123,4 +124,4 @@ def _factors(layer: Any) -> tuple[Tensor, Tensor]:
 
 def _update(layer: Any) -> Tensor:
     A, B = _factors(layer)
-    return B.float() @ A.float()
+    return wide(B) @ wide(A)

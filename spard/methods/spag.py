@@ -52,7 +52,7 @@ class Spag(Method[Spard]):
         if self.settings.bound == "excess":
             self.base_N2 = measure()
 
-    def safe_losses(self, model: Any, theta: Vector, batch: Batch | None) -> Mapping[str, Loss]:
+    def safe_losses(self, model: Any, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
         """Return the token mean and the prefix mean, and where it is bounded the excess of both."""
         if self.base_N2 is None:
             return super().safe_losses(model, theta, batch)

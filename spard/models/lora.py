@@ -23,12 +23,12 @@ _OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modu
 
 
 def trainable_model(model: Any, recipe: Recipe) -> Any:
-    """Return the model with exactly the recipe's parameters trainable, in float32; LoRA starts from the recipe's seed.
+    """Return the model with exactly the recipe's parameters trainable, in float32 at least.
 
-    Seeds the global generator: the caller restores it.
+    LoRA starts from the recipe's seed. Seeds the global generator: the caller restores it.
     """
     torch.manual_seed(recipe.seed)
-    trainable = model.float().requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora)
+    trainable = _wide(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora)
     if recipe.gradient_checkpointing:
         _renamed(model, "enable")({"use_reentrant": False})
     return trainable.train()
@@ -68,6 +68,10 @@ def dropping_modules(model: Any) -> list[torch.nn.Module]:
     They alone are switched off for the safe losses: gradient checkpointing needs the others in training mode.
     """
     return [module for module in model.modules() if _rate(module) > 0]
+
+
+def _wide(model: Any) -> Any:
+    return model if model.dtype == torch.float64 else model.float()
 
 
 def _renamed(model: Any, what: str) -> Any:

@@ -15,7 +15,7 @@ from spard.config.anchors import Kind
 from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
 from spard.errors import InvalidRecipe
-from spard.losses.anchor import Anchor, Pair, own
+from spard.losses.anchor import Anchor, Pair, own, unlabeled
 from spard.losses.constrained_sft import reference_losses
 from spard.losses.excess import base_losses
 from spard.losses.gradients import Gradient, Loss, preference_gradient, utility_gradient
@@ -46,6 +46,7 @@ class Objective:
         self.base, self.safe, self.recipe, self.method = base, safe, recipe, method
         self.plain = [row for row in safe if not row.is_variant]
         self.task, self.customer_rows = method.training_rows(task, safe), len(task)
+        self.blank = unlabeled(self.task[0].ids[:2])  # of a pass without rows
         self.lengths = [row.longest for row in self.task]
         self.reference_N2: Tensor | None = None  # of pairs, once `compare_with` was called
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
@@ -72,8 +73,7 @@ class Objective:
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
         """Return the task loss on some rows and its gradient, computed in micro-batches that fit the memory."""
         self._set_dropout(True)
-        rows = distributed.share(rows)
-        passes = self.passes(rows, anchors if distributed.own() == 0 else [])
+        passes = self._own_passes(rows, anchors)
         pieces = [self._batch(self._rows(each)) for each in passes]
         penalties = [self._penalty(each, anchors) for each in passes]
         if self.recipe.dpo and self.reference_N2 is not None:
@@ -97,11 +97,17 @@ class Objective:
             found += planned(part, self.customer_rows, ride, *lengths, most)
         return found
 
+    def _own_passes(self, rows: Sequence[int], anchors: Sequence[int]) -> list[Pass]:
+        """Return this rank's passes; one with fewer than another makes some of weight 0, for a sharded base."""
+        plans = [self.passes(part, [] if rank else anchors) for rank, part in enumerate(distributed.shares(rows))]
+        own = plans[distributed.own()]
+        return own + [Pass([], [])] * (max(map(len, plans)) - len(own))
+
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:
         """Return the method's safe losses on some safe rows, without dropout."""
         self._set_dropout(False)
         rows = distributed.share(rows)
-        batch = self._batch([self.safe[row] for row in rows])._replace(rows=tuple(rows)) if rows else None
+        batch = self._batch([self.safe[row] for row in rows] or [self.blank])._replace(rows=tuple(rows))
         return self.method.safe_losses(self.base.model, theta, batch)
 
     def base_losses(self) -> Tensor:
@@ -120,7 +126,7 @@ class Objective:
         """Return the rows of a pass, the anchor's prompts last."""
         prompts = [self.anchor.prompts[i] for i in one.anchors] if self.anchor else []
         rows = [self.task[row] for row in one.rows]
-        return [*(laid_out(rows) if self.recipe.dpo else rows), *prompts]
+        return [*(laid_out(rows) if self.recipe.dpo else rows), *prompts] or [self.blank]
 
     def _before(self, one: Pass) -> Tensor:
         return torch.cat([self.before[row] for row in one.rows]) if one.rows else self.before[0][:0]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spard.errors import InvalidRecipe
-from spard.losses.vectors import Vector, add_, dot, norm, size
+from spard.losses.vectors import Vector, add_, dot, norm, size, wide
 from spard.methods.base import Metrics
 from spard.methods.constraint import (
     Constraint,
@@ -43,7 +43,7 @@ def preconditioned_(theta: Vector, violation: Violation, optimizer: Optimizer, c
     """Step: theta <- theta - lambda g / H,   lambda = min(1.5 (l - tau + m) / (g^T H^-1 g), eta_safe lr)."""
     cap = or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
     grad = violation.loss.grad()
-    direction = torch._foreach_div([part.float() for part in grad], metric(theta, optimizer))
+    direction = torch._foreach_div([wide(part) for part in grad], metric(theta, optimizer))
     product = dot(grad, direction)
     if not math.isfinite(product):
         return moved(triggered=True, skipped=True)
@@ -71,5 +71,5 @@ def _second_moment(optimizer: Optimizer, part: Tensor, beta: float) -> Tensor:
     state = optimizer.state[part]
     if "exp_avg_sq" not in state:
         raise InvalidRecipe("variant preconditioned needs an optimizer that keeps Adam's second moment", "variant")
-    corrected: Tensor = state["exp_avg_sq"].float() / (1 - beta ** float(state["step"]))
+    corrected: Tensor = wide(state["exp_avg_sq"]) / (1 - beta ** float(state["step"]))
     return corrected

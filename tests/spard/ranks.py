@@ -1,0 +1,152 @@
+"""python -m tests.spard.ranks MODEL OUT: every case of `CASES` trained by one process, by two and by four.
+
+The processes are forked from one that has loaded the libraries. Each leaves in OUT what its steps reported, and its
+parameters, under the case's name, the count and its rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from spard.config import (
+    Defense,
+    Dpo,
+    Hyperparameters,
+    Lisa,
+    Lora,
+    NoDefense,
+    Recipe,
+    SafeGrad,
+    SafeInstr,
+    SafeLora,
+    Spard,
+    resolve,
+)
+from spard.data.chat import Encoded, encode_all
+from spard.models.base import Base, load_base
+from spard.training.train import train
+from tests.spard.parts import chat, refusals, sums
+
+ROWS, BATCH = 11, 5  # three steps, the last one on a single row
+COUNTS = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A defense, what else the recipe asks for, and whether its safe rows are such that the sums break them."""
+
+    defense: Defense
+    more: dict[str, Any] = field(default_factory=dict)
+    breaks: bool = False
+
+
+def _bounded(variant: Any, **more: Any) -> Spard:
+    return Spard(variant=variant, tau=1.0, check_every=1, **more)
+
+
+METHODS = {
+    "default": Case(Spard()),
+    "closed_form": Case(_bounded("closed_form", safe_batch_size=3)),
+    "excess": Case(Spard(bound="excess", tau=0.0, safe_batch_size=1, check_every=1), breaks=True),
+    "gated": Case(_bounded("gated", safe_batch_size=1)),  # one row: the other processes have none
+    "preconditioned": Case(_bounded("preconditioned")),
+    "reference": Case(_bounded("reference", safe_batch_size=1)),
+    "safegrad": Case(SafeGrad()),
+    "lisa": Case(Lisa(align_steps=1, task_steps=1, safe_batch_size=1)),
+    "safeinstr": Case(SafeInstr()),
+    "safelora": Case(SafeLora()),
+    "none": Case(NoDefense()),
+    "dpo": Case(_bounded("closed_form"), {"dpo": Dpo()}),
+    "options": Case(Spard(), {"constrained_sft": True, "ema": 0.9, "micro_batch_size": 1}),
+}
+PROJECTED = ("closed_form", "excess", "gated", "preconditioned", "reference", "dpo")
+
+
+def name_of(method: str, *, lora: bool) -> str:
+    """Return the name of a case."""
+    return f"{method}.{'lora' if lora else 'full'}"
+
+
+CASES = {name_of(method, lora=lora): (case, lora) for method, case in METHODS.items() for lora in (True, False)}
+
+
+def unlearned(base: Base) -> list[Encoded]:
+    """Safe rows whose answers the sums make less likely."""
+    return encode_all(base.tokenizer, [chat(f"Do harm number {i}", "~" * (i + 5)) for i in range(7)], 256)
+
+
+def pairs(base: Base) -> list[Encoded]:
+    """Preference pairs."""
+    other = {"role": "assistant", "content": "I do not know."}
+    rows = [replace(chat(f"Add {i}", f"It is {i}"), rejected=other) for i in range(ROWS)]
+    return encode_all(base.tokenizer, rows, 256)
+
+
+def recipe_of(case: Case, model: Path, *, lora: bool) -> Recipe:
+    """Return the recipe of a case."""
+    defense = case.defense
+    if isinstance(defense, SafeLora):
+        defense = replace(defense, base_unaligned=str(model.parent / "unaligned"))
+    asked = Hyperparameters(n_epochs=1, batch_size=BATCH)
+    adapter = Lora(rank=4) if lora else None
+    recipe = Recipe(defense=defense, lora=adapter, hyperparameters=asked, learning_rate=5e-3, seed=5)
+    return replace(recipe, **case.more)
+
+
+def trained(model: Path, name: str) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Return the weights that a case leaves and what its steps reported."""
+    case, lora = CASES[name]
+    base = load_base(str(model), dtype=torch.float64)
+    recipe = recipe_of(case, model, lora=lora)
+    task = pairs(base) if recipe.dpo else sums(base, ROWS)
+    safe = unlearned(base) if case.breaks else refusals(base)
+    found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size))
+    weights = {part: w.detach().clone() for part, w in found.model.named_parameters() if w.requires_grad}
+    return weights, found.metrics
+
+
+def _rank(model: Path, out: Path, store: Path, rank: int, count: int) -> None:
+    if count > 1:
+        dist.init_process_group("gloo", store=dist.FileStore(str(store), count), rank=rank, world_size=count)
+    for name in CASES:
+        weights, metrics = trained(model, name)
+        if rank in (0, count - 1):
+            save_file(weights, out / f"{name}.{count}.{rank}.safetensors")
+        (out / f"{name}.{count}.{rank}.json").write_text(json.dumps(metrics))
+    if count > 1:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """Fork the processes of all counts, and end as the worst of them ended."""
+    model, out = Path(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    started = []
+    for count in COUNTS:
+        store = Path(tempfile.mkdtemp(dir=out)) / "store"
+        for rank in range(count):
+            if (child := os.fork()) == 0:
+                try:
+                    _rank(model, out, store, rank, count)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            started.append(child)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in started]
+    sys.exit(max(map(abs, ended)))
+
+
+if __name__ == "__main__":
+    main()
