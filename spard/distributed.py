@@ -19,6 +19,8 @@ from torch import Tensor
 
 Item = TypeVar("Item")
 
+_parts: dist.ProcessGroup | None = None
+
 # The others wait while the first one measures a checkpoint; whoever started them sees when one has ended.
 _PATIENCE = timedelta(days=1)
 _BUCKET = 2**24  # elements that are sent in one message
@@ -67,6 +69,29 @@ def sum_(parts: Sequence[Tensor]) -> None:
             dist.all_reduce(flat)
             for part, found in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
                 part.copy_(found.view_as(part))
+
+
+@contextmanager
+def in_parts(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Inside the block the vectors of training are cut over the ranks of a group: sums over them are sums over it."""
+    global _parts
+    _parts = group
+    try:
+        yield
+    finally:
+        _parts = None
+
+
+def are_parts() -> bool:
+    """Whether this process holds parts of vectors."""
+    return _parts is not None
+
+
+def over_parts(number: Tensor) -> Tensor:
+    """Return the sum of what each rank found in its part of a vector."""
+    if _parts is not None:
+        dist.all_reduce(number, group=_parts)
+    return number
 
 
 def agreed(fact: bool, device: torch.device) -> bool:

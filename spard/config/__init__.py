@@ -35,6 +35,7 @@ from spard.config.settings import (
     default_learning_rate,
     resolve,
 )
+from spard.config.sharding import Sharding
 
 __all__ = [
     "DRESSES_ALONE",
@@ -65,6 +66,7 @@ __all__ = [
     "Seed",
     "Selection",
     "SeqLength",
+    "Sharding",
     "Spard",
     "Variant",
     "auto_multiplier",

@@ -18,6 +18,7 @@ from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
 from spard.config.extensions import JUDGES, SELECTIONS, NameIn
 from spard.config.preference import Dpo
+from spard.config.sharding import Sharding
 from spard.errors import InvalidRecipe
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
@@ -107,6 +108,7 @@ class Recipe:
     micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the batch in one piece
     pass_tokens: Annotated[int, Bound(ge=64)] | None = None  # padded ones of a pass; None: a micro-batch's
     gradient_checkpointing: bool = False
+    sharding: Sharding = "none"  # of the model over the GPUs of a run
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
     # Options that go with every defense, off by default
     constrained_sft: bool = False  # see `spard.losses.constrained_sft`

@@ -23,6 +23,7 @@ from spard.losses.excess import row_means
 from spard.losses.kl import Reference, token_divergences
 from spard.losses.preference import METRICS, dpo_losses, pair_logps
 from spard.losses.vectors import Vector, add_, norm, scale_
+from spard.models.sharding import Shards
 
 
 class Gradient(NamedTuple):
@@ -49,7 +50,7 @@ class Loss:
     def grad(self) -> Vector:
         """Return dL/dtheta summed over all processes; the graph is gone afterward."""
         grad = gradient(self.scalar, self.theta)
-        distributed.sum_(grad)
+        distributed.sum_(_replicated(grad, self.theta))
         return grad
 
 
@@ -58,7 +59,12 @@ Losses: TypeAlias = Callable[[], Mapping[str, Loss]]
 
 
 def gradient(loss: Tensor, theta: Vector) -> list[Tensor]:
-    """Return the gradient of a loss; parameters that it does not depend on get zeros."""
+    """Return the gradient of a loss; parameters that it does not depend on get zeros.
+
+    Of parameters that are cut over ranks it is this rank's part of the gradient of the losses' sum over all.
+    """
+    if isinstance(theta, Shards):
+        return theta.gradient(loss)
     return list(torch.autograd.grad(loss, list(theta), allow_unused=True, materialize_grads=True))
 
 
@@ -90,7 +96,7 @@ def utility_gradient(
         total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty else loss, theta))
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
     plain = torch.stack(sums).sum(dim=0)
-    distributed.sum_([*total, plain])
+    distributed.sum_([*_replicated(total, theta), plain])
     length = norm(total)
     scale_(total, (max_norm / (length + 1e-6)).clamp(max=1.0))
     value, accuracy, found = torch.cat([plain, length[None]]).tolist()
@@ -126,7 +132,7 @@ def preference_gradient(
         right = losses.right_S[: own[i]].double().sum() / counts[1]
         sums.append(torch.cat([torch.stack([loss.detach(), right]), found.metrics_P6.sum(dim=0) / counts[0]]))
     plain = torch.stack(sums).sum(dim=0)
-    distributed.sum_([*total, plain])
+    distributed.sum_([*_replicated(total, theta), plain])
     length = clip_(total, max_norm)
     value, accuracy, *more = plain.tolist()
     return Gradient(value, total, length, accuracy, dict(zip(METRICS, more, strict=True)))
@@ -184,6 +190,11 @@ def clip_(grad: Vector, max_norm: float) -> float:
     length = norm(grad)
     scale_(grad, (max_norm / (length + 1e-6)).clamp(max=1.0))
     return float(length)
+
+
+def _replicated(grad: Vector, theta: Vector) -> Vector:
+    """Return what of a gradient is still to be summed over the ranks."""
+    return [] if isinstance(theta, Shards) else grad
 
 
 def _sum(total: Vector, grad: Vector) -> Vector:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from spard.data.batches import Batch
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.losses.vectors import wide
 from spard.models.base import adapters_off
+from spard.models.sharding import copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def reference_of(model: Any, *, has_lora: bool) -> Reference:
     """Taken before the first step; full fine-tuning pays for a second model in memory."""
     if has_lora:
         return Reference(model, adapters_off)
-    return Reference(copy.deepcopy(model).eval().requires_grad_(False), nullcontext)
+    return Reference(copied(model).eval().requires_grad_(False), nullcontext)
 
 
 def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:

@@ -1,4 +1,7 @@
-"""A point of parameter space is the list of its tensors; sums are taken in float32 at least."""
+"""A point of parameter space is the list of its tensors; sums are taken in float32 at least.
+
+Where the tensors are cut over ranks (`spard.models.sharding`) every sum here is taken over all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from spard import distributed
+
 Vector: TypeAlias = Sequence[Tensor]
 
 
@@ -16,14 +21,21 @@ Vector: TypeAlias = Sequence[Tensor]
 def dot(x: Vector, y: Vector) -> float:
     """Return the inner product <x, y>."""
     products = torch._foreach_mul(_wide(x), _wide(y))
-    return float(torch.stack([product.sum() for product in products]).sum())
+    return float(distributed.over_parts(torch.stack([product.sum() for product in products]).sum()))
 
 
 @torch.no_grad()
 def norm(x: Vector) -> Tensor:
     """Return the Euclidean norm |x|, still on its device."""
     length: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(_wide(x))))
-    return length
+    return distributed.over_parts(length.square()).sqrt() if distributed.are_parts() else length
+
+
+@torch.no_grad()
+def norms(x: Vector) -> Tensor:
+    """Return the norm of each tensor, still on their device."""
+    lengths = torch.stack(torch._foreach_norm(list(x)))
+    return distributed.over_parts(lengths.square()).sqrt() if distributed.are_parts() else lengths
 
 
 @torch.no_grad()
@@ -40,7 +52,16 @@ def scale_(x: Vector, factor: Tensor | float) -> None:
 
 def size(x: Vector) -> int:
     """N, the number of coordinates."""
-    return sum(math.prod(part.shape) for part in x)
+    own = sum(math.prod(part.shape) for part in x)
+    return int(distributed.over_parts(torch.tensor(own, device=x[0].device))) if distributed.are_parts() else own
+
+
+def total(x: Vector) -> float:
+    """Return the sum of all coordinates."""
+    own = sum(float(part.sum()) for part in x)
+    if not distributed.are_parts():
+        return own
+    return float(distributed.over_parts(torch.tensor(own, dtype=torch.float64, device=x[0].device)))
 
 
 def wide(part: Tensor) -> Tensor:

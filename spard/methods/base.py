@@ -85,7 +85,7 @@ class Method(Generic[Settings]):
         return utility_step_(theta, task, optimizer)
 
     def safe_losses(self, model: Any, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
-        """Return the losses that `safe` gives to `step`, without dropout; a rank without rows has one without labels."""
+        """Return the losses that `safe` gives to `step`, without dropout; without rows a batch has no labels."""
         return safe_losses(model, theta, batch)
 
     def state(self) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from spard.errors import InvalidModel, InvalidRecipe
 from spard.losses.vectors import wide
 from spard.methods.base import Method
 from spard.models.base import Base, load_base
+from spard.models.sharding import cut_as, whole
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ class SafeLora(Method[SafeLoraSettings]):
         """Keep V = W_aligned - W_unaligned of every trained weight on the CPU, in full fine-tuning W_aligned too."""
         unaligned = _load(self.settings).model
         weights = _lora_weights(base.model) if has_lora else _linear_weights(base.model)
-        self.V = {name: wide(part.cpu() - _twin(unaligned, name, part)) for name, part in weights.items()}
-        self.start_of = {} if has_lora else {name: part.cpu().clone() for name, part in weights.items()}
+        self.V = {name: wide(whole(part).cpu() - _twin(unaligned, name, part)) for name, part in weights.items()}
+        self.start_of = {} if has_lora else {name: whole(part).cpu().clone() for name, part in weights.items()}
 
     @torch.no_grad()
     def finish_(self, model: Any) -> None:
@@ -46,7 +47,7 @@ class SafeLora(Method[SafeLoraSettings]):
         weights = _linear_weights(model) if self.start_of else {}
         layers = {} if self.start_of else _lora_layers(model)
         updates = {name: _update(layer) for name, layer in layers.items()} or {
-            name: wide(part - self.start_of[name].to(part.device)) for name, part in weights.items()
+            name: wide(whole(part) - self.start_of[name].to(part.device)) for name, part in weights.items()
         }
         V = {name: part.to(updates[name].device) for name, part in self.V.items()}
         chosen = to_project({name: agreement(update, V[name]) for name, update in updates.items()}, self.settings)
@@ -56,7 +57,7 @@ class SafeLora(Method[SafeLoraSettings]):
                 B.copy_(projected(wide(B), V[name]))
             else:
                 start = self.start_of[name].to(weights[name].device)
-                weights[name].copy_(start + projected(updates[name], V[name]))
+                weights[name].copy_(cut_as(start + projected(updates[name], V[name]), weights[name]))
         log.info("projected the updates of %d of %d weights", len(chosen), len(updates))
 
 

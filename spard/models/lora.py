@@ -15,6 +15,7 @@ from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import AdapterMismatch, InvalidRecipe
 from spard.models.base import Base
+from spard.models.sharding import whole_sizes
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -118,4 +119,5 @@ def _with_lora(model: Any, lora: Lora) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    with whole_sizes():
+        return get_peft_model(model, config)

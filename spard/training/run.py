@@ -34,6 +34,7 @@ from spard.methods import open_method
 from spard.methods.base import Metrics, Plan
 from spard.models.base import Base, adapters_off
 from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
+from spard.models.sharding import Shards, is_sharded, shard_
 from spard.training.ema import Ema
 from spard.training.objective import Objective
 from spard.training.references import References, validated
@@ -66,12 +67,17 @@ class Run:
         if not task or (recipe.uses_pool and not safe):
             raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
         self.base, self.recipe, self.resolved, self.dtype = base, recipe, resolved, base.model.dtype
+        if not is_sharded(base.model):
+            shard_(base.model, recipe.sharding, base.device)
         self.model = trainable_model(base.model, recipe)
         self.started_from = go_on_from_(self.model, base, recipe, start_from) if start_from else None
         self.method = open_method(recipe.defense)
         self.pairs = pairs or {}
         self.objective = Objective(base, task, safe, recipe, self.method, self.pairs)
-        self.theta = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
+        trained = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
+        are_cut = is_sharded(base.model) and recipe.lora is None
+        self.vector: Vector = Shards(list(trained.values())) if are_cut else list(trained.values())
+        self.theta = dict(zip(trained, self.vector, strict=True))
         self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
         self.optimizer = AdamW(
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
@@ -99,9 +105,9 @@ class Run:
             self.objective.compare_with(self.references.task_N2)
         self.method.start(Plan(self.progress.tau, self.total_steps, self.recipe.max_grad_norm))
         if found:
-            self.method.restore(list(self.theta.values()), found)
+            self.method.restore(self.vector, found)
         steps = self.progress.step + 1, self.total_steps
-        log.info("training %d parameters, steps %d to %d", size(list(self.theta.values())), *steps)
+        log.info("training %d parameters, steps %d to %d", size(self.vector), *steps)
 
     def step(self) -> Metrics:
         """One iteration of the method; its dropout masks depend on (seed, step) only."""
@@ -111,7 +117,7 @@ class Run:
             group["lr"] = rate
         entropy = [self.recipe.seed, progress.step, *distributed.seeds()]
         torch.manual_seed(int(SeedSequence(entropy).generate_state(1)[0]))
-        rows, theta = self._rows(progress.step), list(self.theta.values())
+        rows, theta = self._rows(progress.step), self.vector
         task = partial(self.objective.task_gradient, theta, rows, self.objective.anchors(progress.step))
         metrics = self.method.step(theta, task, partial(self._safe, theta), self.optimizer)
         if self.ema:
@@ -126,12 +132,12 @@ class Run:
         return metrics
 
     def validate(self, metrics: Metrics) -> None:
-        """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run, on rank 0.
+        """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run.
 
         Batches follow one another through the rows. Nothing random is drawn, and no weight changes.
         """
         every, rows = max(1, self.total_steps // VALIDATIONS), self.validation
-        if rows and self.progress.step % every == 0 and distributed.own() == 0:
+        if rows and self.progress.step % every == 0:
             count = min(self.resolved.batch_size, len(rows))
             first = self.progress.step // every * count
             places = [(first + i) % len(rows) for i in range(count)]
@@ -204,8 +210,8 @@ class Run:
         return None
 
     def _identity(self) -> str:
-        """Return a digest of everything that decides this run's numbers; micro-batches and passes only round them."""
-        same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None)
+        """Return a digest of everything that decides this run's numbers; pieces and sharding only round them."""
+        same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None, sharding="none")
         recipe = without_added(asdict(same))
         recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
         recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise

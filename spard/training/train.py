@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from spard.errors import Stopped
 from spard.losses.anchor import Pair
 from spard.methods.base import Metrics
 from spard.models.base import Base
+from spard.models.sharding import Shards
 from spard.training.references import References
 from spard.training.resume_state import Saved
 from spard.training.run import Run
@@ -65,8 +67,10 @@ def train(
     is saved and `Stopped` raised. `on_step` gets the step, their total and its metrics, now and then with losses on
     `validation`. `on_epoch` borrows an adapter's model at the end of each epoch but the last, and changes no weight.
     """
-    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([base.device] if base.device.type == "cuda" else []))
         run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation)
+        stack.enter_context(distributed.in_parts(run.vector.group if isinstance(run.vector, Shards) else None))
         run.start(resume_states)
         borrows = on_epoch if recipe.lora and distributed.own() == 0 else None
         saver = _Saver(run, resume_states, on_saved, at_epochs=borrows is not None)

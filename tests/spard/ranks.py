@@ -1,4 +1,4 @@
-"""python -m tests.spard.ranks MODEL OUT: every case of `CASES` trained by one process, by two and by four.
+"""python -m tests.spard.ranks MODELS OUT: every case of `CASES` trained by one process, by two and by four.
 
 The processes are forked from one that has loaded the libraries. Each leaves in OUT what its steps reported, and its
 parameters, under the case's name, the count and its rank.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,25 +29,31 @@ from spard.config import (
     SafeGrad,
     SafeInstr,
     SafeLora,
+    Sharding,
     Spard,
     resolve,
 )
 from spard.data.chat import Encoded, encode_all
 from spard.models.base import Base, load_base
+from spard.models.sharding import whole
 from spard.training.train import train
 from tests.spard.parts import chat, refusals, sums
 
 ROWS, BATCH = 11, 5  # three steps, the last one on a single row
-COUNTS = (1, 2, 4)
+PER_MACHINE = 2  # of four processes with hybrid sharding
+ALL: tuple[tuple[int, Sharding], ...] = ((1, "none"), (2, "full"))
+GROUPS: tuple[tuple[int, Sharding], ...] = (*ALL, (4, "full"), (2, "none"), (4, "hybrid"))
+FEW = ("closed_form", "gated", "safegrad", "options")  # methods of the other groups, unless SPARD_SOAK asks for all
 
 
 @dataclass(frozen=True)
 class Case:
-    """A defense, what else the recipe asks for, and whether its safe rows are such that the sums break them."""
+    """A defense, what else the recipe asks for, whether the sums break its safe rows, and the model's folder."""
 
     defense: Defense
     more: dict[str, Any] = field(default_factory=dict)
     breaks: bool = False
+    model: str = "tiny"
 
 
 def _bounded(variant: Any, **more: Any) -> Spard:
@@ -68,9 +73,12 @@ METHODS = {
     "safelora": Case(SafeLora()),
     "none": Case(NoDefense()),
     "dpo": Case(_bounded("closed_form"), {"dpo": Dpo()}),
-    "options": Case(Spard(), {"constrained_sft": True, "ema": 0.9, "micro_batch_size": 1}),
+    "options": Case(
+        Spard(), {"constrained_sft": True, "ema": 0.9, "micro_batch_size": 1, "gradient_checkpointing": True}
+    ),
+    "tied": Case(_bounded("closed_form"), model="tied"),  # embeddings and head are the same weights
 }
-PROJECTED = ("closed_form", "excess", "gated", "preconditioned", "reference", "dpo")
+PROJECTED = ("closed_form", "excess", "gated", "preconditioned", "reference", "dpo", "tied")
 
 
 def name_of(method: str, *, lora: bool) -> str:
@@ -79,6 +87,12 @@ def name_of(method: str, *, lora: bool) -> str:
 
 
 CASES = {name_of(method, lora=lora): (case, lora) for method, case in METHODS.items() for lora in (True, False)}
+
+
+def cases_of(count: int, sharding: Sharding) -> list[str]:
+    """Return the cases of a group."""
+    takes_all = (count, sharding) in ALL or os.environ.get("SPARD_SOAK") == "1"
+    return [name for name in CASES if takes_all or name.partition(".")[0] in FEW]
 
 
 def unlearned(base: Base) -> list[Encoded]:
@@ -93,52 +107,54 @@ def pairs(base: Base) -> list[Encoded]:
     return encode_all(base.tokenizer, rows, 256)
 
 
-def recipe_of(case: Case, model: Path, *, lora: bool) -> Recipe:
+def recipe_of(case: Case, models: Path, *, lora: bool) -> Recipe:
     """Return the recipe of a case."""
     defense = case.defense
     if isinstance(defense, SafeLora):
-        defense = replace(defense, base_unaligned=str(model.parent / "unaligned"))
+        defense = replace(defense, base_unaligned=str(models / "unaligned"))
     asked = Hyperparameters(n_epochs=1, batch_size=BATCH)
     adapter = Lora(rank=4) if lora else None
     recipe = Recipe(defense=defense, lora=adapter, hyperparameters=asked, learning_rate=5e-3, seed=5)
     return replace(recipe, **case.more)
 
 
-def trained(model: Path, name: str) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+def trained(models: Path, name: str, sharding: Sharding) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Return the weights that a case leaves and what its steps reported."""
     case, lora = CASES[name]
-    base = load_base(str(model), dtype=torch.float64)
-    recipe = recipe_of(case, model, lora=lora)
+    base = load_base(str(models / case.model), dtype=torch.float64)
+    recipe = replace(recipe_of(case, models, lora=lora), sharding=sharding)
     task = pairs(base) if recipe.dpo else sums(base, ROWS)
     safe = unlearned(base) if case.breaks else refusals(base)
     found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size))
-    weights = {part: w.detach().clone() for part, w in found.model.named_parameters() if w.requires_grad}
+    weights = {part: whole(w.detach()).clone() for part, w in found.model.named_parameters() if w.requires_grad}
     return weights, found.metrics
 
 
-def _rank(model: Path, out: Path, store: Path, rank: int, count: int) -> None:
+def _rank(models: Path, out: Path, rank: int, count: int, sharding: Sharding) -> None:
     if count > 1:
-        dist.init_process_group("gloo", store=dist.FileStore(str(store), count), rank=rank, world_size=count)
-    for name in CASES:
-        weights, metrics = trained(model, name)
+        os.environ["LOCAL_WORLD_SIZE"] = str(PER_MACHINE)
+        store = dist.FileStore(str(out / f"store.{count}.{sharding}"), count)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    for name in cases_of(count, sharding):
+        weights, metrics = trained(models, name, sharding)
+        left = f"{name}.{count}.{sharding}.{rank}"
         if rank in (0, count - 1):
-            save_file(weights, out / f"{name}.{count}.{rank}.safetensors")
-        (out / f"{name}.{count}.{rank}.json").write_text(json.dumps(metrics))
+            save_file(weights, out / f"{left}.safetensors")
+        (out / f"{left}.json").write_text(json.dumps(metrics))
     if count > 1:
         dist.destroy_process_group()
 
 
 def main() -> None:
     """Fork the processes of all counts, and end as the worst of them ended."""
-    model, out = Path(sys.argv[1]), Path(sys.argv[2])
+    models, out = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     started = []
-    for count in COUNTS:
-        store = Path(tempfile.mkdtemp(dir=out)) / "store"
+    for count, sharding in GROUPS:
         for rank in range(count):
             if (child := os.fork()) == 0:
                 try:
-                    _rank(model, out, store, rank, count)
+                    _rank(models, out, rank, count, sharding)
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.spard.parts import write_model
-from tests.spard.ranks import CASES, COUNTS, PROJECTED
+from tests.spard.ranks import GROUPS, PROJECTED, cases_of
 
 Metrics = list[dict[str, float]]
 _EXACT = 1e-12  # in double precision, of the largest weight
@@ -30,15 +30,17 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every case trained by one process, by two and by four."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "tiny")
+    write_model(folder / "tied", "smollm")
     write_model(folder / "unaligned", initializer_range=0.1)
-    command = [sys.executable, "-m", "tests.spard.ranks", str(folder / "tiny"), str(folder)]
+    command = [sys.executable, "-m", "tests.spard.ranks", str(folder), str(folder)]
     assert subprocess.run(command, check=False, timeout=800).returncode == 0
     return folder
 
 
-def read(out: Path, name: str, count: int) -> Run:
-    weights = [load_file(out / f"{name}.{count}.{rank}.safetensors") for rank in sorted({0, count - 1})]
-    return Run(weights, [json.loads((out / f"{name}.{count}.{rank}.json").read_text()) for rank in range(count)])
+def read(out: Path, name: str, count: int, sharding: str) -> Run:
+    left = [f"{name}.{count}.{sharding}.{rank}" for rank in range(count)]
+    weights = [load_file(out / f"{each}.safetensors") for each in (left[0], left[-1])]
+    return Run(weights, [json.loads((out / f"{each}.json").read_text()) for each in left])
 
 
 def away(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -51,10 +53,11 @@ def column(metrics: Metrics, name: str) -> list[float | None]:
     return [step.get(name) for step in metrics]
 
 
-@pytest.mark.parametrize("count", COUNTS[1:])
-@pytest.mark.parametrize("name", CASES)
-def test_several_processes_train_what_one_trains(out: Path, name: str, count: int) -> None:
-    alone, together = read(out, name, 1), read(out, name, count)
+@pytest.mark.parametrize(
+    ("count", "sharding", "name"), [(*group, name) for group in GROUPS[1:] for name in cases_of(*group)]
+)
+def test_several_processes_train_what_one_trains(out: Path, count: int, sharding: str, name: str) -> None:
+    alone, together = read(out, name, 1, "none"), read(out, name, count, sharding)
     assert away(alone.weights[0], together.weights[0]) < _EXACT
     assert all(torch.equal(part, together.weights[1][each]) for each, part in together.weights[0].items())
     for metrics in together.metrics:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spard.errors import InvalidRecipe
-from spard.losses.vectors import Vector, add_, dot, norm, size, wide
+from spard.losses.vectors import Vector, add_, dot, norm, size, total, wide
 from spard.methods.base import Metrics
 from spard.methods.constraint import (
     Constraint,
@@ -60,7 +60,7 @@ def metric(theta: Vector, optimizer: Optimizer) -> list[Tensor]:
     """H: the square root of Adam's second moment, bias corrected, floored."""
     beta = optimizer.param_groups[0].get("betas", (0.0, 0.0))[1]
     second = [_second_moment(optimizer, part, beta) for part in theta]
-    root_mean_square = math.sqrt(sum(float(v.sum()) for v in second) / size(theta))
+    root_mean_square = math.sqrt(total(second) / size(theta))
     H = list(torch._foreach_sqrt(second))
     torch._foreach_clamp_min_(H, FLOOR * root_mean_square)
     torch._foreach_add_(H, 1e-8)

@@ -8,10 +8,9 @@ are not kept.
 
 from __future__ import annotations
 
-import torch
 from torch.optim import Optimizer
 
-from spard.losses.vectors import Vector, norm, scale_
+from spard.losses.vectors import Vector, norm, norms, scale_
 from spard.methods.base import Metrics, descend_
 from spard.methods.constraint import Constraint, Correction, Violation, moved, or_auto
 
@@ -29,7 +28,7 @@ def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constr
     if not clip.isfinite() or not clip > 0:
         return moved(triggered=True, skipped=True)
     scale_(grad, clip)
-    norms = torch.stack(torch._foreach_norm(list(grad))).tolist()
-    alphas = [min(violation.excess / (norm_p + 1e-8), eta_safe) for norm_p in norms]
+    lengths = norms(grad).tolist()
+    alphas = [min(violation.excess / (norm_p + 1e-8), eta_safe) for norm_p in lengths]
     descend_(optimizer, theta, [alpha * part for alpha, part in zip(alphas, grad, strict=True)])
     return moved(triggered=True, alpha=sum(alphas) / len(alphas), capped=min(alphas) >= eta_safe)

@@ -1,0 +1,148 @@
+"""A model whose weights are cut over the ranks of a run (FSDP2): a layer is whole while it computes, and no longer.
+
+`full` cuts over all ranks. `hybrid` cuts over those of one machine and keeps a copy on each machine, so that no weight
+crosses the network: of a LoRA run only the adapter's gradients do. LoRA layers that are added later stay whole on every
+rank. A model with cut weights answers only where all ranks make the same passes.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import init_empty_weights
+from peft.tuners import tuners_utils
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoModelForCausalLM
+
+from spard import distributed
+from spard.config.sharding import Sharding
+from spard.errors import InvalidRecipe
+
+
+def shard_(model: Any, sharding: Sharding, device: torch.device) -> None:
+    """Cut the weights of a whole model in place, and bring each rank's part to its device.
+
+    Nothing happens in a run on one process, or for "none". Raises `InvalidRecipe` for a model without a list of layers.
+    """
+    if sharding == "none" or distributed.count() == 1:
+        model.to(device)
+        return
+    _cut(model, _mesh(sharding, device))
+    model.to(device)
+
+
+def _cut(model: Any, mesh: DeviceMesh) -> None:
+    decoder = model.get_decoder()
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList):
+        raise InvalidRecipe("sharding: this model has no list of layers that could be cut", "recipe.sharding")
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    # Embeddings and head together: they may be the same weights.
+    fully_shard([model.get_input_embeddings(), model.get_output_embeddings()], mesh=mesh, reshard_after_forward=True)
+    fully_shard(decoder, mesh=mesh, reshard_after_forward=True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all ranks already
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether weights of the model are cut."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+class Shards(list[Tensor]):
+    """This rank's parts of all trained weights, in place, where these are cut themselves: full fine-tuning.
+
+    What is computed coordinate by coordinate, an optimizer's step among it, is the same on the parts.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        if not all(isinstance(each, DTensor) for each in parameters):
+            raise InvalidRecipe("sharding: this model has weights outside of its layers", "recipe.sharding")
+        self.parameters = [each for each in parameters if isinstance(each, DTensor)]
+        super().__init__(each.detach().to_local() for each in self.parameters)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks that hold parts of one and the same copy."""
+        mesh = self.parameters[0].device_mesh
+        return mesh.get_group(mesh.ndim - 1)
+
+    def gradient(self, loss: Tensor) -> list[Tensor]:
+        """Return this rank's parts of dL/dtheta, L being the sum of the losses of all ranks."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = [torch.zeros_like(own) if each.grad is None else _local(each.grad) for own, each in self._pairs()]
+        for each in self.parameters:
+            each.grad = None
+        return found
+
+    def joined(self, place: int, part: Tensor) -> DTensor:
+        """Return a tensor that is cut as the parameter at a place is, from this rank's part of it."""
+        of = self.parameters[place]
+        return DTensor.from_local(
+            part, of.device_mesh, of.placements, run_check=False, shape=of.shape, stride=of.stride()
+        )
+
+    def _pairs(self) -> Iterator[tuple[Tensor, DTensor]]:
+        return zip(self, self.parameters, strict=True)
+
+
+def copied(model: Any) -> Any:
+    """Return a second model with the weights of a first one as they are, cut in the same way."""
+    if not is_sharded(model):
+        return copy.deepcopy(model)
+    with init_empty_weights(include_buffers=False):
+        second = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+    first = next(part for part in model.parameters() if isinstance(part, DTensor))
+    _cut(second, first.device_mesh)
+    second.load_state_dict({name: part.detach().clone() for name, part in model.state_dict().items()}, assign=True)
+    return second.to(first.device)
+
+
+def cut_as(part: Tensor, like: Tensor) -> Tensor:
+    """Return a whole tensor cut as another one is; as it is where that one is not."""
+    if not isinstance(like, DTensor):
+        return part
+    return distribute_tensor(part, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def whole(part: Tensor) -> Tensor:
+    """Return a weight in one piece, which all ranks have to ask for at once."""
+    return part.full_tensor() if isinstance(part, DTensor) else part
+
+
+@contextmanager
+def whole_sizes() -> Iterator[None]:
+    """Let PEFT size its layers for whole weights inside the block.
+
+    It takes a mesh with names of its own, as `hybrid` needs one, for tensor parallelism, where a layer computes with
+    its part alone.
+    """
+    known = tuners_utils._torch_supports_distributed
+    tuners_utils._torch_supports_distributed = False
+    try:
+        yield
+    finally:
+        tuners_utils._torch_supports_distributed = known
+
+
+def _mesh(sharding: Sharding, device: torch.device) -> DeviceMesh:
+    count = distributed.count()
+    inside = int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else count
+    if inside == count:
+        return init_device_mesh(device.type, (count,))
+    return init_device_mesh(device.type, (count // inside, inside), mesh_dim_names=("machine", "gpu"))
+
+
+def _local(grad: Tensor) -> Tensor:
+    return grad.to_local() if isinstance(grad, DTensor) else grad
