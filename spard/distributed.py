@@ -94,11 +94,6 @@ def over_parts(number: Tensor) -> Tensor:
     return number
 
 
-def agreed(fact: bool, device: torch.device) -> bool:
-    """Return the fact as rank 0 knows it."""
-    return bool(first_s({"fact": float(fact)}, device)["fact"])
-
-
 def first_s(numbers: Mapping[str, float], device: torch.device) -> dict[str, float]:
     """Return the numbers of rank 0 to all ranks."""
     if not _is_group():
@@ -106,6 +101,14 @@ def first_s(numbers: Mapping[str, float], device: torch.device) -> dict[str, flo
     values = torch.tensor(list(numbers.values()), dtype=torch.float64, device=device)
     dist.broadcast(values, src=0)
     return dict(zip(numbers, values.tolist(), strict=True))
+
+
+def said(word: str) -> str:
+    """Return what rank 0 says."""
+    words = [word]
+    if _is_group():
+        dist.broadcast_object_list(words, src=0)
+    return words[0]
 
 
 def seeds() -> list[int]:

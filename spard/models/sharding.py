@@ -81,7 +81,7 @@ class Shards(list[Tensor]):
     def gradient(self, loss: Tensor) -> list[Tensor]:
         """Return this rank's parts of dL/dtheta, L being the sum of the losses of all ranks."""
         loss.backward()  # type: ignore[no-untyped-call]
-        found = [torch.zeros_like(own) if each.grad is None else _local(each.grad) for own, each in self._pairs()]
+        found = [torch.zeros_like(own) if each.grad is None else own_part(each.grad) for own, each in self._pairs()]
         for each in self.parameters:
             each.grad = None
         return found
@@ -116,6 +116,11 @@ def cut_as(part: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(part, like.device_mesh, like.placements, src_data_rank=None)
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor; all of it where it is not cut."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def whole(part: Tensor) -> Tensor:
     """Return a weight in one piece, which all ranks have to ask for at once."""
     return part.full_tensor() if isinstance(part, DTensor) else part
@@ -142,7 +147,3 @@ def _mesh(sharding: Sharding, device: torch.device) -> DeviceMesh:
     if inside == count:
         return init_device_mesh(device.type, (count,))
     return init_device_mesh(device.type, (count // inside, inside), mesh_dim_names=("machine", "gpu"))
-
-
-def _local(grad: Tensor) -> Tensor:
-    return grad.to_local() if isinstance(grad, DTensor) else grad

@@ -2,6 +2,9 @@
 
 A resume state is `step-000120/` with `state.safetensors`, `state.json` and `manifest.json`, the digests of both. It is
 written aside, flushed to disk and renamed; what does not match its manifest is never loaded.
+
+Where the trained weights are cut over ranks each rank writes its parts, `shard-....safetensors` in their place, by
+`torch.distributed.checkpoint`; any number of ranks can go on from that.
 """
 
 from __future__ import annotations
@@ -10,21 +13,34 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from spard import distributed
 from spard.digests import file_sha256
 from spard.errors import CorruptCheckpoint
+from spard.models.sharding import cut_as, own_part
 
 log = logging.getLogger(__name__)
 
 _TENSORS, _STATE, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
+
+
+Empty = Callable[[str, torch.Size, torch.dtype], Tensor]  # what takes up a tensor of that name, shape and type
+
+
+def whole_tensor(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Take up all of a tensor."""
+    return torch.empty(shape, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +54,31 @@ class Saved:
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2) -> Saved:
     """Write one resume state and keep at most `keep`, this one among them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = Path(mkdtemp(prefix=".aside-", dir=folder))
+    aside = _aside(folder)
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside / _TENSORS)
+    return _publish(aside, folder, step, state, keep)
+
+
+def save_together(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2
+) -> Saved | None:
+    """Write one resume state from the parts of all ranks, who all call this; the first one is told of it."""
+    aside = Path(distributed.said(str(_aside(folder)) if distributed.own() == 0 else ""))
+    dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True))
+    return _publish(aside, folder, step, state, keep) if distributed.own() == 0 else None
+
+
+def _aside(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(mkdtemp(prefix=".aside-", dir=folder))
+
+
+def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Saved:
+    """Write what goes with the tensors, and make it a resume state of the folder."""
     (aside / _STATE).write_text(json.dumps(state))
-    (aside / _MANIFEST).write_text(json.dumps({name: file_sha256(aside / name) for name in (_TENSORS, _STATE)}))
-    for name in (_TENSORS, _STATE, _MANIFEST, "."):
+    named = sorted(path.name for path in aside.iterdir())
+    (aside / _MANIFEST).write_text(json.dumps({name: file_sha256(aside / name) for name in named}))
+    for name in (*named, _MANIFEST, "."):
         _flush(aside / name)
     path = folder / f"step-{step:06d}"
     if path.exists():
@@ -57,17 +92,36 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     return Saved(step, path, file_sha256(path / _MANIFEST))
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load the tensors and the state of a folder, verified."""
+def load(path: Path, empty: Empty = whole_tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load the tensors and the state of a folder, verified; all ranks of a run call this.
+
+    `empty` makes what takes up a tensor: where that is cut this rank's part is returned.
+    """
     verify(path)
-    return load_file(path / _TENSORS), json.loads((path / _STATE).read_text())
+    read = _whole if (path / _TENSORS).exists() else _parts
+    return read(path, empty), json.loads((path / _STATE).read_text())
+
+
+def _whole(path: Path, empty: Empty) -> dict[str, Tensor]:
+    found = load_file(path / _TENSORS)
+    return {name: own_part(cut_as(each, empty(name, each.shape, each.dtype))) for name, each in found.items()}
+
+
+def _parts(path: Path, empty: Empty) -> dict[str, Tensor]:
+    saved = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    found = {name: empty(name, each.size, each.properties.dtype) for name, each in saved.items()}
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=distributed.count() == 1)
+    return {name: own_part(each) for name, each in found.items()}
 
 
 def verify(path: Path) -> None:
     """Hold every byte against the manifest."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-        wrong = [name for name in (_TENSORS, _STATE) if manifest[name] != file_sha256(path / name)]
+        named = {_STATE, *manifest}
+        if named == {_STATE}:
+            raise KeyError(_TENSORS)
+        wrong = sorted(name for name in named if manifest[name] != file_sha256(path / name))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptCheckpoint(f"resume state {path.name} is incomplete") from error
     if wrong:

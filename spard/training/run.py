@@ -36,16 +36,16 @@ from spard.models.base import Base, adapters_off
 from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
 from spard.models.sharding import Shards, is_sharded, shard_
 from spard.training.ema import Ema
+from spard.training.layout import METHOD, Layout
 from spard.training.objective import Objective
 from spard.training.references import References, validated
-from spard.training.resume_state import Saved, load, newest_first, save
+from spard.training.resume_state import Saved, load, newest_first, save, save_together
 from spard.training.schedules import safe_rows, schedule
 from spard.training.trained import Progress, Trained
 
 log = logging.getLogger(__name__)
 
 VALIDATIONS = 20  # of a run, each on one batch of the validation rows
-_METHOD = "method/"  # tensors of a resume state that are the method's own
 _EMA = "ema/"
 _REFERENCE = "reference/"
 
@@ -77,7 +77,7 @@ class Run:
         trained = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
         are_cut = is_sharded(base.model) and recipe.lora is None
         self.vector: Vector = Shards(list(trained.values())) if are_cut else list(trained.values())
-        self.theta = dict(zip(trained, self.vector, strict=True))
+        self.theta, self.layout = dict(zip(trained, self.vector, strict=True)), Layout(list(trained), self.vector)
         self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
         self.optimizer = AdamW(
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
@@ -144,17 +144,21 @@ class Run:
             found = validated(self.base, rows, self.recipe, self.references, places)
             metrics |= {"loss/valid": found.loss, "accuracy/valid": found.accuracy}
 
-    def save(self, resume_states: Path) -> Saved:
-        """Save parameters, optimizer state and progress."""
+    def save(self, resume_states: Path) -> Saved | None:
+        """Save parameters, optimizer state and progress; all ranks have to where each has parts of them."""
         tensors: dict[str, Tensor] = {f"theta/{name}": part for name, part in self.theta.items()}
         for name, part in self.theta.items():
             tensors |= {f"{key}/{name}": value for key, value in self.optimizer.state[part].items()}
-        tensors |= {f"{_METHOD}{name}": value for name, value in self.method.state().items()}
+        tensors |= {f"{METHOD}{name}": value for name, value in self.method.state().items()}
         if self.ema:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         if self.references:
             tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
-        return save(resume_states, self.progress.step, tensors, {"run": self._identity(), **asdict(self.progress)})
+        step, state = self.progress.step, {"run": self._identity(), **asdict(self.progress)}
+        if not self.layout.is_cut:
+            return save(resume_states, step, tensors, state)
+        joined = {name: self.layout.joined(name, tensor) for name, tensor in tensors.items()}
+        return save_together(resume_states, step, joined, state)
 
     @contextmanager
     def as_finished(self) -> Iterator[Any]:
@@ -192,7 +196,7 @@ class Run:
     def _restore(self, resume_states: Path) -> dict[str, Tensor] | None:
         """Put parameters, moments and progress back; the method's own tensors, none without a resume state."""
         for path in newest_first(resume_states):
-            tensors, state = load(path)
+            tensors, state = load(path, self.layout.empty)
             if state.pop("run") != self._identity():
                 log.warning("resume state %s belongs to another run; it is left alone", path.name)
                 continue
@@ -206,7 +210,7 @@ class Run:
             if self.references:
                 self.references = References(**_under(_REFERENCE, tensors))
             self.progress = Progress(**state)
-            return _under(_METHOD, tensors)
+            return _under(METHOD, tensors)
         return None
 
     def _identity(self) -> str:

@@ -80,8 +80,7 @@ def train(
             run.validate(metrics)
             if on_step:
                 on_step(run.progress.step, run.total_steps, metrics)
-            stop = distributed.agreed(bool(should_stop and should_stop()), base.device)
-            saver.save_if_due(metrics, at_once=stop)
+            stop = saver.agree_and_save(metrics, stop=bool(should_stop and should_stop()))
             if stop:
                 raise Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
         return run.finish()
@@ -104,14 +103,21 @@ class _Saver:
         self._run, self._folder, self._on_saved, self._at_epochs = run, folder, on_saved, at_epochs
         self._saved_at = time.monotonic()
 
-    def save_if_due(self, metrics: Metrics, *, at_once: bool) -> None:
-        """Save the state after a step; the first of several processes alone writes."""
+    def agree_and_save(self, metrics: Metrics, *, stop: bool) -> bool:
+        """Save the state after a step if the first rank finds it due; return whether that wants to stop.
+
+        The first of several processes alone writes, unless each has parts of the weights.
+        """
+        said = distributed.first_s({"stop": stop, "save": stop or self._is_due()}, self._run.base.device)
+        if said["save"] and self._folder is not None and (self._run.layout.is_cut or distributed.own() == 0):
+            saved = self._run.save(self._folder)
+            self._saved_at = time.monotonic()
+            if saved and self._on_saved:
+                self._on_saved(saved, metrics)
+        return bool(said["stop"])
+
+    def _is_due(self) -> bool:
         is_due = time.monotonic() - self._saved_at >= self._run.recipe.checkpoint_every_s
         is_end = self._at_epochs and self._run.epochs_done is not None
         is_over = self._run.progress.step == self._run.total_steps  # what follows may fail, and must not cost it
-        if self._folder is None or distributed.own() != 0 or not (at_once or is_due or is_end or is_over):
-            return
-        saved = self._run.save(self._folder)
-        self._saved_at = time.monotonic()
-        if self._on_saved:
-            self._on_saved(saved, metrics)
+        return is_due or is_end or is_over

@@ -1,7 +1,7 @@
 """python -m tests.spard.ranks MODELS OUT: every case of `CASES` trained by one process, by two and by four.
 
 The processes are forked from one that has loaded the libraries. Each leaves in OUT what its steps reported, and its
-parameters, under the case's name, the count and its rank.
+parameters, under the case's name, the count and its rank. Runs that break off are in `tests.spard.broken_off`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,7 @@ METHODS = {
     "default": Case(Spard()),
     "closed_form": Case(_bounded("closed_form", safe_batch_size=3)),
     "excess": Case(Spard(bound="excess", tau=0.0, safe_batch_size=1, check_every=1), breaks=True),
-    "gated": Case(_bounded("gated", safe_batch_size=1)),  # one row: the other processes have none
+    "gated": Case(_bounded("gated", safe_batch_size=1), {"ema": 0.9}),  # one row: the other processes have none
     "preconditioned": Case(_bounded("preconditioned")),
     "reference": Case(_bounded("reference", safe_batch_size=1)),
     "safegrad": Case(SafeGrad()),
@@ -73,9 +75,7 @@ METHODS = {
     "safelora": Case(SafeLora()),
     "none": Case(NoDefense()),
     "dpo": Case(_bounded("closed_form"), {"dpo": Dpo()}),
-    "options": Case(
-        Spard(), {"constrained_sft": True, "ema": 0.9, "micro_batch_size": 1, "gradient_checkpointing": True}
-    ),
+    "options": Case(Spard(), {"constrained_sft": True, "micro_batch_size": 1, "gradient_checkpointing": True}),
     "tied": Case(_bounded("closed_form"), model="tied"),  # embeddings and head are the same weights
 }
 PROJECTED = ("closed_form", "excess", "gated", "preconditioned", "reference", "dpo", "tied")
@@ -118,31 +118,55 @@ def recipe_of(case: Case, models: Path, *, lora: bool) -> Recipe:
     return replace(recipe, **case.more)
 
 
-def trained(models: Path, name: str, sharding: Sharding) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Return the weights that a case leaves and what its steps reported."""
+def trained(
+    models: Path, name: str, sharding: Sharding, **more: Any
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Return the weights that a case leaves and what its steps reported; `more` is for `train`."""
     case, lora = CASES[name]
     base = load_base(str(models / case.model), dtype=torch.float64)
-    recipe = replace(recipe_of(case, models, lora=lora), sharding=sharding)
+    recipe = replace(recipe_of(case, models, lora=lora), sharding=sharding, checkpoint_every_s=1e-9)
     task = pairs(base) if recipe.dpo else sums(base, ROWS)
     safe = unlearned(base) if case.breaks else refusals(base)
-    found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size))
+    found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), **more)
     weights = {part: whole(w.detach()).clone() for part, w in found.model.named_parameters() if w.requires_grad}
     return weights, found.metrics
 
 
-def _rank(models: Path, out: Path, rank: int, count: int, sharding: Sharding) -> None:
+def join(store: Path, rank: int, count: int) -> None:
+    """Become a rank of a group; a group of one is none."""
     if count > 1:
         os.environ["LOCAL_WORLD_SIZE"] = str(PER_MACHINE)
-        store = dist.FileStore(str(out / f"store.{count}.{sharding}"), count)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+        dist.init_process_group("gloo", store=dist.FileStore(str(store), count), rank=rank, world_size=count)
+
+
+def forked(count: int, work: Callable[[int], None]) -> list[int]:
+    """Start processes that do the work of a rank each; return their numbers. They end with 1 where that fails."""
+    started = []
+    for rank in range(count):
+        if (child := os.fork()) == 0:
+            try:
+                work(rank)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        started.append(child)
+    return started
+
+
+def ended(started: Sequence[int]) -> list[int]:
+    """Wait for processes and return what they ended with."""
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in started]
+
+
+def _rank(models: Path, out: Path, count: int, sharding: Sharding, rank: int) -> None:
+    join(out / f"store.{count}.{sharding}", rank, count)
     for name in cases_of(count, sharding):
         weights, metrics = trained(models, name, sharding)
         left = f"{name}.{count}.{sharding}.{rank}"
         if rank in (0, count - 1):
             save_file(weights, out / f"{left}.safetensors")
         (out / f"{left}.json").write_text(json.dumps(metrics))
-    if count > 1:
-        dist.destroy_process_group()
 
 
 def main() -> None:
@@ -151,17 +175,8 @@ def main() -> None:
     torch.set_num_threads(1)
     started = []
     for count, sharding in GROUPS:
-        for rank in range(count):
-            if (child := os.fork()) == 0:
-                try:
-                    _rank(models, out, rank, count, sharding)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-                os._exit(0)
-            started.append(child)
-    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in started]
-    sys.exit(max(map(abs, ended)))
+        started += forked(count, partial(_rank, models, out, count, sharding))
+    sys.exit(max(map(abs, ended(started))))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tests.spard.parts import write_model
 from tests.spard.ranks import GROUPS, PROJECTED, cases_of
 
 Metrics = list[dict[str, float]]
-_EXACT = 1e-12  # in double precision, of the largest weight
+EXACT = 1e-12  # in double precision, of the largest weight
 
 
 class Run(NamedTuple):
@@ -58,7 +58,7 @@ def column(metrics: Metrics, name: str) -> list[float | None]:
 )
 def test_several_processes_train_what_one_trains(out: Path, count: int, sharding: str, name: str) -> None:
     alone, together = read(out, name, 1, "none"), read(out, name, count, sharding)
-    assert away(alone.weights[0], together.weights[0]) < _EXACT
+    assert away(alone.weights[0], together.weights[0]) < EXACT
     assert all(torch.equal(part, together.weights[1][each]) for each, part in together.weights[0].items())
     for metrics in together.metrics:
         for each in ("spag/triggered", "spag/capped"):
