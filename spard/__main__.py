@@ -1,6 +1,7 @@
 """`python -m spard RECIPE.toml --out FOLDER`: one run, told on the terminal.
 
-The exit status is 0 when the gate passed, 2 when it did not, and 1 when the run failed.
+The exit status is 0 when the gate passed, 2 when it did not, and 1 when the run failed. Under torchrun
+(`torchrun --nproc-per-node N -m spard RECIPE.toml --out FOLDER`) it is one run on N ranks, told by the first one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from spard import distributed
 from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
 from spard.config.run_spec import load_recipe
@@ -29,10 +31,14 @@ def execute(asked: Asked) -> int:
     """Run a recipe and print what was measured."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
     try:
-        outcome = run(load_recipe(asked.recipe), asked.out, _untold if asked.as_json else _tell)
+        with distributed.joined():
+            outcome = run(load_recipe(asked.recipe), asked.out, _untold if asked.as_json else _tell)
+            is_first = distributed.own() == 0
     except SpardError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return 1
+    if not is_first:
+        return exits.OK
     if asked.as_json:
         print(json.dumps({"out": str(asked.out), "gate": asdict(outcome.measured.gate)}, indent=2))
     else:

@@ -7,10 +7,11 @@ nothing is sent, and no number changes. The first process alone writes files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -21,23 +22,23 @@ Item = TypeVar("Item")
 
 _parts: dist.ProcessGroup | None = None
 
-# The others wait while the first one measures a checkpoint; whoever started them sees when one has ended.
+# The others wait while the first one asks a judge; torchrun ends all of them when one has ended.
 _PATIENCE = timedelta(days=1)
 _BUCKET = 2**24  # elements that are sent in one message
 
 
 @contextmanager
-def joined(meeting: Path, rank: int, count: int, device: torch.device) -> Iterator[None]:
-    """Be one of `count` processes of this machine that meet at a file which is new."""
-    if count == 1:
+def joined() -> Iterator[None]:
+    """Be one of the processes that torchrun has started, on a GPU of its own; alone without torchrun."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, f"file://{meeting}", timeout=_PATIENCE, rank=rank, world_size=count)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=_PATIENCE)
+    yield  # after an error the group is left as it is: it would wait for ranks that are gone
+    dist.destroy_process_group()
 
 
 def own() -> int:
@@ -103,12 +104,56 @@ def first_s(numbers: Mapping[str, float], device: torch.device) -> dict[str, flo
     return dict(zip(numbers, values.tolist(), strict=True))
 
 
-def said(word: str) -> str:
-    """Return what rank 0 says."""
+def said(word: Item) -> Item:
+    """Return what rank 0 says to all; what the others say is not heard."""
     words = [word]
     if _is_group():
         dist.broadcast_object_list(words, src=0)
     return words[0]
+
+
+def said_tensor(tensor: Tensor | None) -> Tensor:
+    """Return rank 0's tensor, on the CPU, to all."""
+    shape, dtype = said(None if tensor is None else (tensor.shape, tensor.dtype)) or ((), torch.float32)
+    found = torch.empty(shape, dtype=dtype) if tensor is None else tensor.cpu().contiguous()
+    if _is_group():
+        dist.broadcast(found.view(-1).view(torch.uint8), src=0)
+    return found
+
+
+def gathered(own_part: Item) -> list[Item]:
+    """Return what each rank has, in the order of the ranks."""
+    parts = [own_part] * count()
+    if _is_group():
+        dist.all_gather_object(parts, own_part)
+    return parts
+
+
+def wait_for_all() -> None:
+    """Go on when every rank has come here."""
+    gathered(None)
+
+
+def first_before_others(make: Callable[[], Item]) -> Item:
+    """Return what each rank makes, the others after rank 0: where it leaves something, they find it."""
+    found = make() if own() == 0 else None
+    wait_for_all()
+    return make() if found is None else found
+
+
+def is_anywhere(fact: bool) -> bool:
+    """Whether it is so on any rank."""
+    found = torch.tensor(int(fact))
+    if _is_group():
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
+
+
+def dealt(batches: Sequence[Item]) -> list[Item | None]:
+    """Return this rank's batches, as many as every rank has; None stands in for one too few."""
+    rounds = math.ceil(len(batches) / count())
+    mine: list[Item | None] = list(batches[own() :: count()])
+    return mine + [None] * (rounds - len(mine))
 
 
 def seeds() -> list[int]:

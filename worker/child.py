@@ -15,12 +15,10 @@ from threading import Event
 from types import FrameType
 
 from app.ops.processes import die_with_parent
-from spard.evaluation.judges import asked_through
 from spard.release.proof import CleanProcess
 from worker import pipeline
-from worker.asking import Asking
-from worker.desk import llm_judges
-from worker.failures import failure
+from worker.distributed import run_ranks
+from worker.failures import Failed, failure
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
 
@@ -51,9 +49,14 @@ def main() -> None:
 def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess) -> None:
     """Run the pipeline; whatever goes wrong becomes a message."""
     try:
-        asking = Asking(report, _STDIN, llm_judges(read_assignment(folder).run.judge))
-        with asked_through(asking.open):
-            pipeline.run(folder, report, stop.is_set, clean)
+        processes = read_assignment(folder).processes
+        if processes > 1:
+            run_ranks(folder, processes, report.fd, stop)
+        else:
+            with pipeline.judging(folder, report, _STDIN):
+                pipeline.run(folder, report, stop.is_set, clean)
+    except Failed as error:
+        report.failed(error.what.code, error.what.message, error.what.param, retryable=error.what.retryable)
     except Exception as error:
         log.exception("the job failed")
         what = failure(error)

@@ -1,7 +1,7 @@
-"""The other processes of a job that is trained on several GPUs: started by its child, which is the first of them.
+"""A job on several GPUs: torchrun starts a process for each (`worker.rank`), and ends all when one ends too early.
 
-When one ends before its time the child ends too, since it would wait for ever; the parent sees that and tries again.
-A partner whose GPU has too little memory leaves a word of it, and the child reports that as if it were its own.
+The child starts them and waits. What fails on a rank is left as its word, in its folder: of all words the child reports
+the one that says most. A rank that a signal has ended takes the child along, and the parent sees that signal.
 """
 
 from __future__ import annotations
@@ -9,79 +9,76 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Event, Thread
+import signal
+import sys
+from dataclasses import asdict
+from threading import Event
 
-import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from app.ops.processes import python
-from spard import distributed
-from spard.errors import OutOfGpuMemory, is_gpu_out_of_memory
-from worker.failures import failure
-from worker.protocol import Report
+from worker.failures import Failed, Failure
 from worker.workdir import Folder
 
 log = logging.getLogger(__name__)
 
 _PROGRAM = "worker.rank"
+_HERE = "127.0.0.1"
+_LOOK_S = 0.1
+_STDOUT = 1
 
 
-@contextmanager
-def partners(folder: Folder, count: int, device: torch.device, report: Report) -> Iterator[None]:
-    """Train as the first of `count` processes inside the block."""
-    is_over = Event()
-    folder.meeting.unlink(missing_ok=True)
-    started = [_start(folder, rank, count) for rank in range(1, count)]
-    for process in started:
-        Thread(target=_watch, args=(process, is_over, folder, report), daemon=True).start()
+def run_ranks(folder: Folder, count: int, messages: int, stop: Event) -> None:
+    """Do the job on `count` ranks, the first of which writes its messages to a file descriptor.
+
+    They save and stop when a SIGTERM comes, or if `stop` was set before. Raises `Failed` with what a rank says, and
+    ends this process by the signal that has ended one.
+    """
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=folder.root.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{_HERE}:0",
+        local_addr=_HERE,
+        max_restarts=0,
+        monitor_interval=_LOOK_S,
+        signals_to_handle="SIGHUP",  # SIGTERM asks the job to save and stop, and is no end
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder.root / "ranks")),
+    )
+    signal.signal(signal.SIGTERM, lambda number, frame: folder.stop.touch())
+    if stop.is_set():
+        folder.stop.touch()
+    own = os.dup(_STDOUT)
+    os.dup2(messages, _STDOUT)
     try:
-        with distributed.joined(folder.meeting, 0, count, device):
-            yield
-    except RuntimeError as error:  # so looks a connection to a partner that has ended
-        word = _left_word(folder)
-        if word is None or is_gpu_out_of_memory(error):
-            raise
-        raise word from error
+        elastic_launch(config, sys.executable)(*python(_PROGRAM, str(folder.root), str(os.getpid()))[1:])
+    except ChildFailedError as error:
+        ended = [failure.exitcode for failure in error.failures.values()]
+        log.error("ranks ended with %s", ended)
+        raise Failed(_last_word(folder, ended)) from error
     finally:
-        is_over.set()
-        for process in started:
-            process.kill()
-            process.wait()
+        os.dup2(own, _STDOUT)
+        os.close(own)
 
 
-@contextmanager
-def leaving_word(folder: Folder) -> Iterator[None]:
-    """For a partner: too little GPU memory inside the block is written down for the first process."""
-    try:
-        yield
-    except (RuntimeError, OutOfGpuMemory) as error:
-        if isinstance(error, OutOfGpuMemory) or is_gpu_out_of_memory(error):
-            message, may_fit = str(error), isinstance(error, OutOfGpuMemory)
-            aside = folder.word.with_suffix(f".{os.getpid()}")
-            aside.write_text(json.dumps({"message": message, "may_fit": may_fit}))
-            os.replace(aside, folder.word)
-        raise
+def leave_word(folder: Folder, rank: int, what: Failure) -> None:
+    """Leave what a rank has failed with."""
+    aside = folder.root / f".word.{rank}"
+    aside.write_text(json.dumps(asdict(what)))
+    aside.rename(folder.word(rank))
 
 
-def _left_word(folder: Folder) -> Exception | None:
-    """Return the error that a rank left before it ended, or None."""
-    if not folder.word.exists():
-        return None
-    word = json.loads(folder.word.read_text())
-    return OutOfGpuMemory(word["message"], "batch_size") if word["may_fit"] else torch.OutOfMemoryError(word["message"])
-
-
-def _start(folder: Folder, rank: int, count: int) -> subprocess.Popen[bytes]:
-    command = python(_PROGRAM, str(folder.root), str(rank), str(count), str(os.getpid()))
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - the command is ours
-
-
-def _watch(process: subprocess.Popen[bytes], is_over: Event, folder: Folder, report: Report) -> None:
-    if process.wait() and not is_over.is_set():
-        log.error("a partner ended with %d; so do we", process.returncode)
-        if word := _left_word(folder):
-            what = failure(word)
-            report.failed(what.code, what.message, what.param, retryable=what.retryable)
-        os._exit(1)
+def _last_word(folder: Folder, ended: list[int]) -> Failure:
+    """Return what says most: a failure that is known, before one that may follow from another rank's end."""
+    words = [Failure(**json.loads(path.read_text())) for path in sorted(folder.root.glob("word.*"))]
+    if known := [word for word in words if not word.is_unforeseen]:
+        return known[0]
+    for code in ended:
+        if code < 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+    return words[0] if words else Failure("server_error", "A rank has ended.", retryable=True)

@@ -1,29 +1,27 @@
-"""A job in its child: the stages of `spard.pipeline` on a job's folder, and for other ranks their part in training."""
+"""A job in its child, or on each of its ranks: the stages of `spard.pipeline` on a job's folder."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from spard import distributed
 from spard.config.patience import Patience
-from spard.errors import Stopped
 from spard.evaluation.contamination import refuse_leaks
+from spard.evaluation.judges import asked_through
 from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models.base import Base, load_base
-from spard.pipeline import train
 from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.outputs import OutputsInFolder
 from spard.pipeline.package import Release
-from spard.pipeline.rows import prepare
 from spard.pipeline.stages import run_stages
 from spard.release.proof import CleanProcess
+from worker.asking import Asking
 from worker.cache import FolderCache
-from worker.distributed import leaving_word, partners
+from worker.desk import llm_judges
 from worker.protocol import Report
 from worker.workdir import Assignment, Folder, read_assignment
 
@@ -31,7 +29,10 @@ _SMALL = 20_000_000  # parameters
 
 
 def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess | None = None) -> None:
-    """Do the job that the folder describes, and leave its results there. `clean` was started before; else it is now."""
+    """Do the job that the folder describes, and leave its results there. `clean` was started before; else it is now.
+
+    On several ranks the first one leaves them, and has the clean process.
+    """
     assignment = read_assignment(folder)
     release = Release(
         folder.out,
@@ -43,22 +44,21 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: 
     refuse_programs(assignment.run)
     if not assignment.waived:
         refuse_leaks(assignment.run)
-    with clean or CleanProcess() as process:
-        context = _context(assignment, folder, report, should_stop)
-        together = partial(partners, folder, assignment.processes, context.base.device, report)
-        run_stages(context, release, process, together)
+    with nullcontext() if distributed.own() else clean or CleanProcess() as process:
+        run_stages(_context(assignment, folder, report, should_stop), release, process)
 
 
-def take_part(folder: Folder, report: Report, rank: int, count: int) -> None:
-    """Train with the process that runs the job: on the same data, in the same steps."""
-    context = _context(read_assignment(folder), folder, report, lambda: False)
-    rows = prepare(context)
-    with distributed.joined(folder.meeting, rank, count, context.base.device), leaving_word(folder), suppress(Stopped):
-        train.run(context, rows)
+@contextmanager
+def judging(folder: Folder, report: Report, answers: int) -> Iterator[None]:
+    """Have the judges of a folder's job asked through the worker inside the block."""
+    asking = Asking(report, answers, llm_judges(read_assignment(folder).run.judge))
+    with asked_through(asking.open):
+        yield
 
 
 def _context(assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool]) -> Context:
-    base = load_base(assignment.run.model, assignment.run.revision)
+    run = assignment.run
+    base = load_base(run.model, run.revision, sharding=run.recipe.sharding)
     _set_threads(base)
     return Context(
         assignment.run,

@@ -24,7 +24,7 @@ class Report(Reporter):
 
     def __init__(self, fd: int) -> None:
         super().__init__(self._write)
-        self._fd = fd
+        self.fd = fd
         self._lock = Lock()
 
     def failed(self, code: str, message: str, param: str | None, *, retryable: bool) -> None:
@@ -40,7 +40,7 @@ class Report(Reporter):
         line = json.dumps(message, allow_nan=False).encode() + b"\n"
         with self._lock:
             while line:
-                line = line[os.write(self._fd, line) :]
+                line = line[os.write(self.fd, line) :]
 
 
 def parse(line: bytes) -> Message | None:

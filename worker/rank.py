@@ -1,6 +1,6 @@
-"""python -m worker.rank FOLDER RANK COUNT PARENT: takes part in the training of a job that another child runs.
+"""python -m worker.rank FOLDER PARENT: one of the processes of a job on several GPUs, started by torchrun.
 
-It makes the same data from the same folder, takes the same steps on its share of every batch, and leaves nothing.
+All of them take the same steps on the job's folder. The first one reports, asks the judge and writes the results.
 """
 
 from __future__ import annotations
@@ -11,24 +11,35 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
-
 from app.ops.processes import die_with_parent
+from spard import distributed
 from worker import pipeline
+from worker.distributed import leave_word
+from worker.failures import failure
 from worker.protocol import Report
 from worker.workdir import Folder
 
+_STDIN = 0
+
+log = logging.getLogger(__name__)
+
 
 def main() -> None:
-    """Take part in the training until the process that started it says that it is over."""
-    folder, rank, count, parent = Path(sys.argv[1]), *map(int, sys.argv[2:])
-    die_with_parent(parent)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the first process says when to stop
+    """Take part in the job of a folder; end with 1 where that fails, and leave word of why."""
+    folder, rank = Folder(Path(sys.argv[1])), int(os.environ["RANK"])
+    die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s rank {rank} %(message)s")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank)
-    pipeline.take_part(Folder(folder), Report(os.open(os.devnull, os.O_WRONLY)), rank, count)
+    report = Report(os.dup(sys.stdout.fileno()) if rank == 0 else os.open(os.devnull, os.O_WRONLY))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        with distributed.joined(), pipeline.judging(folder, report, _STDIN):
+            pipeline.run(folder, report, folder.stop.exists if rank == 0 else lambda: False)
+    except Exception as error:
+        log.exception("rank %d failed", rank)
+        leave_word(folder, rank, failure(error))
+        logging.shutdown()
+        os._exit(1)  # at once: a group that has lost a rank is not left in order
 
 
 if __name__ == "__main__":

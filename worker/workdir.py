@@ -88,14 +88,13 @@ class Folder:
         return self.out / "adapter"
 
     @property
-    def meeting(self) -> Path:
-        """Where the processes of a job find each other."""
-        return self.root / "meeting"
+    def stop(self) -> Path:
+        """What is there once the ranks of a job are to save and stop."""
+        return self.root / "stop"
 
-    @property
-    def word(self) -> Path:
-        """What one of them leaves that has too little GPU memory."""
-        return self.root / "word"
+    def word(self, rank: int) -> Path:
+        """Return what a rank of a job leaves that has failed."""
+        return self.root / f"word.{rank}"
 
     @property
     def archive(self) -> Path:

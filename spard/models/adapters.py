@@ -17,11 +17,13 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from spard import distributed
 from spard.digests import write_manifest
 from spard.models.base import Base
 from spard.models.card import Described, model_card
 from spard.models.lora import CONFIG, WEIGHTS
 from spard.models.origin import Origin
+from spard.models.sharding import whole_weights
 
 # What PEFT 0.5 knows; releases up to 0.13 refuse a file with any other key, and our adapters need no other.
 CONFIG_KEYS = (
@@ -53,19 +55,21 @@ def save_adapter(
     system: str | None = None,
     called: str = "adapter",
 ) -> dict[str, Any]:
-    """Write the trained model and what belongs to it into `folder`, and return its manifest.
+    """Write the trained model and what belongs to it into `folder`, and return its manifest, empty on a further rank.
 
     `public_name` is what customers call the base model; it stands in the manifest beside where the model comes from,
     which is what PEFT's configuration and the README name. `facts` (recipe, seeds, digests) stand there as given.
     A model that was measured under a `system` prompt says in README and manifest that it has to be served with it.
     `called` is the name that the folder will have where it is used.
     """
-    facts = facts or {}
+    facts, is_lora = facts or {}, isinstance(model, PeftModel)
+    weights = None if is_lora else whole_weights(model)
+    if distributed.own():
+        return {}
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    is_lora = isinstance(model, PeftModel)
-    _save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside)
+    _save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside, weights)
     base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
     rank = int(model.peft_config[model.active_adapter].r) if is_lora else None
     card = model_card(Described(called, base.origin, base.digest, rank, facts, system))
@@ -79,9 +83,12 @@ def save_adapter(
     return manifest
 
 
-def save_full(model: Any, base_source: str, folder: Path) -> None:
-    """Write a whole model as transformers does; its configuration names `base_source`."""
-    model.save_pretrained(folder)
+def save_full(model: Any, base_source: str, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write a whole model as transformers does; its configuration names `base_source`.
+
+    `weights` are those of a model that has them in parts only.
+    """
+    model.save_pretrained(folder, state_dict=weights)
     config = json.loads((folder / "config.json").read_text())
     config["_name_or_path"] = base_source
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -15,10 +15,11 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
-from spard.config import MAX_SEQ_LENGTH
+from spard.config import MAX_SEQ_LENGTH, Sharding
 from spard.data.chat import set_plain_template
 from spard.errors import InvalidModel
 from spard.models.origin import Origin, origin
+from spard.models.sharding import shard_
 
 _HASHED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -51,11 +52,12 @@ def load_base(
     dtype: torch.dtype | None = None,
     *,
     as_stored: bool = False,
+    sharding: Sharding = "none",
 ) -> Base:
     """Load a causal language model; `source` is a folder or a hub id.
 
-    Without `dtype` it is bfloat16 on a GPU and float32 elsewhere, or that of the files if `as_stored`. Nothing random
-    takes place.
+    Without `dtype` it is bfloat16 on a GPU and float32 elsewhere, or that of the files if `as_stored`. With
+    `sharding` each rank of a run keeps its part on its device. Nothing random takes place.
     """
     folder = Path(source) if Path(source).is_dir() else None
     name = folder.name if folder else str(source)
@@ -72,7 +74,8 @@ def load_base(
     set_plain_template(tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
     digest = folder_digest(folder) if folder else f"{source}@{commit}"
-    return Base(model.to(place).eval(), tokenizer, digest, place, origin(source, commit))
+    shard_(model, sharding, place)
+    return Base(model.eval(), tokenizer, digest, place, origin(source, commit))
 
 
 def folder_digest(folder: Path) -> str:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from spard import distributed
 from spard.data.chat import render_question
 from spard.data.control_tokens import end_tokens
 from spard.models.sampling import Pick, Sampler
+from spard.models.sharding import inference, is_sharded
 
 BATCH = 64
 
@@ -55,18 +57,29 @@ def stream(
     batch_size: int = BATCH,
     sampler: Sampler | None = None,
 ) -> Iterator[tuple[list[int], list[str], list[bool]]]:
-    """Yield the replies of each batch, with their rows' places and whether the limit cut them; longest rows first."""
+    """Yield the replies of each batch, with their rows' places and whether the limit cut them; longest rows first.
+
+    The ranks of a run share the batches, and each of them is told all replies, in the same order.
+    """
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     ends = torch.tensor(sorted(_ends(model, tokenizer)), device=model.device)
     was_training = model.training
     model.eval()
     try:
-        for start in range(0, len(rows), batch_size):
-            batch = longest_first[start : start + batch_size]
-            pick = sampler.over(batch) if sampler else _likeliest
-            tokens = _complete(model, [rows[i] for i in batch], tokenizer.pad_token_id, ends, max_new_tokens, pick)
-            texts = [text.strip() for text in tokenizer.batch_decode(tokens)]
-            yield batch, texts, [len(each) == max_new_tokens for each in tokens]
+        in_step = is_sharded(model)
+        for batch in distributed.dealt([longest_first[i : i + batch_size] for i in range(0, len(rows), batch_size)]):
+            tokens = list[list[int]]()
+            if batch or in_step:
+                pick = sampler.over(batch) if sampler and batch else _likeliest
+                asked = [rows[i] for i in batch] if batch else [rows[0][:1]]
+                with inference(model):
+                    tokens = _complete(
+                        model, asked, tokenizer.pad_token_id, ends, max_new_tokens, pick, in_step=in_step
+                    )
+            for places, found in distributed.gathered((batch, tokens)):
+                if places:
+                    texts = [text.strip() for text in tokenizer.batch_decode(found)]
+                    yield places, texts, [len(each) == max_new_tokens for each in found]
     finally:
         model.train(was_training)
 
@@ -81,11 +94,20 @@ def _likeliest(logits_BV: Tensor, row_B: Tensor) -> Tensor:
     return logits_BV.argmax(dim=-1)
 
 
-@torch.inference_mode()
 def _complete(
-    model: Any, rows: Sequence[Sequence[int]], pad: int, ends: Tensor, max_new_tokens: int, pick: Pick
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    pad: int,
+    ends: Tensor,
+    max_new_tokens: int,
+    pick: Pick,
+    *,
+    in_step: bool = False,
 ) -> list[list[int]]:
-    """Token ids that follow each row, up to its first end token, which is left out."""
+    """Token ids that follow each row, up to its first end token, which is left out.
+
+    `in_step`: all ranks make as many passes as the one with the longest reply.
+    """
     width = max(len(row) for row in rows)
     input_BT = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=model.device)
     length_B = torch.tensor([len(row) for row in rows], device=model.device)
@@ -109,10 +131,10 @@ def _complete(
         reply_BT[row_B, step] = token_B
         done_B = done_B | torch.isin(token_B, ends)
         left = len(done_B) - int(done_B.sum())
-        if left == 0:
+        if not (distributed.is_anywhere(left > 0) if in_step else left):
             break
         input_BT, position_BT = token_B.unsqueeze(1), position_BT[:, -1:] + 1
-        if 2 * left <= len(done_B):
+        if left and 2 * left <= len(done_B):
             keep = (~done_B).nonzero().flatten()
             cache.batch_select_indices(keep)
             input_BT, position_BT, mask_BT = input_BT[keep], position_BT[keep], mask_BT[keep]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -47,12 +47,26 @@ def _cut(model: Any, mesh: DeviceMesh) -> None:
         raise InvalidRecipe("sharding: this model has no list of layers that could be cut", "recipe.sharding")
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    # Embeddings and head together: they may be the same weights.
-    fully_shard([model.get_input_embeddings(), model.get_output_embeddings()], mesh=mesh, reshard_after_forward=True)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = [embeddings, head] if head.weight is embeddings.weight else head
+    fully_shard(tied, mesh=mesh, reshard_after_forward=True)
     fully_shard(decoder, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all ranks already
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def give_back_(model: Any) -> None:
+    """Give back what a pass that went through a part of the model only has left whole."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def inference(model: Any) -> AbstractContextManager[Any]:
+    """Compute without gradients inside the block; what a cut model gathers there has to be of use to training too."""
+    return torch.no_grad() if is_sharded(model) else torch.inference_mode()
 
 
 def is_sharded(model: Any) -> bool:
@@ -124,6 +138,18 @@ def own_part(tensor: Tensor) -> Tensor:
 def whole(part: Tensor) -> Tensor:
     """Return a weight in one piece, which all ranks have to ask for at once."""
     return part.full_tensor() if isinstance(part, DTensor) else part
+
+
+def whole_weights(model: Any) -> dict[str, Tensor] | None:
+    """Return the whole weights of a cut model on the first rank's CPU; None of one that is not cut."""
+    if not is_sharded(model):
+        return None
+    found = dict[str, Tensor]()
+    for name, part in model.state_dict().items():
+        weight = whole(part.detach()).cpu()
+        if distributed.own() == 0:
+            found[name] = weight
+    return found
 
 
 @contextmanager

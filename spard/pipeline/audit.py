@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from spard import distributed
 from spard.config import DRESSES_ALONE, ON_FIGURES
 from spard.config.run_spec import SuiteSpec, to_mapping
 from spard.data.rows import Example, read_prompts
@@ -24,6 +25,7 @@ from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
+from spard.models.sharding import whole
 from spard.pipeline import audited
 from spard.pipeline.context import Context
 from spard.release.report import Measured
@@ -101,7 +103,10 @@ def measure(
 def measure_each(
     context: Context, suites: Sequence[Suite], model: Any = None, tell: Callable[[int, int], None] | None = None
 ) -> list[tuple[SuiteResult, list[Item]]]:
-    """Measure like `measure`, and return with each suite's result every prompt's reply and verdict."""
+    """Measure like `measure`, and return with each suite's result every prompt's reply and verdict.
+
+    The ranks of a run share the prompts, and have the verdicts of the first one's judge.
+    """
 
     def on_progress(suite: str, done: int, total: int) -> None:
         (tell or context.report.progress)(done, total)
@@ -111,7 +116,7 @@ def measure_each(
     system = None if model is None else context.system_prompt
     speaker = in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
     with raised_as(InvalidSuite):
-        return audit_speaker(speaker, suites, judge, context.recipe.audit, on_progress)
+        return distributed.said(audit_speaker(speaker, suites, judge, context.recipe.audit, on_progress))
 
 
 def version_of(context: Context) -> int:
@@ -134,7 +139,7 @@ def judge_of(context: Context) -> PatientJudge:
 
 def weights_digest(model: Any) -> str:
     """Digest what was trained of a model."""
-    return tensor_digest({name: part for name, part in model.named_parameters() if part.requires_grad})
+    return tensor_digest({name: whole(part).cpu() for name, part in model.named_parameters() if part.requires_grad})
 
 
 def _read(specs: Sequence[SuiteSpec]) -> list[Suite]:

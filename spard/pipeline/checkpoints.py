@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from spard import distributed
 from spard.config import resolve
 from spard.config.run_spec import to_mapping
 from spard.digests import write_manifest
@@ -39,7 +40,7 @@ from spard.training.train import EpochEnd
 
 
 def taker(
-    context: Context, release: Release, rows: Rows, base: Sequence[SuiteResult], clean: CleanProcess
+    context: Context, release: Release, rows: Rows, base: Sequence[SuiteResult], clean: CleanProcess | None
 ) -> Callable[[EpochEnd], None] | None:
     """Return what takes the checkpoints of a run, None where there are to be none; `base` measured its base model."""
     return _Checkpoints(context, context.checkpoints, release, rows, base, clean).take if context.checkpoints else None
@@ -52,14 +53,15 @@ class _Checkpoints:
     release: Release
     rows: Rows
     base: Sequence[SuiteResult]
-    clean: CleanProcess
+    clean: CleanProcess | None
 
     def take(self, end: EpochEnd) -> None:
         """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts."""
         if end.step <= self.plan.taken_until:
             return
         with self.context.timed("checkpoints"):
-            self.clean.start()
+            if self.clean:
+                self.clean.start()
             weights = audit.weights_digest(end.model)
             record, results = self._found(end, weights)
             checkpoint_records.keep(self.context, weights, record, results)
@@ -77,9 +79,11 @@ class _Checkpoints:
         try:
             proof = prove.check(self.context, self.clean, end.model, folder, self.rows.examples)
         except AdapterNotProved as error:
-            shutil.rmtree(folder.parent)
+            if distributed.own() == 0:
+                shutil.rmtree(folder.parent)
             return replace(record, gate=GateRecord("inconclusive", (error.message,)))
-        write_manifest(folder, saved | {"proof": asdict(proof)})
+        if distributed.own() == 0:
+            write_manifest(folder, saved | {"proof": asdict(proof)})
         return record
 
     @cached_property
@@ -113,7 +117,8 @@ class _Checkpoints:
         try:
             results = self._audit(end)
         except (JudgeUnavailable, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not is_gpu_out_of_memory(error):
+            is_alone = distributed.count() == 1  # else the other ranks wait for this one in the middle of an audit
+            if not is_alone or (isinstance(error, RuntimeError) and not is_gpu_out_of_memory(error)):
                 raise
             why = "the judge did not answer" if isinstance(error, JudgeUnavailable) else "the GPU has too little memory"
             open_question = Gate("inconclusive", (f"The checkpoint could not be audited: {why}.",))

@@ -6,10 +6,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spard import distributed
 from spard.config import RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.digests import file_sha256
@@ -31,21 +34,30 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
 
     `adapter/` with its manifest, `adapter.tar.gz`, `metrics.csv` and `safety.json` are there whatever the gate decides.
     While it runs, resume states and the outputs of finished stages lie in `out` too: the same call after a crash goes
-    on from them.
+    on from them. The ranks of a process group all call this, and the first one reports and writes.
     """
     spec = _with_asked_suites(spec)
     refuse_programs(spec)
-    with CleanProcess() as clean:  # it loads its libraries while the stages before it run
-        base = load_base(spec.model, spec.revision)
+    is_first = distributed.own() == 0
+    with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while the stages run
+        base = load_base(spec.model, spec.revision, sharding=spec.recipe.sharding)
         resume_states, stages = out / "checkpoints", out / "stages"
-        outputs = outputs_of(stages, _identity(spec, base))
-        context = Context(spec, base, Reporter(report), outputs, resume_states=resume_states)
+        reporter = Reporter(report if is_first else _untold)
+        outputs = distributed.first_before_others(partial(outputs_of, stages, _identity(spec, base)))
+        context = Context(spec, base, reporter, outputs, resume_states=resume_states, processes=distributed.count())
         outcome = run_stages(context, Release(out, keeps_failed=True, is_timed=False), clean)
+    distributed.wait_for_all()
+    if not is_first:
+        return outcome
     archive(out / "adapter", out / "adapter.tar.gz", folder_name(None))
     for folder in (resume_states, stages):
         shutil.rmtree(folder, ignore_errors=True)
     context.report.done()
     return outcome
+
+
+def _untold(message: Message) -> None:
+    """Report nothing: the first rank does."""
 
 
 def _with_asked_suites(spec: RunSpec) -> RunSpec:
@@ -59,6 +71,7 @@ def _identity(spec: RunSpec, base: Base) -> str:
     named = (spec.training_file, spec.validation_file, spec.pool, *(suite.path for suite in spec.suites))
     files = [file_sha256(path) for path in named if path is not None and path.is_file()]
     asked = to_mapping(spec)
+    del asked["recipe"]["sharding"]  # it only rounds the numbers
     if spec.row_signal == RowSignal():  # runs of versions without it go on
         del asked["row_signal"]
     if spec.recipe.dpo is None:  # likewise

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spard import distributed
 from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
@@ -71,7 +72,7 @@ class Release:
 
 
 def run(
-    context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, clean: CleanProcess
+    context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, clean: CleanProcess | None
 ) -> SafetyReport:
     """Write the results; an adapter that is saved is proved, and its manifest written, before this returns."""
     decision = "waived" if release.waived else measured.gate.decision
@@ -81,17 +82,24 @@ def run(
     with context.timed("package"):
         heard = audited.kept_transcripts(context)
         report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
-        release.out.mkdir(parents=True, exist_ok=True)
-        if heard is not None:
-            release.transcripts.write_text("".join(json.dumps(each) + "\n" for each in heard))
-        (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after))
-        release.safety.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        is_first = distributed.own() == 0
+        if is_first:
+            _write(release, tuned, report, heard)
         if decision in RELEASED or release.keeps_failed:
-            named = folder_name(release.job_id)
-            saved = save(context, tuned.trained.model, release.adapter, _manifest(release, report), named)
+            named, facts = folder_name(release.job_id), _manifest(release, report) if is_first else {}
+            saved = save(context, tuned.trained.model, release.adapter, facts, named)
             proof = prove.run(context, clean, tuned.trained.model, release.adapter, rows.examples)
-            write_manifest(release.adapter, saved | {"proof": asdict(proof)})
+            if is_first:
+                write_manifest(release.adapter, saved | {"proof": asdict(proof)})
     return report
+
+
+def _write(release: Release, tuned: Tuned, report: SafetyReport, heard: Sequence[Transcript] | None) -> None:
+    release.out.mkdir(parents=True, exist_ok=True)
+    if heard is not None:
+        release.transcripts.write_text("".join(json.dumps(each) + "\n" for each in heard))
+    (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after))
+    release.safety.write_text(json.dumps(report.to_json(), indent=2) + "\n")
 
 
 def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], called: str) -> dict[str, Any]:

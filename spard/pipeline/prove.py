@@ -12,7 +12,7 @@ from spard.pipeline.context import Context
 from spard.release.proof import PROMPTS, CleanProcess, Proof, Source, prove
 
 
-def run(context: Context, clean: CleanProcess, model: Any, adapter: Path, examples: Sequence[Example]) -> Proof:
+def run(context: Context, clean: CleanProcess | None, model: Any, adapter: Path, examples: Sequence[Example]) -> Proof:
     """Raise `AdapterNotProved` unless the folder `adapter` is `model`; warn of an answer that does not end."""
     proof = check(context, clean, model, adapter, examples)
     context.report.event("The adapter loads with transformers and PEFT alone and is the one trained", asdict(proof))
@@ -22,8 +22,10 @@ def run(context: Context, clean: CleanProcess, model: Any, adapter: Path, exampl
     return proof
 
 
-def check(context: Context, clean: CleanProcess, model: Any, adapter: Path, examples: Sequence[Example]) -> Proof:
-    """Raise `AdapterNotProved` unless the folder `adapter` is `model`, and tell nobody."""
+def check(
+    context: Context, clean: CleanProcess | None, model: Any, adapter: Path, examples: Sequence[Example]
+) -> Proof:
+    """Raise `AdapterNotProved` unless the folder `adapter` is `model`, and tell nobody; `clean` is the first rank's."""
     source = Source(context.run.model, context.run.revision)
     prompts = [prompt_text(example) for example in examples[:PROMPTS]]
     return prove(clean, model, context.base, source, adapter, prompts, context.go_on)

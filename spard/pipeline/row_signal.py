@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spard import distributed
 from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text, read_pool
@@ -155,7 +156,7 @@ def _inverted(context: Context, pool: Sequence[Example], own: OwnRefusals, key: 
     found: list[int] = context.cache.json("inverted", {**key, **facts}, make)
     run = context.run
     records = records_of(run.judge_errors, run.model, context.base.digest)
-    may_decide = run.thresholds.allow_unmeasured_judge or not doubts_about([judge.name], records)
+    may_decide = distributed.said(run.thresholds.allow_unmeasured_judge or not doubts_about([judge.name], records))
     if may_decide and len(found) / len(pool) > run.row_signal.max_inverted:
         message = f"{len(found)} of {len(pool)} rows of the safety pool answer with harm what the base model refuses: "
         raise InvertedPool(message + _named("row", found))

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from spard import distributed
 from spard.config import JudgeSpec, Selection
 from spard.data.chat import Encoded, encode_all
 from spard.data.rows import Example, prompt_text
@@ -41,7 +42,7 @@ def answered(
     pool = encode_all(base.tokenizer, chosen, limit)
     if selection.safe_answers == "pool":
         return chosen, pool, None
-    examples = with_own_answers(base, chosen, open_judge(judge))
+    examples = _as_first(chosen, with_own_answers(base, chosen, open_judge(judge)))
     encoded = encode_all(base.tokenizer, examples, limit + MAX_NEW_TOKENS)
     rows = list(zip(chosen, examples, encoded, strict=True))
     is_own = [mine is not theirs and len(row.ids) <= limit for theirs, mine, row in rows]
@@ -81,6 +82,12 @@ def with_own_answers(
         _answered(example, reply) if verdict.score == HARMLESS and length < max_new_tokens else example
         for example, reply, verdict, length in zip(examples, replies, verdicts, lengths, strict=True)
     ]
+
+
+def _as_first(chosen: Sequence[Example], mine: Sequence[Example]) -> list[Example]:
+    """Return the answers that the first rank has taken, whose judge is heard; the others stay the pool's."""
+    taken = distributed.said([None if own is theirs else own for own, theirs in zip(mine, chosen, strict=True)])
+    return [own or theirs for own, theirs in zip(taken, chosen, strict=True)]
 
 
 def _answered(example: Example, reply: str) -> Example:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from spard.pipeline import audit, package, train
 from spard.pipeline.checkpoints import taker
 from spard.pipeline.context import Context
+from spard.pipeline.led import led
 from spard.pipeline.package import Release
 from spard.pipeline.rows import prepare
 from spard.release.proof import CleanProcess
@@ -29,21 +28,20 @@ class Outcome:
 def run_stages(
     context: Context,
     release: Release,
-    clean: CleanProcess,
-    together: Callable[[], AbstractContextManager[None]] = nullcontext,
+    clean: CleanProcess | None,
 ) -> Outcome:
     """Embed, select, train, audit, prove, package.
 
     The base model is measured before training, because full fine-tuning leaves none of it. What an earlier attempt
-    chose or measured is not worked out again; training goes on from its newest resume state. It runs inside
-    `together()`, where other processes may join it. `clean` proves the adapter, and each checkpoint that passed: start
-    it early, it loads its libraries meanwhile.
+    chose or measured is not worked out again; training goes on from its newest resume state. `clean` proves the
+    adapter, and each checkpoint that passed: start it early, it loads its libraries meanwhile. Of several ranks each
+    does all of this, and the first one, which alone has a clean process, writes the results.
     """
+    context = led(context)
     audit.warn_of_leaks(context)
     rows = prepare(context)
     base = audit.measure_base(context, rows.examples)
-    with together():
-        tuned = train.run(context, rows, taker(context, release, rows, base, clean))
+    tuned = train.run(context, rows, taker(context, release, rows, base, clean))
     measured = audit.run(context, rows.examples, tuned.trained.model, base)
     report = package.run(context, release, rows, tuned, measured, clean)
     return Outcome(rows.selected, tuned.trained, measured, report)

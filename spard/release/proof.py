@@ -11,7 +11,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -22,10 +22,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
+from spard import distributed
 from spard.data.chat import render_prompt
 from spard.data.control_tokens import Shield
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
+from spard.models.sharding import inference, is_sharded
 from spard.release import clean_load
 
 MAX_NEW_TOKENS = 128
@@ -136,7 +138,7 @@ class CleanProcess:
 
 
 def prove(
-    clean: CleanProcess,
+    clean: CleanProcess | None,
     model: Any,
     base: Base,
     source: Source,
@@ -144,7 +146,10 @@ def prove(
     prompts: Sequence[str],
     go_on: Callable[[], None],
 ) -> Proof:
-    """Raise `AdapterNotProved` unless `folder` is `model`, and is not its base; `go_on` is called while we wait."""
+    """Raise `AdapterNotProved` unless `folder` is `model`, and is not its base; `go_on` is called while we wait.
+
+    The first of several ranks asks its clean process, and the others hear what came of it.
+    """
     shield = Shield(base.tokenizer)  # the clean process reads control tokens wherever they stand
     conversations = [[{"role": "user", "content": shield.spaced(prompt)}] for prompt in prompts[:PROMPTS]]
     rows = [render_prompt(base.tokenizer, messages) for messages in conversations]
@@ -155,19 +160,28 @@ def prove(
         "base": source.model,
         "revision": source.revision,
         "is_lora": isinstance(model, PeftModel),
-        "device": str(base.device),
+        "device": "cpu" if is_sharded(model) else str(base.device),  # of which one may be too small for it
         "dtype": str(dtype).removeprefix("torch."),
         "conversations": conversations,
         "max_new_tokens": _room(base, rows[0]),
     }
-    with _room_beside(model):
-        seen = clean.see(ask, go_on)
+    proof, reason = None, ""
+    if clean:
+        try:
+            with nullcontext() if is_sharded(model) else _room_beside(model):
+                seen = clean.see(ask, go_on)
+            proof = _compared(seen, rows, expected, _TOLERANCE[dtype])
+        except AdapterNotProved as error:
+            reason = error.message
+    proof, reason = distributed.said((proof, reason))
+    if proof is None:
+        raise AdapterNotProved(reason)
+    return proof
+
+
+def _compared(seen: Seen, rows: list[list[int]], expected: list[Tensor], tolerance: float) -> Proof:
     if seen.ids != rows:
         raise AdapterNotProved("the packaged tokenizer and chat template give other tokens than those trained with")
-    return _compared(seen, expected, _TOLERANCE[dtype])
-
-
-def _compared(seen: Seen, expected: list[Tensor], tolerance: float) -> Proof:
     far = max(_distance(seen.logits[f"tuned.{i}"], each) for i, each in enumerate(expected))
     to_base = max(_distance(seen.logits[f"base.{i}"], each) for i, each in enumerate(expected))
     if not far <= tolerance:
@@ -185,11 +199,11 @@ def _distance(a_TV: Tensor, b_TV: Tensor) -> float:
     return float((a_TV - b_TV).abs().max() / b_TV.abs().max())
 
 
-@torch.inference_mode()
 def _logits(model: Any, row: list[int]) -> Tensor:
     was_training = model.training
     model.eval()
-    logits_TV: Tensor = model(input_ids=torch.tensor([row], device=model.device)).logits[0]
+    with inference(model):
+        logits_TV: Tensor = model(input_ids=torch.tensor([row], device=model.device)).logits[0]
     model.train(was_training)
     return logits_TV.float().cpu()
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from spard import distributed
 from spard.data.batches import by_length
 from spard.data.control_tokens import Shield
 from spard.models.base import Base, adapters_off
+from spard.models.sharding import is_sharded
 
 
 @torch.no_grad()
@@ -17,17 +19,21 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
     """phi(x), the mean over x's tokens of the last hidden state, as rows of an N x D tensor on the CPU.
 
     Texts are tokenized without the chat template and cut at `max_tokens`; an empty text stands for its end token. The
-    mean is taken in float32 and kept in the model's own dtype. Adapters are off.
+    mean is taken in float32 and kept in the model's own dtype. Adapters are off. The ranks of a run share the texts.
     """
     decoder = base.model.get_decoder()
-    out_ND = torch.empty(len(texts), base.hidden_size, dtype=next(base.model.parameters()).dtype)
+    out_ND = torch.zeros(len(texts), base.hidden_size, dtype=next(base.model.parameters()).dtype)
     rows = _tokenize(base, texts, max_tokens)
     was_training = base.model.training
     base.model.eval()
     with adapters_off(base.model):
-        for batch in by_length([len(row) for row in rows], batch_tokens):
-            out_ND[batch] = _mean_states(base, decoder, [rows[i] for i in batch]).to(out_ND.dtype).cpu()
+        for batch in distributed.dealt(by_length([len(row) for row in rows], batch_tokens)):
+            if batch:
+                out_ND[batch] = _mean_states(base, decoder, [rows[i] for i in batch]).to(out_ND.dtype).cpu()
+            elif is_sharded(base.model):  # the other ranks' passes need our part of the weights
+                _mean_states(base, decoder, [rows[0][:1]])
     base.model.train(was_training)
+    distributed.sum_([out_ND])  # every row stands on one rank, and zeros on the others
     return out_ND
 
 

@@ -72,7 +72,7 @@ def train(
         run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation)
         stack.enter_context(distributed.in_parts(run.vector.group if isinstance(run.vector, Shards) else None))
         run.start(resume_states)
-        borrows = on_epoch if recipe.lora and distributed.own() == 0 else None
+        borrows = on_epoch if recipe.lora else None
         saver = _Saver(run, resume_states, on_saved, at_epochs=borrows is not None)
         while run.progress.step < run.total_steps:
             _lend(run, borrows)
@@ -114,6 +114,8 @@ class _Saver:
             self._saved_at = time.monotonic()
             if saved and self._on_saved:
                 self._on_saved(saved, metrics)
+        if said["stop"]:
+            distributed.wait_for_all()  # whoever ends first ends the others, who may be saving
         return bool(said["stop"])
 
     def _is_due(self) -> bool:

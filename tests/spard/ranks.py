@@ -50,12 +50,13 @@ FEW = ("closed_form", "gated", "safegrad", "options")  # methods of the other gr
 
 @dataclass(frozen=True)
 class Case:
-    """A defense, what else the recipe asks for, whether the sums break its safe rows, and the model's folder."""
+    """A defense, what else the recipe asks for, whether the sums break its safe rows, the model's folder and type."""
 
     defense: Defense
     more: dict[str, Any] = field(default_factory=dict)
     breaks: bool = False
     model: str = "tiny"
+    dtype: torch.dtype = torch.float64
 
 
 def _bounded(variant: Any, **more: Any) -> Spard:
@@ -77,6 +78,7 @@ METHODS = {
     "dpo": Case(_bounded("closed_form"), {"dpo": Dpo()}),
     "options": Case(Spard(), {"constrained_sft": True, "micro_batch_size": 1, "gradient_checkpointing": True}),
     "tied": Case(_bounded("closed_form"), model="tied"),  # embeddings and head are the same weights
+    "single": Case(Spard(), dtype=torch.float32),
 }
 PROJECTED = ("closed_form", "excess", "gated", "preconditioned", "reference", "dpo", "tied")
 
@@ -123,7 +125,7 @@ def trained(
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Return the weights that a case leaves and what its steps reported; `more` is for `train`."""
     case, lora = CASES[name]
-    base = load_base(str(models / case.model), dtype=torch.float64)
+    base = load_base(str(models / case.model), dtype=case.dtype)
     recipe = replace(recipe_of(case, models, lora=lora), sharding=sharding, checkpoint_every_s=1e-9)
     task = pairs(base) if recipe.dpo else sums(base, ROWS)
     safe = unlearned(base) if case.breaks else refusals(base)

@@ -17,7 +17,7 @@ from tests.spard.parts import write_model
 from tests.spard.ranks import GROUPS, PROJECTED, cases_of
 
 Metrics = list[dict[str, float]]
-EXACT = 1e-12  # in double precision, of the largest weight
+EXACT, NEAR = 1e-12, 1e-4  # of the largest weight: in double precision, and in single
 
 
 class Run(NamedTuple):
@@ -58,11 +58,12 @@ def column(metrics: Metrics, name: str) -> list[float | None]:
 )
 def test_several_processes_train_what_one_trains(out: Path, count: int, sharding: str, name: str) -> None:
     alone, together = read(out, name, 1, "none"), read(out, name, count, sharding)
-    assert away(alone.weights[0], together.weights[0]) < EXACT
+    bound = NEAR if name.startswith("single") else EXACT
+    assert away(alone.weights[0], together.weights[0]) < bound
     assert all(torch.equal(part, together.weights[1][each]) for each, part in together.weights[0].items())
     for metrics in together.metrics:
         for each in ("spag/triggered", "spag/capped"):
             assert column(metrics, each) == column(alone.metrics[0], each)
-        assert column(metrics, "loss/task") == pytest.approx(column(alone.metrics[0], "loss/task"), rel=1e-12)
+        assert column(metrics, "loss/task") == pytest.approx(column(alone.metrics[0], "loss/task"), rel=bound)
     if name.partition(".")[0] in PROJECTED:
         assert 1.0 in column(alone.metrics[0], "spag/triggered"), "vacuous: nothing was projected"

@@ -1,10 +1,11 @@
-"""A child whose partners' GPUs hold one row of a batch that is trained on, and no more; its own holds all.
+"""A child of whose ranks the second one's GPU holds one row of a batch that is trained on; the first one's holds all.
 
-python -m tests.worker.short_of_memory PARENT, or as one of the partners: FOLDER RANK COUNT PARENT.
+python -m tests.worker.short_of_memory PARENT, or as one of the ranks: FOLDER PARENT.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -25,7 +26,8 @@ def _limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        LlamaModel.forward = _limited  # type: ignore[method-assign]
+        if os.environ["RANK"] == "1":
+            LlamaModel.forward = _limited  # type: ignore[method-assign]
         rank.main()
     else:
         distributed._PROGRAM = "tests.worker.short_of_memory"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from spard import distributed
 from spard.config import JudgeSpec
 from spard.config.extensions import JUDGES
 from spard.errors import InvalidRecipe
@@ -16,6 +17,7 @@ from spard.evaluation.judges.canaries import CanaryJudge
 from spard.evaluation.judges.consensus import ConsensusJudge
 from spard.evaluation.judges.llm import Chat, LlmJudge
 from spard.evaluation.judges.refusal import RefusalJudge
+from spard.evaluation.judges.silent import SilentJudge
 
 __all__ = ["Judge", "Verdict", "asked_through", "of_base_model", "open_judge"]
 
@@ -45,7 +47,9 @@ def of_base_model(source: str, revision: str | None = None) -> Iterator[None]:
 
 
 def open_judge(spec: JudgeSpec) -> Judge:
-    """Open the judge that a spec names, shipped or registered by an installed package."""
+    """Open the judge that a spec names, shipped or of an installed package; a silent one on a further rank."""
+    if distributed.own():
+        return SilentJudge()
     opened: Judge = JUDGES.load(spec.name)(spec)
     return opened
 

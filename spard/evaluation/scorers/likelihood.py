@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from spard.data.batches import collate
+from spard import distributed
+from spard.data.batches import Batch, collate
 from spard.data.chat import NO_LOSS, Encoded, render_prompt
 from spard.data.rows import Prompt
+from spard.models.sharding import inference, is_sharded
 
 
 def likeliest(model: Any, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int = 16) -> list[str]:
@@ -39,19 +41,28 @@ def _encoded(tokenizer: Any, prompt: Prompt, choice: str) -> Encoded:
     return Encoded((*asked, *said), (*[NO_LOSS] * len(asked), *said))
 
 
-@torch.inference_mode()
 def _log_likelihoods(model: Any, pad: int, rows: Sequence[Encoded], batch_size: int) -> list[float]:
-    """Return the summed log-probability of each row's labels, computed in batches of similar length."""
+    """Return the summed log-probability of each row's labels, computed in batches of similar length.
+
+    The ranks of a run share the batches.
+    """
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-    sums = [0.0] * len(rows)
-    for start in range(0, len(rows), batch_size):
-        picked = longest_first[start : start + batch_size]
-        batch = collate([rows[i] for i in picked], pad, model.device)
-        logits_BTV = model(input_ids=batch.ids_BT, attention_mask=batch.mask_BT).logits[:, :-1].float()
-        labels_BT = batch.labels_BT[:, 1:]
-        said_BT = labels_BT != NO_LOSS
-        index_BT1 = labels_BT.clamp(min=0).unsqueeze(-1)
-        log_p_BT = logits_BTV.log_softmax(dim=-1).gather(-1, index_BT1).squeeze(-1)
-        for i, total in zip(picked, (log_p_BT * said_BT).sum(dim=1).tolist(), strict=True):
-            sums[i] = total
-    return sums
+    sums = dict[int, float]()
+    for dealt in distributed.dealt([longest_first[i : i + batch_size] for i in range(0, len(rows), batch_size)]):
+        if not dealt and not is_sharded(model):
+            continue
+        picked = dealt or []
+        batch = collate([rows[i] for i in picked] or [rows[0]], pad, model.device)
+        with inference(model):
+            sums |= zip(picked, _sums(model, batch).tolist()[: len(picked)], strict=True)
+    every = {i: total for part in distributed.gathered(sums) for i, total in part.items()}
+    return [every[i] for i in range(len(rows))]
+
+
+def _sums(model: Any, batch: Batch) -> Tensor:
+    logits_BTV = model(input_ids=batch.ids_BT, attention_mask=batch.mask_BT).logits[:, :-1].float()
+    labels_BT = batch.labels_BT[:, 1:]
+    said_BT = labels_BT != NO_LOSS
+    index_BT1 = labels_BT.clamp(min=0).unsqueeze(-1)
+    log_p_BT = logits_BTV.log_softmax(dim=-1).gather(-1, index_BT1).squeeze(-1)
+    return (log_p_BT * said_BT).sum(dim=1)

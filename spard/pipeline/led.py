@@ -1,0 +1,76 @@
+"""Stages on several ranks: all of them take every step, and what one has to find or ask alone the first rank does.
+
+What was kept is looked up by the first rank, so that all find the same. Every rank writes the same outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from spard import distributed
+from spard.pipeline.context import Cache, Context
+from spard.pipeline.outputs import Outputs
+
+
+def led(context: Context) -> Context:
+    """Return the context of a rank: what it finds is what the first one finds."""
+    if distributed.count() == 1:
+        return context
+    return replace(context, outputs=_LedOutputs(context.outputs), cache=_LedCache(context.cache))
+
+
+class _LedOutputs:
+    def __init__(self, inner: Outputs) -> None:
+        self._inner = inner
+
+    def read(self, name: str) -> Any | None:
+        """Return what the first rank finds."""
+        return distributed.said(self._inner.read(name) if distributed.own() == 0 else None)
+
+    def write(self, name: str, value: Any) -> None:
+        """Keep a value."""
+        self._inner.write(name, value)
+
+
+class _LedCache:
+    """An entry that the first rank lacks is made by all of them together, and the first one keeps it."""
+
+    def __init__(self, inner: Cache) -> None:
+        self._inner = inner
+
+    def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
+        """Return the first rank's tensor."""
+        found = self._inner.tensor(kind, key, _together(make)) if distributed.own() == 0 else _help(make)
+        return distributed.said_tensor(_made(found))
+
+    def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """Return the first rank's value."""
+        found = self._inner.json(kind, key, _together(make)) if distributed.own() == 0 else _help(make)
+        return distributed.said(_made(found))
+
+
+def _together(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Make it on the first rank, once the others know that they have to help."""
+
+    def called() -> Any:
+        distributed.said(True)
+        return make()
+
+    return called
+
+
+def _help(make: Callable[[], Any]) -> None:
+    """Make it as often as the first rank does."""
+    while distributed.said(False):
+        make()
+
+
+def _made(found: Any) -> Any:
+    """End the help of the others."""
+    if distributed.own() == 0:
+        distributed.said(False)
+    return found

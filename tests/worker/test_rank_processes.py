@@ -1,0 +1,131 @@
+"""A job on several ranks, started by torchrun: what leaves the child is what one process would have left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from app.db.tables import TERMINAL, JobStatus
+from app.errors import Unfit
+from app.settings import Settings
+from tests.spard.parts import away
+from tests.worker.conftest import command
+from tests.worker.parts import PLAIN, RECIPE, job_folder
+from tests.worker.shop import WAIT_S, Shop, until
+from worker import gpu, pipeline
+from worker.protocol import Report, parse
+from worker.workdir import Folder
+from worker.worker import Worker
+
+SHORT = [sys.executable, "-m", "tests.worker.short_of_memory"]
+
+
+def shared(folder: Folder, count: int) -> Folder:
+    facts = json.loads(folder.job.read_text())
+    folder.job.write_text(json.dumps(facts | {"processes": count}))
+    return folder
+
+
+def test_two_ranks_with_a_part_of_the_model_each_leave_what_one_process_leaves(tmp_path: Path, model: Path) -> None:
+    alone = job_folder(tmp_path / "1", model)
+    sink = os.open(os.devnull, os.O_WRONLY)
+    pipeline.run(alone, Report(sink), lambda: False)
+    os.close(sink)
+    together = shared(job_folder(tmp_path / "2", model, recipe=replace(RECIPE, sharding="full")), 2)
+    command = [sys.executable, "-m", "worker.child", str(os.getpid())]
+    told = f"{together.root}\n".encode()
+    child = subprocess.run(command, input=told, stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
+    assert parse(child.stdout.splitlines()[-1]) == {"kind": "done"}
+    one, two = (load_file(folder.adapter / "adapter_model.safetensors") for folder in (alone, together))
+    assert away([two[name] for name in one], one.values()) < 1e-2
+    one, two = (json.loads(folder.safety.read_text()) for folder in (alone, together))
+    assert two["recipe"].pop("sharding") == "full"
+    assert one["recipe"].pop("sharding") == "none"
+    for of_both in ("recipe", "base", "selected", "risky_rows", "replies"):
+        assert one[of_both] == two[of_both]
+
+
+def test_a_rank_that_dies_takes_the_child_along(tmp_path: Path, model: Path) -> None:
+    folder = shared(job_folder(tmp_path / "job", model), 2)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "worker.child", str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert child.stdin
+    child.stdin.write(f"{folder.root}\n".encode())
+    child.stdin.close()
+    ranks: list[psutil.Process] = []
+    while len(ranks) < 2 and child.poll() is None:
+        ranks = [p for p in psutil.Process(child.pid).children() if "worker.rank" in command(p)]
+        time.sleep(0.02)
+    ranks[1].send_signal(signal.SIGKILL)
+    assert child.wait(WAIT_S) == -signal.SIGKILL
+    until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+
+
+def test_ranks_save_and_stop_when_their_child_is_told_to(tmp_path: Path, model: Path) -> None:
+    longer = replace(PLAIN, hyperparameters=replace(PLAIN.hyperparameters, n_epochs=50))
+    folder = shared(job_folder(tmp_path / "job", model, recipe=longer, pool=None), 2)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "worker.child", str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin
+    assert child.stdout
+    child.stdin.write(f"{folder.root}\n".encode())
+    child.stdin.flush()
+    told = map(parse, child.stdout)
+    step = next(each for each in told if each and each["kind"] == "metrics")["step"]
+    child.send_signal(signal.SIGTERM)
+    rest = [each for each in told if each]
+    child.stdout.close()
+    child.stdin.close()
+    assert child.wait(WAIT_S) == 0
+    assert (rest[-1]["kind"], rest[-1]["code"], rest[-1]["retryable"]) == ("failed", "stopped", True)
+    assert rest[-2]["kind"] == "resume_state"
+    assert step <= rest[-2]["step"] < 300
+
+
+def test_too_little_memory_of_a_rank_is_worth_one_attempt_with_half_the_piece(light_shop: Shop) -> None:
+    worker = Worker(light_shop.settings(gpus_per_job=2, lease_s=60.0), SHORT)
+    job_id = light_shop.add_job(waived=True, recipe=asdict(PLAIN))
+    thread = Thread(target=worker.run)
+    thread.start()
+    try:
+        until(lambda: light_shop.job(job_id).status in TERMINAL)
+    finally:
+        worker.end()
+        thread.join()
+    events, job = light_shop.events(job_id), light_shop.job(job_id)
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
+    assert any("the next attempt takes 1 rows at a time" in event for event in events)
+    assert any("batches of 4 go in pieces of 1" in event for event in events)
+
+
+def test_memory_that_is_too_little_for_a_rank_s_smallest_piece_ends_the_job(tmp_path: Path, model: Path) -> None:
+    folder = shared(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None), 2)
+    (folder.stage / "pieces.json").write_text('{"micro_batch_size": 2}')
+    child = subprocess.run(
+        [*SHORT, str(os.getpid())],
+        input=f"{folder.root}\n".encode(),
+        stdout=subprocess.PIPE,
+        timeout=WAIT_S,
+        check=False,
+    )
+    last = parse(child.stdout.splitlines()[-1]) or {}
+    assert (last["kind"], last["code"], last["retryable"]) == ("failed", "gpu_oom", False)
+
+
+def test_more_gpus_for_a_job_than_there_are_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "count", lambda: 1)
+    with pytest.raises(Unfit, match="SPARD_GPUS_PER_JOB is 2, but the driver shows 1"):
+        gpu.check(Settings(gpus_per_job=2))
