@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import Unfit
-from spard.config import GateThresholds, JudgeSpec
+from spard.config import GateThresholds, JudgeSpec, Sharding
 from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
 
@@ -85,7 +85,8 @@ class Settings(BaseSettings):
     stall_s: float = 600.0
     stop_grace_s: float = 90.0
     max_run_s: float | None = Field(default=7 * 86_400.0, gt=0)  # from a job's first start to its end; None: no limit
-    gpus_per_job: int = Field(default=1, ge=1, le=64)  # of one machine; each holds the model and a share of every batch
+    gpus_per_job: int = Field(default=1, ge=1, le=64)  # of one machine; each has a share of every batch
+    sharding: Sharding = "none"  # of base models over them; full: each GPU holds a part
     gpu_probe_s: float = 60.0  # at most, between two looks at a GPU, disk, storage or judge that failed
     outage_patience_s: float = Field(default=600.0, ge=0)  # for storage or judge, before the job goes back to the queue
     warm_child: bool = True  # keep an idle child with torch imported, so that a job starts at once

@@ -68,7 +68,7 @@ def sum_(parts: Sequence[Tensor]) -> None:
         for bucket in _buckets(parts):
             flat = torch.cat([part.reshape(-1) for part in bucket])
             dist.all_reduce(flat)
-            for part, found in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
+            for part, found in zip(bucket, torch.split(flat, [part.numel() for part in bucket]), strict=True):
                 part.copy_(found.view_as(part))
 
 

@@ -27,12 +27,20 @@ from spard import distributed
 from spard.config.sharding import Sharding
 from spard.errors import InvalidRecipe
 
+_from_config: Any = AutoModelForCausalLM.from_config
+
 
 def shard_(model: Any, sharding: Sharding, device: torch.device) -> None:
     """Cut the weights of a whole model in place, and bring each rank's part to its device.
 
-    Nothing happens in a run on one process, or for "none". Raises `InvalidRecipe` for a model without a list of layers.
+    They stay whole in a run on one process, or for "none". Of a model that is cut already, what a pass through a part of
+    it has left whole is given back. Raises `InvalidRecipe` for a model without a list of layers.
     """
+    if is_sharded(model):
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return
     if sharding == "none" or distributed.count() == 1:
         model.to(device)
         return
@@ -57,13 +65,6 @@ def _cut(model: Any, mesh: DeviceMesh) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def give_back_(model: Any) -> None:
-    """Give back what a pass that went through a part of the model only has left whole."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
 def inference(model: Any) -> AbstractContextManager[Any]:
     """Compute without gradients inside the block; what a cut model gathers there has to be of use to training too."""
     return torch.no_grad() if is_sharded(model) else torch.inference_mode()
@@ -84,7 +85,7 @@ class Shards(list[Tensor]):
         if not all(isinstance(each, DTensor) for each in parameters):
             raise InvalidRecipe("sharding: this model has weights outside of its layers", "recipe.sharding")
         self.parameters = [each for each in parameters if isinstance(each, DTensor)]
-        super().__init__(each.detach().to_local() for each in self.parameters)
+        super().__init__(own_part(each.detach()) for each in self.parameters)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -116,7 +117,7 @@ def copied(model: Any) -> Any:
     if not is_sharded(model):
         return copy.deepcopy(model)
     with init_empty_weights(include_buffers=False):
-        second = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+        second: Any = _from_config(model.config, dtype=model.dtype)
     first = next(part for part in model.parameters() if isinstance(part, DTensor))
     _cut(second, first.device_mesh)
     second.load_state_dict({name: part.detach().clone() for name, part in model.state_dict().items()}, assign=True)

@@ -44,13 +44,21 @@ class _LedCache:
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
         """Return the first rank's tensor."""
-        found = self._inner.tensor(kind, key, _together(make)) if distributed.own() == 0 else _help(make)
-        return distributed.said_tensor(_made(found))
+        if distributed.own():
+            _help(make)
+            return distributed.said_tensor(None)
+        found = self._inner.tensor(kind, key, _together(make))
+        distributed.said(False)
+        return distributed.said_tensor(found)
 
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """Return the first rank's value."""
-        found = self._inner.json(kind, key, _together(make)) if distributed.own() == 0 else _help(make)
-        return distributed.said(_made(found))
+        if distributed.own():
+            _help(make)
+            return distributed.said(None)
+        found = self._inner.json(kind, key, _together(make))
+        distributed.said(False)  # no more help is needed
+        return distributed.said(found)
 
 
 def _together(make: Callable[[], Any]) -> Callable[[], Any]:
@@ -67,10 +75,3 @@ def _help(make: Callable[[], Any]) -> None:
     """Make it as often as the first rank does."""
     while distributed.said(False):
         make()
-
-
-def _made(found: Any) -> Any:
-    """End the help of the others."""
-    if distributed.own() == 0:
-        distributed.said(False)
-    return found

@@ -20,10 +20,12 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from spard import distributed
 from spard.digests import file_sha256
@@ -64,7 +66,7 @@ def save_together(
 ) -> Saved | None:
     """Write one resume state from the parts of all ranks, who all call this; the first one is told of it."""
     aside = Path(distributed.said(str(_aside(folder)) if distributed.own() == 0 else ""))
-    dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True))
+    save_parts(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True))
     return _publish(aside, folder, step, state, keep) if distributed.own() == 0 else None
 
 
@@ -109,8 +111,12 @@ def _whole(path: Path, empty: Empty) -> dict[str, Tensor]:
 
 def _parts(path: Path, empty: Empty) -> dict[str, Tensor]:
     saved = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    found = {name: empty(name, each.size, each.properties.dtype) for name, each in saved.items()}
-    dcp.load(found, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=distributed.count() == 1)
+    found = {
+        name: empty(name, each.size, each.properties.dtype)
+        for name, each in saved.items()
+        if isinstance(each, TensorStorageMetadata)
+    }
+    load_parts(found, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=distributed.count() == 1)
     return {name: own_part(each) for name, each in found.items()}
 
 

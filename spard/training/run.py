@@ -34,7 +34,7 @@ from spard.methods import open_method
 from spard.methods.base import Metrics, Plan
 from spard.models.base import Base, adapters_off
 from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
-from spard.models.sharding import Shards, give_back_, is_sharded, shard_
+from spard.models.sharding import Shards, is_sharded, shard_
 from spard.training.ema import Ema
 from spard.training.layout import METHOD, Layout
 from spard.training.objective import Objective
@@ -67,9 +67,7 @@ class Run:
         if not task or (recipe.uses_pool and not safe):
             raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
         self.base, self.recipe, self.resolved, self.dtype = base, recipe, resolved, base.model.dtype
-        if not is_sharded(base.model):
-            shard_(base.model, recipe.sharding, base.device)
-        give_back_(base.model)
+        shard_(base.model, recipe.sharding, base.device)
         self.model = trainable_model(base.model, recipe)
         self.started_from = go_on_from_(self.model, base, recipe, start_from) if start_from else None
         self.method = open_method(recipe.defense)

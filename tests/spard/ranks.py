@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch._C._distributed_c10d import FileStore
 
 from spard.config import (
     Defense,
@@ -138,7 +139,7 @@ def join(store: Path, rank: int, count: int) -> None:
     """Become a rank of a group; a group of one is none."""
     if count > 1:
         os.environ["LOCAL_WORLD_SIZE"] = str(PER_MACHINE)
-        dist.init_process_group("gloo", store=dist.FileStore(str(store), count), rank=rank, world_size=count)
+        dist.init_process_group("gloo", store=FileStore(str(store), count), rank=rank, world_size=count)
 
 
 def forked(count: int, work: Callable[[int], None]) -> list[int]:

@@ -65,4 +65,5 @@ def _sums(model: Any, batch: Batch) -> Tensor:
     said_BT = labels_BT != NO_LOSS
     index_BT1 = labels_BT.clamp(min=0).unsqueeze(-1)
     log_p_BT = logits_BTV.log_softmax(dim=-1).gather(-1, index_BT1).squeeze(-1)
-    return (log_p_BT * said_BT).sum(dim=1)
+    sum_B: Tensor = (log_p_BT * said_BT).sum(dim=1)
+    return sum_B
