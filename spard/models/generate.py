@@ -73,9 +73,7 @@ def stream(
                 pick = sampler.over(batch) if sampler and batch else _likeliest
                 asked = [rows[i] for i in batch] if batch else [rows[0][:1]]
                 with inference(model):
-                    tokens = _complete(
-                        model, asked, tokenizer.pad_token_id, ends, max_new_tokens, pick, in_step=in_step
-                    )
+                    tokens = _complete(model, asked, tokenizer.pad_token_id, ends, max_new_tokens, pick, in_step)
             for places, found in distributed.gathered((batch, tokens)):
                 if places:
                     texts = [text.strip() for text in tokenizer.batch_decode(found)]
@@ -95,14 +93,7 @@ def _likeliest(logits_BV: Tensor, row_B: Tensor) -> Tensor:
 
 
 def _complete(
-    model: Any,
-    rows: Sequence[Sequence[int]],
-    pad: int,
-    ends: Tensor,
-    max_new_tokens: int,
-    pick: Pick,
-    *,
-    in_step: bool = False,
+    model: Any, rows: Sequence[Sequence[int]], pad: int, ends: Tensor, max_new_tokens: int, pick: Pick, in_step: bool
 ) -> list[list[int]]:
     """Token ids that follow each row, up to its first end token, which is left out.
 

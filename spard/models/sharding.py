@@ -33,8 +33,8 @@ _from_config: Any = AutoModelForCausalLM.from_config
 def shard_(model: Any, sharding: Sharding, device: torch.device) -> None:
     """Cut the weights of a whole model in place, and bring each rank's part to its device.
 
-    They stay whole in a run on one process, or for "none". Of a model that is cut already, what a pass through a part of
-    it has left whole is given back. Raises `InvalidRecipe` for a model without a list of layers.
+    They stay whole in a run on one process, or for "none". Of a model that is cut already, what a pass through a part
+    of it has left whole is given back. Raises `InvalidRecipe` for a model without a list of layers.
     """
     if is_sharded(model):
         for module in model.modules():

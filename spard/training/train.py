@@ -80,8 +80,7 @@ def train(
             run.validate(metrics)
             if on_step:
                 on_step(run.progress.step, run.total_steps, metrics)
-            stop = saver.agree_and_save(metrics, stop=bool(should_stop and should_stop()))
-            if stop:
+            if saver.agree_and_save(metrics, stop=bool(should_stop and should_stop())):
                 raise Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
         return run.finish()
 
