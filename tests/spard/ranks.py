@@ -46,7 +46,8 @@ ROWS, BATCH = 11, 5  # three steps, the last one on a single row
 PER_MACHINE = 2  # of four processes with hybrid sharding
 ALL: tuple[tuple[int, Sharding], ...] = ((1, "none"), (2, "full"))
 GROUPS: tuple[tuple[int, Sharding], ...] = (*ALL, (4, "full"), (2, "none"), (4, "hybrid"))
-FEW = ("closed_form", "gated", "safegrad", "options")  # methods of the other groups, unless SPARD_SOAK asks for all
+FEW = ("closed_form", "gated", "safegrad", "options")  # methods of four ranks, unless SPARD_SOAK asks for all
+ONE = FEW[:1]  # of the groups after them, likewise
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ CASES = {name_of(method, lora=lora): (case, lora) for method, case in METHODS.it
 def cases_of(count: int, sharding: Sharding) -> list[str]:
     """Return the cases of a group."""
     takes_all = (count, sharding) in ALL or os.environ.get("SPARD_SOAK") == "1"
-    return [name for name in CASES if takes_all or name.partition(".")[0] in FEW]
+    few = FEW if (count, sharding) == (4, "full") else ONE
+    return [name for name in CASES if takes_all or name.partition(".")[0] in few]
 
 
 def unlearned(base: Base) -> list[Encoded]:
