@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spard.config import RowSignal
+from spard.config import Ending, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.digests import file_sha256
 from spard.evaluation.scorers.sandbox import refuse_programs
@@ -63,5 +63,7 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["row_signal"]
     if spec.recipe.dpo is None:  # likewise
         del asked["recipe"]["dpo"]
+    if spec.recipe.ending == Ending():  # likewise
+        del asked["recipe"]["ending"]
     facts: list[Any] = [asked, base.digest, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

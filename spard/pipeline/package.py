@@ -15,6 +15,7 @@ from spard.models.adapters import save_adapter
 from spard.pipeline import audit, audited, checkpoint_records, prove, row_signal, select
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
+from spard.pipeline.development import ending_of
 from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
@@ -80,11 +81,13 @@ def run(
     context.report.stage("package")
     with context.timed("package"):
         heard = audited.kept_transcripts(context)
-        report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
+        report = _with_figures(context, rows, _report(context, release, rows, tuned, measured, summary), heard)
+        if report.ending:
+            context.report.event(report.ending.sentence, to_mapping(report.ending))
         release.out.mkdir(parents=True, exist_ok=True)
         if heard is not None:
             release.transcripts.write_text("".join(json.dumps(each) + "\n" for each in heard))
-        (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after))
+        (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after, tuned.released_step))
         release.safety.write_text(json.dumps(report.to_json(), indent=2) + "\n")
         if decision in RELEASED or release.keeps_failed:
             named = folder_name(release.job_id)
@@ -130,10 +133,13 @@ def _with_figures(
     )
 
 
-def _report(context: Context, release: Release, tuned: Tuned, measured: Measured, summary: Summary) -> SafetyReport:
+def _report(
+    context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, summary: Summary
+) -> SafetyReport:
     run, trained = context.run, tuned.trained
     losses = {"base": tuned.before, "adapter": tuned.after}
     decision = GateRecord("waived" if release.waived else measured.gate.decision, measured.gate.reasons)
+    ending = ending_of(context, rows, tuned)
     return SafetyReport(
         job_id=release.job_id,
         base_model=context.public_name,
@@ -167,6 +173,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         audit_version=audit.version_of(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.asked_of(context)),
+        ending=ending,
     )
 
 
@@ -183,7 +190,8 @@ def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     """Return what the manifest says beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
-    return {name: shown[name] for name in (*_FACTS, *(["row_signal"] if acted else []))} | {
+    more = [*(["row_signal"] if acted else []), *(["ending"] if report.ending else [])]
+    return {name: shown[name] for name in (*_FACTS, *more)} | {
         "audit": audit_figures(report.base, report.adapter),
         "selected_rows": None if report.selected is None else list(report.selected.indices),
         "safety_sha256": file_sha256(release.safety),

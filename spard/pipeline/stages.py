@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from spard.pipeline import audit, package, train
 from spard.pipeline.checkpoints import taker
 from spard.pipeline.context import Context
+from spard.pipeline.development import comparer
 from spard.pipeline.package import Release
 from spard.pipeline.rows import prepare
 from spard.release.proof import CleanProcess
@@ -42,8 +43,9 @@ def run_stages(
     audit.warn_of_leaks(context)
     rows = prepare(context)
     base = audit.measure_base(context, rows.examples)
+    compare = comparer(context, rows)
     with together():
-        tuned = train.run(context, rows, taker(context, release, rows, base, clean))
+        tuned = train.run(context, rows, taker(context, release, rows, base, clean), compare)
     measured = audit.run(context, rows.examples, tuned.trained.model, base)
     report = package.run(context, release, rows, tuned, measured, clean)
     return Outcome(rows.selected, tuned.trained, measured, report)

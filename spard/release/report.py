@@ -14,6 +14,7 @@ from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
+from spard.release.ending_record import EndingRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 
@@ -128,7 +129,8 @@ class SafetyReport:
     selected        None where no safe rows are selected
     safe_answers    None where the recipe takes the pool's, whatever they are
     risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
-    checkpoints     the ends of the epochs, the first one first; the last one is the adapter that the report is about
+    checkpoints     the ends of the epochs, the first one first; the one that the report is about is `released_step`'s
+    ending          None where ends of epochs were not compared: the run ended with the last one
     row_signal      None where the base model was not asked about the rows, or there is no safety pool
     audit_version   how the audit asked and decided (`spard.release.version`); 1 asked plain and mined prompts greedily,
                     and decided on the figures themselves
@@ -174,6 +176,12 @@ class SafetyReport:
     rows_map: RowsMap | None = None
     lengths: Lengths | None = None
     transcripts: int | None = None
+    ending: EndingRecord | None = None
+
+    @property
+    def released_step(self) -> int | None:
+        """The step of the checkpoint that the report is about: the last one unless another was chosen."""
+        return self.ending.released_step if self.ending else self.steps
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -204,6 +212,7 @@ class SafetyReport:
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),
             rows_map=_optional(RowsMap, raw.get("rows_map")),
             lengths=_optional(Lengths, raw.get("lengths")),
+            ending=EndingRecord.from_json(raw["ending"]) if raw.get("ending") else None,
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
         )
 

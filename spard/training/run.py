@@ -34,6 +34,7 @@ from spard.methods import open_method
 from spard.methods.base import Metrics, Plan
 from spard.models.base import Base, adapters_off
 from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
+from spard.training.best import Best, Ended
 from spard.training.ema import Ema
 from spard.training.objective import Objective
 from spard.training.references import References, validated
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 VALIDATIONS = 20  # of a run, each on one batch of the validation rows
 _METHOD = "method/"  # tensors of a resume state that are the method's own
 _EMA = "ema/"
+_BEST = "best/"
+_STANDINGS = "standings"  # of a resume state where ends of epochs are compared
 _REFERENCE = "reference/"
 
 
@@ -73,6 +76,7 @@ class Run:
         self.objective = Objective(base, task, safe, recipe, self.method, self.pairs)
         self.theta = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
         self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
+        self.best = Best(recipe.ending, self.theta) if recipe.ending.compares else None
         self.optimizer = AdamW(
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
         )
@@ -148,7 +152,11 @@ class Run:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         if self.references:
             tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
-        return save(resume_states, self.progress.step, tensors, {"run": self._identity(), **asdict(self.progress)})
+        state = {"run": self._identity(), **asdict(self.progress)}
+        if self.best:
+            tensors |= {f"{_BEST}{name}": part for name, part in self.best.weights.items()}
+            state[_STANDINGS] = self.best.state()
+        return save(resume_states, self.progress.step, tensors, state)
 
     @contextmanager
     def as_finished(self) -> Iterator[Any]:
@@ -166,16 +174,22 @@ class Run:
                     part.copy_(kept[name])
             self.model.train()
 
-    def finish(self) -> Trained:
-        """Return the model as it is served: no dropout, no checkpointing, in the base model's own precision."""
-        self._release_()
+    def finish(self, ended: Ended | None = None) -> Trained:
+        """Return the model as it is served: no dropout, no checkpointing, in the base model's own precision.
+
+        Its weights are the best that were kept, the last ones where none were.
+        """
+        if self.best and self.best.weights:
+            self.best.release_()
+        else:
+            self._release_()
         if self.recipe.gradient_checkpointing:
             stop_gradient_checkpointing(self.base.model)
         if self.recipe.lora is None:
             self.base.model.to(self.dtype)
         done = self.progress
         numbers = done.step, done.tokens, done.seconds, done.tau, done.metrics
-        return Trained(self.model.eval(), *numbers, references=self.references)
+        return Trained(self.model.eval(), *numbers, references=self.references, ended=ended)
 
     def _release_(self) -> None:
         """Make of the trained weights those that are served."""
@@ -199,6 +213,8 @@ class Run:
                 self.ema.restore(_under(_EMA, tensors))
             if self.references:
                 self.references = References(**_under(_REFERENCE, tensors))
+            if self.best:
+                self.best.restore(state.pop(_STANDINGS), _under(_BEST, tensors))
             self.progress = Progress(**state)
             return _under(_METHOD, tensors)
         return None
@@ -211,7 +227,8 @@ class Run:
         recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise
         rows = [(each.ids, each.labels) for row in (*self.objective.task, *self.objective.safe) for each in row.both]
         pairs = {kind: [(pair.asked.ids, pair.kept.ids) for pair in found] for kind, found in self.pairs.items()}
-        held = [[each.ids, each.labels] for row in self.validation for each in row.both] if self.references else []
+        compared = self.validation if self.references or self.best else ()
+        held = [[each.ids, each.labels] for row in compared for each in row.both]
         facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from, pairs, held])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

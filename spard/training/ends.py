@@ -1,0 +1,91 @@
+"""What happens at the end of each epoch: the model is lent to those who measure it, and the best so far is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spard import distributed
+from spard.methods.base import Metrics
+from spard.training.best import Ended, Standing
+from spard.training.references import References
+from spard.training.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The end of an epoch: the metrics of its last step, and the model as it would be served."""
+
+    epoch: int
+    step: int
+    total_steps: int
+    metrics: Metrics
+    model: Any
+    references: References | None = None
+
+
+Borrows = Callable[[EpochEnd], None]
+Compares = Callable[[EpochEnd], Standing]
+
+
+class Ends:
+    """The ends of a run's epochs; `borrows` is lent all but the one that the run ends with, `compares` every one.
+
+    Both are called on rank 0 alone, and only for adapters.
+    """
+
+    def __init__(self, run: Run, borrows: Borrows | None, compares: Compares | None) -> None:
+        first = distributed.own() == 0
+        self._run, self._best = run, run.best
+        self._borrows = borrows if run.recipe.lora and first else None
+        self._compares = compares if run.best and first else None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody looks at the model at the end of an epoch, which may take long."""
+        return self._borrows is not None or self._compares is not None
+
+    def are_over(self) -> bool:
+        """Lend the model if an epoch has just ended; tell whether the training ends here because it gets no better."""
+        epoch = self._run.epochs_done
+        if epoch is None:
+            return False
+        if self.is_watched:
+            with self._run.as_finished() as model:
+                end = self._end(epoch, model)
+                self._compare(end)
+                if self._borrows:
+                    self._borrows(end)
+        if self._best is None:
+            return False
+        is_over = bool(self._compares and self._best.is_over)
+        return distributed.agreed(is_over, self._run.base.device)
+
+    def close(self) -> None:
+        """Compare the end of the last epoch with the others; it is lent as they were if the run ends with another."""
+        epoch = self._run.epochs_done
+        if self._best is None or self._compares is None or epoch is None:
+            return
+        if self._run.progress.step < self._run.total_steps:
+            return
+        with self._run.as_finished() as model:
+            end = self._end(epoch, model)
+            self._compare(end)
+            if self._borrows and self._best.released.step != end.step:
+                self._borrows(end)
+
+    def ended(self) -> Ended | None:
+        """Return which end of an epoch the run ends with; None where none are compared."""
+        if self._best is None or not self._best.standings:
+            return None
+        planned = self._run.resolved.n_epochs
+        return Ended(self._best.released, tuple(self._best.standings), planned)
+
+    def _compare(self, end: EpochEnd) -> None:
+        if self._best and self._compares:
+            self._best.add(self._compares(end))
+
+    def _end(self, epoch: int, model: Any) -> EpochEnd:
+        run, progress = self._run, self._run.progress
+        return EpochEnd(epoch, progress.step, run.total_steps, progress.metrics[-1], model, run.references)
