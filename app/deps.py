@@ -6,13 +6,17 @@ What waits for nothing is `async`: anything else costs the request a trip to ano
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import Depends, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
 from app import db
 from app.audit_log import service as audit_log
@@ -26,7 +30,7 @@ from app.http.lanes import Lane, Lanes, Share
 from app.http.rate_limit import RateLimits
 from app.keys import browser_sessions
 from app.keys import service as keys
-from app.keys.service import Principal
+from app.keys.service import Principal, Recognized
 from app.quotas import service as quotas
 from app.settings import Settings
 from app.storage import Storage
@@ -59,6 +63,10 @@ QuickStorageDep = Annotated[Storage, Depends(_quick_storage)]  # gives up soon: 
 
 
 async def _caller(request: Request) -> Caller:
+    return _caller_of(request)
+
+
+def _caller_of(request: Request) -> Caller:
     """Return the request's caller; once its key is recognized, the audit log names it for what its sessions do."""
     state = request.state
     if not hasattr(state, CALLER):
@@ -128,6 +136,7 @@ CountersDep = Annotated[Counters, Depends(_counters)]
 LimitsDep = Annotated[Limits, Depends(_limits)]
 MultipartLimitsDep = Annotated[Limits, Depends(_multipart_limits)]
 
+_NO_KEY = "Give your API key in the header: Authorization: Bearer YOUR_KEY."
 _bearer = HTTPBearer(auto_error=False, description="A key of this service: sk-spard-...")
 
 
@@ -143,27 +152,36 @@ def _principal(
         return recognize_key(request, engine, settings, caller, credentials.credentials)
     signed_in = signed_in_browser(request, engine, settings, caller) if request.method == "GET" else None
     if signed_in is None:
-        raise Unauthorized("Give your API key in the header: Authorization: Bearer YOUR_KEY.")
+        raise Unauthorized(_NO_KEY)
     return signed_in
 
 
 def recognize_key(request: Request, engine: Engine, settings: Settings, caller: Caller, secret: str) -> Principal:
     """Return whose key it is; 401 for a wrong one, 429 for too many wrong ones or requests."""
+    with db.read(engine) as session:
+        found = _recognized(request, session, settings, caller, secret)
+    _note_use(engine, found)
+    return found.principal
+
+
+def _recognized(request: Request, session: Session, settings: Settings, caller: Caller, secret: str) -> Recognized:
     throttle: KeyThrottle = request.app.state.key_throttle
     throttle.check(_address(request), secret, settings.wrong_keys_per_minute)
-    with db.read(engine) as session:
-        principal = keys.authenticate(session, secret)
-        if principal is None:
-            throttle.note_invalid(_address(request), settings.wrong_keys_per_minute)
-            raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
-        per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
-        is_noted = keys.is_use_noted(session, principal)
+    found = keys.authenticate(session, secret)
+    if found is None:
+        throttle.note_invalid(_address(request), settings.wrong_keys_per_minute)
+        raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
     throttle.note_valid(_address(request), secret)
-    _let_in(request, caller, principal, per_minute)
-    if not is_noted:
-        with db.transaction(engine) as writing:
-            keys.note_use(writing, principal)
-    return principal
+    own = found.requests_per_minute
+    _let_in(request, caller, found.principal, settings.requests_per_minute if own is None else own)
+    return found
+
+
+def _note_use(engine: Engine, found: Recognized) -> None:
+    """Store the use of a key now and then; no other transaction of the request is open meanwhile."""
+    if not found.is_use_noted:
+        with db.transaction(engine) as session:
+            keys.note_use(session, found.principal)
 
 
 def signed_in_browser(request: Request, engine: Engine, settings: Settings, caller: Caller) -> Principal | None:
@@ -172,10 +190,14 @@ def signed_in_browser(request: Request, engine: Engine, settings: Settings, call
     if not cookie:
         return None
     with db.read(engine) as session:
-        principal = browser_sessions.recognized(session, cookie)
-        if principal is None:
-            return None
-        per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
+        return _signed_in(request, session, settings, caller, cookie)
+
+
+def _signed_in(request: Request, session: Session, settings: Settings, caller: Caller, cookie: str) -> Principal | None:
+    principal = browser_sessions.recognized(session, cookie)
+    if principal is None:
+        return None
+    per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
     _let_in(request, caller, principal, per_minute)
     return principal
 
@@ -207,9 +229,58 @@ def _scoped(scope: str, principal: Principal) -> Principal:
 
 async def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:
     """Require the scope `customer`; for GET, `read` is enough."""
-    if request.method == "GET" and "read" in principal.scopes:
-        return principal
-    return _scoped("customer", principal)
+    return _reader(principal) if request.method == "GET" else _scoped("customer", principal)
+
+
+def _reader(principal: Principal) -> Principal:
+    return principal if "read" in principal.scopes else _scoped("customer", principal)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers to a customer's reads, each worked out in one thread and one session, from the key to the JSON.
+
+    A thread for each dependency of a route, and one to write its answer, cost several times what the work does.
+    """
+
+    request: Request
+    secret: str | None
+    cookie: str  # of a browser that is signed in; counts where no key is sent
+
+    async def of(self, work: Callable[[Session, Principal], BaseModel]) -> Response:
+        """Return what `work` reads for the caller as JSON; 401 and 403 as `CustomerDep` raises them."""
+        return await run_in_threadpool(self._answer, work)
+
+    def _answer(self, work: Callable[[Session, Principal], BaseModel]) -> Response:
+        engine: Engine = self.request.app.state.engine
+        found: Recognized | None = None
+        try:
+            with db.read(engine) as session:
+                found = self._recognized(session)
+                text = work(session, _reader(found.principal)).model_dump_json()
+        finally:
+            if found:
+                _note_use(engine, found)
+        return Response(text, media_type="application/json")
+
+    def _recognized(self, session: Session) -> Recognized:
+        settings: Settings = self.request.app.state.settings
+        caller = _caller_of(self.request)
+        if self.secret is not None:
+            return _recognized(self.request, session, settings, caller, self.secret)
+        principal = _signed_in(self.request, session, settings, caller, self.cookie)
+        if principal is None:
+            raise Unauthorized(_NO_KEY)
+        return Recognized(principal, None, is_use_noted=True)
+
+
+async def _answers(
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)], request: Request
+) -> Answers:
+    cookie = request.cookies.get(browser_sessions.COOKIE) or ""
+    if credentials is None and not cookie:
+        raise Unauthorized(_NO_KEY)
+    return Answers(request, credentials.credentials if credentials else None, cookie)
 
 
 def _admin(principal: Annotated[Principal, Depends(_principal)], request: Request, begin: BeginDep) -> Principal:
@@ -224,6 +295,7 @@ def _admin(principal: Annotated[Principal, Depends(_principal)], request: Reques
 
 KeyDep = Annotated[Principal, Depends(_principal)]  # any valid key, whatever its scopes
 CustomerDep = Annotated[Principal, Depends(_customer)]
+AnswersDep = Annotated[Answers, Depends(_answers)]  # for reads that are asked often
 AdminDep = Annotated[Principal, Depends(_admin)]
 
 

@@ -72,7 +72,6 @@ class EndingJson(TypedDict, total=False):
 
     keep: str
     patience: int | None
-    prompts: int
     released_epoch: int
     released_step: int
     trained_epochs: int
