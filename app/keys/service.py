@@ -8,9 +8,8 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from secrets import token_hex, token_urlsafe
-from typing import Any
 
-from sqlalchemy import Row, bindparam, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -82,7 +81,7 @@ def authenticate(session: Session, secret: str) -> Recognized | None:
 
     It is one statement of columns, built once: every request begins with it, and sees a key that was revoked before.
     """
-    found: Row[Any] | None = None
+    found = None
     digest = _digest(secret)
     session.flush()  # what the ORM would do by itself; it is left out of the statement, which it makes twice as dear
     keys = session.connection().execute(_BY_PREFIX, {"prefix": _prefix(secret)}).all()

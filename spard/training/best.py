@@ -12,6 +12,8 @@ from torch import Tensor
 
 from spard.config import Ending
 
+_WEIGHTS, _STANDINGS = "best/", "standings"  # of a resume state
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -75,16 +77,19 @@ class Best:
             self.weights = {name: part.detach().clone() for name, part in self.theta.items()}
 
     @torch.no_grad()
-    def release_(self) -> None:
-        """Put the weights that are kept into the model."""
+    def release_(self) -> bool:
+        """Put the weights that are kept into the model; False where none are."""
         for name, part in self.weights.items():
             self.theta[name].copy_(part)
+        return bool(self.weights)
 
-    def state(self) -> list[dict[str, Any]]:
-        """Return the standings, for resume states."""
-        return [asdict(each) for each in self.standings]
+    def save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Add the weights to a resume state's tensors, and return what else it has to keep."""
+        tensors |= {f"{_WEIGHTS}{name}": part for name, part in self.weights.items()}
+        return {_STANDINGS: [asdict(each) for each in self.standings]}
 
-    def restore(self, standings: list[dict[str, Any]], weights: Mapping[str, Tensor]) -> None:
-        """Go on from what a resume state has kept."""
-        self.standings = [Standing(**each) for each in standings]
-        self.weights = {name: part.to(self.theta[name].device) for name, part in weights.items()}
+    def restore(self, state: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what a resume state has kept, and take it out of `state`."""
+        self.standings = [Standing(**each) for each in state.pop(_STANDINGS)]
+        names = [name for name in self.theta if f"{_WEIGHTS}{name}" in tensors]
+        self.weights = {name: tensors[f"{_WEIGHTS}{name}"].to(self.theta[name].device) for name in names}

@@ -30,9 +30,9 @@ Compares = Callable[[EpochEnd], Standing]
 
 
 class Ends:
-    """The ends of a run's epochs; `borrows` is lent all but the one that the run ends with, `compares` every one.
+    """The ends of a run's epochs; `borrows` is lent all but the last, `compares` every one.
 
-    Both are called on rank 0 alone, and only for adapters.
+    Where the run ends with another than the last, that one is lent too. Both are called on rank 0 alone, and only for adapters.
     """
 
     def __init__(self, run: Run, borrows: Borrows | None, compares: Compares | None) -> None:
@@ -62,25 +62,21 @@ class Ends:
         is_over = bool(self._compares and self._best.is_over)
         return distributed.agreed(is_over, self._run.base.device)
 
-    def close(self) -> None:
-        """Compare the end of the last epoch with the others; it is lent as they were if the run ends with another."""
-        epoch = self._run.epochs_done
-        if self._best is None or self._compares is None or epoch is None:
-            return
-        if self._run.progress.step < self._run.total_steps:
-            return
-        with self._run.as_finished() as model:
-            end = self._end(epoch, model)
-            self._compare(end)
-            if self._borrows and self._best.released.step != end.step:
-                self._borrows(end)
+    def close(self) -> Ended | None:
+        """Compare the end of the last epoch, if it has come to that, and return which one the run ends with.
 
-    def ended(self) -> Ended | None:
-        """Return which end of an epoch the run ends with; None where none are compared."""
-        if self._best is None or not self._best.standings:
+        It is lent as the others were if the run ends with another. None where none are compared.
+        """
+        epoch, best = self._run.epochs_done, self._best
+        if best is None or self._compares is None or epoch is None:
             return None
-        planned = self._run.resolved.n_epochs
-        return Ended(self._best.released, tuple(self._best.standings), planned)
+        if self._run.progress.step == self._run.total_steps:
+            with self._run.as_finished() as model:
+                end = self._end(epoch, model)
+                self._compare(end)
+                if self._borrows and best.released.step != end.step:
+                    self._borrows(end)
+        return Ended(best.released, tuple(best.standings), self._run.resolved.n_epochs)
 
     def _compare(self, end: EpochEnd) -> None:
         if self._best and self._compares:

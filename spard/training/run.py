@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 VALIDATIONS = 20  # of a run, each on one batch of the validation rows
 _METHOD = "method/"  # tensors of a resume state that are the method's own
 _EMA = "ema/"
-_BEST = "best/"
-_STANDINGS = "standings"  # of a resume state where ends of epochs are compared
 _REFERENCE = "reference/"
 
 
@@ -152,10 +150,7 @@ class Run:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         if self.references:
             tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
-        state = {"run": self._identity(), **asdict(self.progress)}
-        if self.best:
-            tensors |= {f"{_BEST}{name}": part for name, part in self.best.weights.items()}
-            state[_STANDINGS] = self.best.state()
+        state = {"run": self._identity(), **asdict(self.progress)} | (self.best.save(tensors) if self.best else {})
         return save(resume_states, self.progress.step, tensors, state)
 
     @contextmanager
@@ -175,13 +170,8 @@ class Run:
             self.model.train()
 
     def finish(self, ended: Ended | None = None) -> Trained:
-        """Return the model as it is served: no dropout, no checkpointing, in the base model's own precision.
-
-        Its weights are the best that were kept, the last ones where none were.
-        """
-        if self.best and self.best.weights:
-            self.best.release_()
-        else:
+        """Return the model as it is served: no dropout, no checkpointing, in the base model's own precision."""
+        if not (self.best and self.best.release_()):
             self._release_()
         if self.recipe.gradient_checkpointing:
             stop_gradient_checkpointing(self.base.model)
@@ -214,7 +204,7 @@ class Run:
             if self.references:
                 self.references = References(**_under(_REFERENCE, tensors))
             if self.best:
-                self.best.restore(state.pop(_STANDINGS), _under(_BEST, tensors))
+                self.best.restore(state, tensors)
             self.progress = Progress(**state)
             return _under(_METHOD, tensors)
         return None

@@ -51,8 +51,7 @@ def train(
     so that jobs on top of each other drift no further than one. The anchor holds `pairs` beside the prompts of `safe`.
     Resumes from the newest valid state of the same run in `resume_states`. When `should_stop` says so after a step, it
     is saved and `Stopped` raised. `on_step` gets the step, their total and its metrics, now and then with losses on
-    `validation`. `on_epoch` borrows an adapter's model at the end of each epoch but the one that the run ends with, and
-    changes no weight; so does `compare` at every one, where the recipe's ending compares them.
+    `validation`. `on_epoch` borrows an adapter's model at the ends of epochs, and changes no weight; see `Ends`.
     """
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation)
@@ -68,8 +67,7 @@ def train(
             saver.save_if_due(metrics, at_once=stop)
             if stop:
                 raise Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
-        ends.close()
-        return run.finish(ends.ended())
+        return run.finish(ends.close())
 
 
 class _Saver:

@@ -56,7 +56,7 @@ class Asked:
         else:
             self.gates |= asked
         hits = 20 if is_share and epoch >= self.worse_from else 0
-        scored = {"n": 20, "unscored": 0, "low": 0.0, "high": 0.2, "marks": None}
+        scored: dict[str, Any] = {"n": 20, "unscored": 0, "low": 0.0, "high": 0.2, "marks": None}
         return [(replace(each, hits=hits, rate=hits / 20, **scored), items) for each, items in found]
 
 

@@ -158,9 +158,9 @@ def _checkpoints(report: SafetyReport) -> Measure | None:
     if report.ending:
         words += f" {report.ending.sentence}."
     limits = report.thresholds
-    line = (100 * limits.max_asr, f"gate {percent(limits.max_asr)}") if limits else (None, "")
-    title, name = "Attacks that succeed at the end of each epoch", _epoch_name(own, report)
-    return Measure(title, "lower is better", dots, words, *line, name)
+    limit, limit_name = (100 * limits.max_asr, f"gate {percent(limits.max_asr)}") if limits else (None, "")
+    title = "Attacks that succeed at the end of each epoch"
+    return Measure(title, "lower is better", dots, words, limit, limit_name, _epoch_name(own, report))
 
 
 def _epoch_name(checkpoint: CheckpointRecord, report: SafetyReport) -> str:
