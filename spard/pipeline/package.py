@@ -81,7 +81,8 @@ def run(
     context.report.stage("package")
     with context.timed("package"):
         heard = audited.kept_transcripts(context)
-        report = _with_figures(context, rows, _report(context, release, rows, tuned, measured, summary), heard)
+        report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
+        report = replace(report, ending=ending_of(context, rows, tuned))
         if report.ending:
             context.report.event(report.ending.sentence, to_mapping(report.ending))
         release.out.mkdir(parents=True, exist_ok=True)
@@ -133,13 +134,10 @@ def _with_figures(
     )
 
 
-def _report(
-    context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, summary: Summary
-) -> SafetyReport:
+def _report(context: Context, release: Release, tuned: Tuned, measured: Measured, summary: Summary) -> SafetyReport:
     run, trained = context.run, tuned.trained
     losses = {"base": tuned.before, "adapter": tuned.after}
     decision = GateRecord("waived" if release.waived else measured.gate.decision, measured.gate.reasons)
-    ending = ending_of(context, rows, tuned)
     return SafetyReport(
         job_id=release.job_id,
         base_model=context.public_name,
@@ -173,7 +171,6 @@ def _report(
         audit_version=audit.version_of(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.asked_of(context)),
-        ending=ending,
     )
 
 

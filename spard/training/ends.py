@@ -32,7 +32,8 @@ Compares = Callable[[EpochEnd], Standing]
 class Ends:
     """The ends of a run's epochs; `borrows` is lent all but the last, `compares` every one.
 
-    Where the run ends with another than the last, that one is lent too. Both are called on rank 0 alone, and only for adapters.
+    Where the run ends with another than the last, that one is lent too. Both are called on rank 0 alone, and only for
+    adapters.
     """
 
     def __init__(self, run: Run, borrows: Borrows | None, compares: Compares | None) -> None:
