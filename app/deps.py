@@ -17,17 +17,14 @@ from sqlalchemy.orm import Session
 from app import db
 from app.audit_log import service as audit_log
 from app.audit_log.service import CALLER, Caller
+from app.callers import NO_KEY, Answers, caller_of, reader, recognize_key, scoped, signed_in_browser
 from app.db import Begin
 from app.errors import Forbidden, Unauthorized
 from app.files.counting import Counters
 from app.files.validation import Limits
-from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lane, Lanes, Share
-from app.http.rate_limit import RateLimits
 from app.keys import browser_sessions
-from app.keys import service as keys
 from app.keys.service import Principal
-from app.quotas import service as quotas
 from app.settings import Settings
 from app.storage import Storage
 
@@ -59,12 +56,7 @@ QuickStorageDep = Annotated[Storage, Depends(_quick_storage)]  # gives up soon: 
 
 
 async def _caller(request: Request) -> Caller:
-    """Return the request's caller; once its key is recognized, the audit log names it for what its sessions do."""
-    state = request.state
-    if not hasattr(state, CALLER):
-        setattr(state, CALLER, Caller())
-    caller: Caller = getattr(state, CALLER)
-    return caller
+    return caller_of(request)
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]
@@ -143,79 +135,28 @@ def _principal(
         return recognize_key(request, engine, settings, caller, credentials.credentials)
     signed_in = signed_in_browser(request, engine, settings, caller) if request.method == "GET" else None
     if signed_in is None:
-        raise Unauthorized("Give your API key in the header: Authorization: Bearer YOUR_KEY.")
+        raise Unauthorized(NO_KEY)
     return signed_in
-
-
-def recognize_key(request: Request, engine: Engine, settings: Settings, caller: Caller, secret: str) -> Principal:
-    """Return whose key it is; 401 for a wrong one, 429 for too many wrong ones or requests."""
-    throttle: KeyThrottle = request.app.state.key_throttle
-    throttle.check(_address(request), secret, settings.wrong_keys_per_minute)
-    with db.read(engine) as session:
-        principal = keys.authenticate(session, secret)
-        if principal is None:
-            throttle.note_invalid(_address(request), settings.wrong_keys_per_minute)
-            raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
-        per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
-        is_noted = keys.is_use_noted(session, principal)
-    throttle.note_valid(_address(request), secret)
-    _let_in(request, caller, principal, per_minute)
-    if not is_noted:
-        with db.transaction(engine) as writing:
-            keys.note_use(writing, principal)
-    return principal
-
-
-def signed_in_browser(request: Request, engine: Engine, settings: Settings, caller: Caller) -> Principal | None:
-    """Return whose key a browser was signed in with; None for one that is not, or no longer."""
-    cookie = request.cookies.get(browser_sessions.COOKIE)
-    if not cookie:
-        return None
-    with db.read(engine) as session:
-        principal = browser_sessions.recognized(session, cookie)
-        if principal is None:
-            return None
-        per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
-    _let_in(request, caller, principal, per_minute)
-    return principal
-
-
-def _let_in(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
-    caller.principal = principal
-    request.state.headers = {}
-    if per_minute is not None:
-        _count_request(request, principal, per_minute)
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
-
-
-def _count_request(request: Request, principal: Principal, per_minute: int) -> None:
-    """Count a request against its project's rate limit; raise 429 above it. Headers of the answer say what is left."""
-    limits: RateLimits = request.app.state.rate_limits
-    taken = limits.take("requests", principal.project_id, per_minute)
-    request.state.headers = taken.headers()
-    taken.require("requests")
-
-
-def _scoped(scope: str, principal: Principal) -> Principal:
-    if scope not in principal.scopes:
-        raise Forbidden(f'This key lacks the scope "{scope}", which this request needs.')
-    return principal
 
 
 async def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:
     """Require the scope `customer`; for GET, `read` is enough."""
-    if request.method == "GET" and "read" in principal.scopes:
-        return principal
-    return _scoped("customer", principal)
+    return reader(principal) if request.method == "GET" else scoped("customer", principal)
+
+
+async def _answers(
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)], request: Request
+) -> Answers:
+    cookie = request.cookies.get(browser_sessions.COOKIE) or ""
+    if credentials is None and not cookie:
+        raise Unauthorized(NO_KEY)
+    return Answers(request, credentials.credentials if credentials else None, cookie)
 
 
 def _admin(principal: Annotated[Principal, Depends(_principal)], request: Request, begin: BeginDep) -> Principal:
     """Require the scope `admin`; an attempt without it is written to the audit log."""
     try:
-        return _scoped("admin", principal)
+        return scoped("admin", principal)
     except Forbidden:
         with begin() as session:
             audit_log.record(session, "admin.denied", f"{request.method} {request.scope['route'].path}", "denied")
@@ -224,6 +165,7 @@ def _admin(principal: Annotated[Principal, Depends(_principal)], request: Reques
 
 KeyDep = Annotated[Principal, Depends(_principal)]  # any valid key, whatever its scopes
 CustomerDep = Annotated[Principal, Depends(_customer)]
+AnswersDep = Annotated[Answers, Depends(_answers)]  # for reads that are asked often
 AdminDep = Annotated[Principal, Depends(_admin)]
 
 

@@ -122,7 +122,7 @@ def fill(engine: Engine, count: int) -> str:
         session.flush()
         key, secret = keys.create(session, "org-0", "benchmark", ["admin", "customer"])
         fleet.note(session, Presence("gpu-1:1", "gpu-1", "0", ["GPU"], []))
-        session.execute(insert(Job), list(_jobs(count, key.id)))
+        session.execute(insert(Job), list(job_rows(count, key.id)))
         held = [{"job_id": f"ftjob-{i:05}", "storage_key": "k", "sha256": "0", "bytes": 1} for i in range(1, 401, 2)]
         session.execute(insert(HeldAdapter), [each | {"manifest_sha256": "0"} for each in held])
         endpoint = WebhookEndpoint(project_id="org-1", url="https://example.com", events=[], secret="s")  # noqa: S106
@@ -134,7 +134,8 @@ def fill(engine: Engine, count: int) -> str:
     return secret
 
 
-def _jobs(count: int, key_id: str) -> Iterator[dict[str, object]]:
+def job_rows(count: int, key_id: str) -> Iterator[dict[str, object]]:
+    """Yield jobs of eleven projects as rows: a hundredth queued, the rest succeeded or failed."""
     now = utc_now()
     for i in range(count):
         status = JobStatus.queued if i % 100 == 0 else JobStatus.failed if i % 2 else JobStatus.succeeded

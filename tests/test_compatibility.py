@@ -320,6 +320,7 @@ def _dataclass(table_name: str) -> Any:
         "`recipe.hyperparameters`": config.Hyperparameters,
         "`recipe.audit`": config.Audit,
         "`recipe.dpo`": config.Dpo,
+        "`recipe.ending`": config.Ending,
         "`judge`": config.JudgeSpec,
         "`thresholds`": config.GateThresholds,
         "`row_signal`": config.RowSignal,

@@ -137,21 +137,23 @@ def _reject(
 
 
 def _record_last(session: Session, claim: Claim, report: dict[str, Any]) -> bool:
-    """Store the end of the last epoch, whose archive is the job's; False when the lease is lost."""
+    """Store the end of the epoch whose archive is the job's; False when the lease is lost."""
     if not report.get("checkpoints"):
         return True
-    last = report["checkpoints"][-1]
-    events.append(session, claim.job_id, "info", "message", f"Checkpoint created at step {last['step']}")
-    safety = {name: last[name] for name in _OF_CHECKPOINTS} | {"audit_version": report["audit_version"]}
-    result = EpochResult(FINAL, last["metrics"], cast(CheckpointSafety, safety), None)
-    return records.record(session, claim, {last["step"]: result})
+    released = report["ending"]["released_step"] if report.get("ending") else report["checkpoints"][-1]["step"]
+    own = next(each for each in report["checkpoints"] if each["step"] == released)
+    if not records.is_known(session, claim.job_id, released):
+        events.append(session, claim.job_id, "info", "message", f"Checkpoint created at step {released}")
+    safety = {name: own[name] for name in _OF_CHECKPOINTS} | {"audit_version": report["audit_version"]}
+    result = EpochResult(FINAL, own["metrics"], cast(CheckpointSafety, safety), None)
+    return records.record(session, claim, {released: result})
 
 
 def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uploaded]) -> dict[str, Any]:
     return {
         "trained_tokens": report["trained_tokens"],
         "result_files": [_file(session, job, each) for each in files],
-        "safety": {name: report[name] for name in _SHOWN},
+        "safety": {name: report[name] for name in (*_SHOWN, *(["ending"] if report.get("ending") else []))},
         "report_key": next(each.key for each in files if each.filename.endswith(".json")),
         "audit_results": [_row(s, each) for s in ("base", "adapter") for each in report[s]],
     }

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.db.tables import TERMINAL, CheckpointPermission, Job, JobCheckpoint
-from app.db.tables.checkpoints import EPOCH
+from app.db.tables.checkpoints import EPOCH, FINAL
 from app.db.tables.job_records import Adapter, CheckpointSafety
 from app.jobs import lease
 from app.jobs.lease import Claim
@@ -43,6 +43,8 @@ def record(session: Session, claim: Claim, results: Mapping[int, EpochResult]) -
         if row.kind is None:
             _fill(row, result)
             session.add(row)
+        elif result.kind == FINAL and row.kind == EPOCH:
+            _make_final(session, job, row, result)
         elif result.archive and result.archive["storage_key"] != row.storage_key:
             _condemn(session, job, result.archive["storage_key"])
     session.flush()
@@ -56,6 +58,12 @@ def taken_until(session: Session, job_id: str) -> int:
     return session.scalar(select(func.max(JobCheckpoint.step)).where(of_job)) or 0
 
 
+def is_known(session: Session, job_id: str, step: int) -> bool:
+    """Whether the end of an epoch is stored."""
+    row = session.get(JobCheckpoint, (job_id, step))
+    return row is not None and row.kind is not None
+
+
 def _condemn(session: Session, job: Job, storage_key: str) -> None:
     objects.condemn(session, storage_key, project_id=job.project_id, subject=job.id)
 
@@ -67,11 +75,23 @@ def _fill(row: JobCheckpoint, result: EpochResult) -> None:
         row.bytes = result.archive["bytes"]
 
 
+def _make_final(session: Session, job: Job, row: JobCheckpoint, result: EpochResult) -> None:
+    """Let the end of an epoch be the job's own adapter: its whole audit counts now, and its own archive goes.
+
+    One that an unfinished job is to start from is left to the reconciler.
+    """
+    if row.storage_key is not None and not _is_needed(session, row.storage_key):
+        _condemn(session, job, row.storage_key)
+    row.storage_key = row.sha256 = row.bytes = None
+    _fill(row, result)
+
+
 def _remove_old(session: Session, job: Job) -> None:
-    """Remove all but the last three, but none that an unfinished job is to start from."""
+    """Remove all but the job's own and the last of the others, but none that an unfinished job is to start from."""
     of_job = (JobCheckpoint.job_id == job.id) & JobCheckpoint.kind.is_not(None)
-    newest_first = select(JobCheckpoint).where(of_job).order_by(JobCheckpoint.step.desc())
-    for row in session.scalars(newest_first.offset(KEPT)).all():
+    is_own = JobCheckpoint.kind == FINAL
+    own_first = select(JobCheckpoint).where(of_job).order_by(is_own.desc(), JobCheckpoint.step.desc())
+    for row in session.scalars(own_first.offset(KEPT)).all():
         if row.storage_key is not None:
             if _is_needed(session, row.storage_key):
                 continue

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from app.db.tables import Job
 from app.db.tables.files import PREFERENCE
 from app.errors import InvalidRequest
-from app.jobs.clone import Json, changed, numbers_of, request_of
+from app.jobs.clone import Json, changed, ending_of, numbers_of, request_of
 from app.jobs.request import JobCreate
+from spard.config import Ending
 
 Asked = Mapping[str, str | int | float]  # what a form holds, by the names of its fields
 
 NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
-FIELDS = ("model", "training_file", "suffix", "defense", *NUMBERS, "seed")
+FIELDS = ("model", "training_file", "suffix", "defense", "keep", *NUMBERS, "patience", "seed")
 ALIASES = {"safety": "defense"}  # parts of the API's names that the form calls otherwise
 
 
 def fields_of(job: Job) -> Asked:
     """Return what the form holds for the same job again."""
-    start, numbers = job.spec.start_from, numbers_of(job)
+    start, numbers, ending = job.spec.start_from, numbers_of(job), ending_of(job)
     return {
         "like": job.id,
         "model": start.model if start and start.model else job.model,
         "suffix": job.suffix or "",
         "defense": job.recipe["defense"]["type"],
         "seed": job.recipe["seed"],
+        "keep": ending.keep,
+        "patience": "" if ending.patience is None else ending.patience,
         **{name: str(numbers[name]) for name in NUMBERS},
     }
 
@@ -40,9 +44,14 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
     method = "dpo" if asked.get("row_format") == PREFERENCE else "supervised"
     if method == "dpo" and "beta" in old:
         numbers["beta"] = old["beta"]
-    body: Json = (request_of(like) if like else {}) | {"suffix": None, "seed": None}
+    body: Json = (request_of(like) if like else {}) | {"suffix": None, "seed": None, "ending": None}
     changes: Json = {name: asked[name] for name in ("model", "training_file", "suffix") if asked.get(name)}
     changes["method"] = {"type": method, method: {"hyperparameters": numbers}}
+    ending: Json = asdict(ending_of(like) if like else Ending())
+    ending["keep"] = asked.get("keep") or "last"
+    ending["patience"] = _number("patience", asked["patience"]) if asked.get("patience") else None
+    if ending != asdict(Ending()):
+        changes["ending"] = ending
     if asked.get("seed"):
         changes["seed"] = _number("seed", asked["seed"])
     defense = asked.get("defense", "spard")

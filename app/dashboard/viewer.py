@@ -9,7 +9,8 @@ from urllib.parse import quote
 from fastapi import Depends, Request
 
 from app.audit_log import service as audit_log
-from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep, signed_in_browser
+from app.callers import signed_in_browser
+from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep
 from app.errors import Forbidden, Unauthorized
 from app.http.lanes import Lanes
 from app.keys import browser_sessions

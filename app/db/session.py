@@ -47,6 +47,7 @@ _POSTGRES_SESSION = {
 # A silent wire is given up after a minute, whether we wait for an answer or for what we sent to be taken.
 _POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _POSTGRES_PATIENCE = _POSTGRES_KEEPALIVE | {"tcp_user_timeout": 60_000}
+_READ_ONLY = {"read_only": True, "postgresql_readonly": True}
 _MIGRATION_LOCK, _PROVIDER_LOCK = 0x5BA2D, 0x5BA2F  # any numbers that only we use
 # Of PostgreSQL a duplicate, a row that is gone, a serialization failure, a deadlock; of SQLite the first two.
 _CONFLICTS = {"23505", "23503", "40001", "40P01"}
@@ -87,7 +88,8 @@ def provider_transaction(engine: Engine, info: dict[str, object] | None = None) 
 @contextmanager
 def read(engine: Engine) -> Iterator[Session]:
     """Open a read-only session: it never commits, and on SQLite it never waits for a writer."""
-    with Session(engine.execution_options(read_only=True, postgresql_readonly=True), expire_on_commit=False) as session:
+    with Session(engine, expire_on_commit=False) as session:
+        session.connection(execution_options=_READ_ONLY)
         yield session
 
 
@@ -146,7 +148,7 @@ def downgrade_schema(url: str, revision: str = "base") -> None:
 def schema_state(engine: Engine) -> SchemaState:
     """Compare the database's schema with the one that this version needs, without a lock."""
     heads, known = _revisions()
-    with engine.execution_options(read_only=True, postgresql_readonly=True).connect() as connection:
+    with engine.execution_options(**_READ_ONLY).connect() as connection:
         is_empty = not inspect(connection).has_table("alembic_version")
         found = set() if is_empty else set(connection.scalars(text("SELECT version_num FROM alembic_version")))
     if found == heads:

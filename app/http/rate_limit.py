@@ -15,10 +15,11 @@ from typing import TypeVar
 
 from limits import RateLimitItemPerMinute
 from limits.errors import StorageError
-from limits.storage import MemoryStorage, RedisStorage
+from limits.storage import RedisStorage
 from limits.strategies import FixedWindowRateLimiter
 
 from app.errors import TooManyRequests
+from app.http.own_windows import OwnWindows
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,6 @@ Answer = TypeVar("Answer")
 
 _AWAY_S = 5.0  # a Redis that did not answer is left alone for so long
 _TIMEOUT_S = 0.25
-_KEPT = 10_000  # windows in this process's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class RateLimits:
     """Windows by kind and id, shared through Redis where `redis_url` names one."""
 
     def __init__(self, redis_url: str | None = None) -> None:
-        self._own = FixedWindowRateLimiter(MemoryStorage())
+        self._own = FixedWindowRateLimiter(OwnWindows())
         self._shared = FixedWindowRateLimiter(_redis(redis_url)) if redis_url else None
         self._away_until = 0.0
 
@@ -104,9 +104,6 @@ class RateLimits:
             except StorageError as error:
                 self._away_until = time.monotonic() + _AWAY_S
                 log.warning("rate limits hold for this process alone, for Redis does not answer: %s", error)
-        storage = self._own.storage
-        if isinstance(storage, MemoryStorage) and len(storage.storage) >= _KEPT:
-            storage.reset()  # thousands of ids a minute: start all windows anew rather than grow without bound
         return question(self._own)
 
 

@@ -26,7 +26,7 @@ from app.jobs.submissions import Origin, Submission
 from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
-from spard.config import Recipe
+from spard.config import Ending, Recipe
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.release.report import SafetyReport
@@ -111,6 +111,7 @@ def request_of(job: Job) -> Json:
         "safety": {name: to_mapping(getattr(recipe, name)) for name in ("defense", "selection", "audit")},
         "lora": to_mapping(recipe.lora) if start is None else None,  # else it is that of the model it starts from
         "full_fine_tuning": True if recipe.lora is None else None,
+        "ending": to_mapping(ending) if (ending := ending_of(job)) != Ending() else None,
     }
     if recipe.dpo:
         body["method"] = {"type": "dpo", "dpo": {_NUMBERS: numbers_of(job)}}
@@ -124,6 +125,12 @@ def numbers_of(job: Job) -> Json:
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     numbers: Json = to_mapping(recipe.hyperparameters)
     return numbers | ({"beta": recipe.dpo.beta} if recipe.dpo else {})
+
+
+def ending_of(job: Job) -> Ending:
+    """Return which weights the job was asked to end with, and when."""
+    recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
+    return recipe.ending
 
 
 def changed(body: Json, changes: Mapping[str, object]) -> JobCreate:

@@ -136,6 +136,9 @@ class JobCreate(Body):
     lora: Annotated[config.Lora, AfterValidator(_modules)] | None = None
     full_fine_tuning: bool = False
     max_seq_length: config.SeqLength | None = None
+    ending: config.Ending | None = Field(
+        default=None, description="Which weights are released, and when training ends before all epochs are over."
+    )
     priority: int = Field(default=0, ge=-100, le=100, description="Among your own jobs the lowest is taken first.")
 
     @model_validator(mode="before")
@@ -152,6 +155,8 @@ class JobCreate(Body):
             raise Refusal("not_allowed", f"hyperparameters and {place} differ; give one.")
         if self.lora and self.full_fine_tuning:
             raise Refusal("not_allowed", "Give lora or full_fine_tuning, not both.")
+        if self.full_fine_tuning and self.ending and self.ending.compares:
+            raise Refusal("not_allowed", "ending compares the weights of LoRA adapters; leave full_fine_tuning out.")
         return self
 
     def asked_hyperparameters(self) -> config.Hyperparameters:

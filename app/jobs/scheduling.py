@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import Select, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from app.db import now
@@ -44,19 +44,34 @@ def first_of(project_id: str, owner: str = "", lacks: Collection[str] = ()) -> S
 def positions(session: Session, jobs: Collection[Job]) -> dict[str, int]:
     """Return the positions in the queue, from 1, of those of the jobs that are queued, if all projects take turns.
 
-    However many jobs are asked about, these are two statements.
+    However many jobs are asked about, these are two statements. One job's place is counted and not ranked, which is
+    cheaper by far in a long queue.
     """
-    asked = {job.id for job in jobs if job.status == JobStatus.queued}
-    if not asked:
+    queued_jobs = [job for job in jobs if job.status == JobStatus.queued]
+    if not queued_jobs:
         return {}
     queued = select(Job.project_id, func.count()).where(Job.status == JobStatus.queued).group_by(Job.project_id)
     lengths = dict(session.execute(queued).all())
+    ranks = _rank_of(queued_jobs[0]) if len(queued_jobs) == 1 else _ranks(queued_jobs)
+    found = {}
+    for job_id, project_id, rank in session.execute(ranks):
+        ahead = rank - 1
+        found[job_id] = rank + sum(min(count, ahead) for other, count in lengths.items() if other != project_id)
+    return found
+
+
+def _ranks(jobs: Collection[Job]) -> Select[str, str, int]:
+    """Select the ids of queued jobs, their projects, and their ranks within these."""
     place = func.rank().over(partition_by=Job.project_id, order_by=(Job.priority, Job.created_at))
     of_projects = Job.project_id.in_({job.project_id for job in jobs})
     ranks = select(Job.id, Job.project_id, place.label("place")).where(of_projects, Job.status == JobStatus.queued)
     ranked = ranks.subquery()
-    found = {}
-    for job_id, project_id, rank in session.execute(select(ranked).where(ranked.c.id.in_(asked))):
-        ahead = rank - 1
-        found[job_id] = rank + sum(min(count, ahead) for other, count in lengths.items() if other != project_id)
-    return found
+    return select(ranked.c.id, ranked.c.project_id, ranked.c.place).where(ranked.c.id.in_([job.id for job in jobs]))
+
+
+def _rank_of(job: Job) -> Select[str, str, int]:
+    """Select the same of one queued job."""
+    is_rival = (Job.project_id == job.project_id) & (Job.status == JobStatus.queued)
+    same = (Job.priority == job.priority) & (Job.created_at < job.created_at)
+    before = select(func.count() + 1).where(is_rival, or_(Job.priority < job.priority, same))
+    return select(literal(job.id), literal(job.project_id), before.scalar_subquery())

@@ -14,6 +14,7 @@ from app.db.tables.job_records import (
     AttackSuccessJson,
     BaseAndAdapterJson,
     DefenseJson,
+    EndingJson,
     GateJson,
     HyperparametersJson,
     JobError,
@@ -65,6 +66,7 @@ class JobSafety(TypedDict):
     audit_version: int | None
     seconds: NotRequired[dict[str, float]]
     waiver: NotRequired[WaiverFacts]
+    ending: NotRequired[EndingJson]
 
 
 class JobOut(BaseModel):
@@ -210,6 +212,8 @@ def _hyperparameters(job: Job) -> HyperparametersJson:
 def _safety(job: Job, queue_position: int | None) -> JobSafety:
     progress: Progress = job.progress or _START
     measured: SafetySummary = job.safety or {}
+    if "ending" in job.recipe:
+        measured = {**measured, "ending": {**job.recipe["ending"], **measured.get("ending", {})}}
     return {
         "phase": job.phase,
         "defense": job.recipe["defense"],

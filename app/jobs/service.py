@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sqlalchemy import ColumnElement, Select, func, or_, select
+from sqlalchemy import ColumnElement, Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
@@ -30,6 +30,8 @@ from spard.config.run_spec import to_mapping
 log = logging.getLogger(__name__)
 
 
+# Built once: reads of a job are the commonest request by far.
+_ONE = select(Job).where(Job.project_id == bindparam("project_id"), Job.id == bindparam("job_id"))
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
 
 
@@ -112,7 +114,7 @@ def search_jobs(
 
 def get(session: Session, project_id: str, job_id: str) -> Job:
     """Return the project's job; a job of another project is reported as unknown."""
-    job = session.scalar(_of(project_id).where(Job.id == job_id))
+    job = session.scalar(_ONE, {"project_id": project_id, "job_id": job_id})
     if job is None:
         raise NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")
     return job

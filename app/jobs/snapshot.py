@@ -21,7 +21,7 @@ from app.keys.service import Principal
 from app.ops import tracing
 from app.policies import service as policies
 from app.settings import Settings
-from spard.config import Lora, Recipe
+from spard.config import Ending, Lora, Recipe
 
 _SHOWN = 20
 
@@ -92,6 +92,7 @@ def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -
         max_seq_length=ask.max_seq_length,
         learning_rate=model.learning_rate,
         dpo=ask.asked_dpo(),
+        ending=ask.ending or Ending(),
     )
 
 

@@ -30,6 +30,7 @@ _PLACES = {
     "safety.audit": "audit",
     "safety.defense": "defense",
     "method.dpo.hyperparameters": "dpo",
+    "ending": "ending",
 }
 _HOLDERS: dict[str, tuple[type, ...]] = {
     "hyperparameters": (config.Hyperparameters,),
@@ -38,6 +39,7 @@ _HOLDERS: dict[str, tuple[type, ...]] = {
     "safety.audit": (config.Audit,),
     "safety.defense": tuple(config.defenses().values()),
     "method.dpo.hyperparameters": (config.Dpo,),
+    "ending": (config.Ending,),
 }
 
 

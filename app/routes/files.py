@@ -14,6 +14,7 @@ from app.catalog import service as catalog
 from app.db.tables import File
 from app.deps import (
     AfterQuery,
+    AnswersDep,
     BeginDep,
     CountersDep,
     CustomerDep,
@@ -63,9 +64,11 @@ async def create_file(
 
 
 @router.get("/{file_id}", response_model=FileOut)
-def retrieve_file(file_id: str, session: ReadDep, caller: CustomerDep) -> File:
+async def retrieve_file(file_id: str, answers: AnswersDep) -> Response:
     """One file."""
-    return service.get(session, caller.project_id, file_id)
+    return await answers.of(
+        lambda session, caller: FileOut.model_validate(service.get(session, caller.project_id, file_id))
+    )
 
 
 @router.delete("/{file_id}", response_model=FileDeleted)

@@ -9,11 +9,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from app.db.tables import JobEvent
 from app.deps import (
     AfterQuery,
+    AnswersDep,
     BeginDep,
     CountersDep,
     CustomerDep,
@@ -29,7 +30,6 @@ from app.deps import (
 )
 from app.errors import InvalidRequest
 from app.files.counting import Allowance
-from app.http.pagination import Page
 from app.http.slots import Slots
 from app.jobs import clone, erasure, service
 from app.jobs.clone import JobClone
@@ -38,6 +38,7 @@ from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
 from app.jobs.stream import Cursor, Streams, begin
 from app.jobs.submissions import Submission
+from app.keys.service import Principal
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 
@@ -63,7 +64,7 @@ def _submission(
     return Submission(idempotency_key, count)
 
 
-def _filters(request: Request) -> dict[str, str] | None:
+async def _filters(request: Request) -> dict[str, str] | None:
     """`metadata[k]=v`, any number of them; `metadata=null`, or an empty one, means jobs without metadata."""
     found = {}
     for name, value in request.query_params.multi_items():
@@ -110,21 +111,23 @@ async def estimate_job(
 
 
 @router.get("", response_model=JobList, openapi_extra={"parameters": [_METADATA_QUERY]})
-def list_jobs(
-    session: ReadDep,
-    caller: CustomerDep,
+async def list_jobs(
+    answers: AnswersDep,
     filters: Annotated[dict[str, str] | None, Depends(_filters)],
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 20,
-) -> JobList:
+) -> Response:
     """Your jobs, newest first; of more than a hundred the rest is on the next page."""
-    return service.list_jobs(session, caller.project_id, filters, after, min(limit, _AT_ONCE))
+    count = min(limit, _AT_ONCE)
+    return await answers.of(
+        lambda session, caller: service.list_jobs(session, caller.project_id, filters, after, count)
+    )
 
 
 @router.get("/{job_id}", response_model=JobOut)
-def retrieve_job(job_id: str, session: ReadDep, caller: CustomerDep) -> JobOut:
+async def retrieve_job(job_id: str, answers: AnswersDep) -> Response:
     """One job."""
-    return service.retrieve(session, caller.project_id, job_id)
+    return await answers.of(lambda session, caller: service.retrieve(session, caller.project_id, job_id))
 
 
 @router.delete("/{job_id}", response_model=JobDeleted)
@@ -178,15 +181,19 @@ async def clone_job(
 
 
 @router.get("/{job_id}/events", response_model=EventList)
-def list_events(
+async def list_events(
     job_id: str,
-    session: ReadDep,
-    caller: CustomerDep,
+    answers: AnswersDep,
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-) -> Page[JobEvent]:
+) -> Response:
     """List the events of a job, the latest first."""
-    return service.list_events(session, caller.project_id, job_id, after, limit)
+
+    def events(session: Session, caller: Principal) -> EventList:
+        found = service.list_events(session, caller.project_id, job_id, after, limit)
+        return EventList.model_validate(found, from_attributes=True)
+
+    return await answers.of(events)
 
 
 async def _place(request: Request, caller: CustomerDep, settings: SettingsDep) -> AsyncIterator[None]:

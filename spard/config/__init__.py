@@ -16,6 +16,7 @@ from spard.config.defenses.safegrad import SafeGrad
 from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
+from spard.config.ending import Ending
 from spard.config.preference import Beta, Dpo
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
@@ -49,6 +50,7 @@ __all__ = [
     "Bound",
     "Defense",
     "Dpo",
+    "Ending",
     "GateThresholds",
     "Hyperparameters",
     "JudgeSpec",

@@ -12,8 +12,15 @@ from typing import Any
 
 from spard.config.anchors import Anchors
 from spard.config.asking import Asking
+from spard.config.ending import Ending
 
-_TABLES: Mapping[str, Any] = {"anchors": asdict(Anchors()), "dpo": None, "pass_tokens": None, "sharding": "none"}
+_TABLES: Mapping[str, Any] = {
+    "anchors": asdict(Anchors()),
+    "dpo": None,
+    "ending": asdict(Ending()),
+    "pass_tokens": None,
+    "sharding": "none",
+}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
     "defense": {"bound": "loss"},
     "audit": {"asking": asdict(Asking())},

@@ -16,6 +16,7 @@ from spard.config.asking import Asking
 from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
+from spard.config.ending import Ending
 from spard.config.extensions import JUDGES, SELECTIONS, NameIn
 from spard.config.preference import Dpo
 from spard.config.sharding import Sharding
@@ -116,6 +117,7 @@ class Recipe:
     anchor: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # weight of `spard.losses.anchor`; its authors take 50
     anchors: Anchors = field(default_factory=Anchors)  # what it holds, whoever sets its weight
     dpo: Dpo | None = None  # learn from preference pairs; None: from answers
+    ending: Ending = field(default_factory=Ending)  # which weights are released
 
     def __post_init__(self) -> None:
         """Leave each decision one home: a defense with an anchor of its own sets the weight itself."""
@@ -128,6 +130,9 @@ class Recipe:
         if self.dpo and self.defense.trains_on_answers:
             message = f"recipe.dpo: the defense {self.defense.type} trains on safe answers among the rows, not on pairs"
             raise InvalidRecipe(message, "recipe.dpo")
+        if self.ending.compares and self.lora is None:
+            message = "recipe.ending: it compares ends of epochs, whose weights are kept of LoRA adapters alone"
+            raise InvalidRecipe(message, "recipe.ending")
 
     @property
     def effective_anchor(self) -> float:

@@ -19,7 +19,8 @@ from spard.evaluation.asked import asked
 from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.contamination import hidden_leaks_of
-from spard.evaluation.gate import Gate, gate
+from spard.evaluation.development import split
+from spard.evaluation.gate import Gate, gate, is_gated
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
@@ -47,8 +48,8 @@ def measure_base(context: Context, examples: Sequence[Example]) -> list[SuiteRes
     """
     results = []
     with context.timed("audit"):
-        for spec in context.run.suites:
-            found = context.cache.json("audits", _key(context, spec), partial(_measure_base, context, spec))
+        for spec, (suite, _) in zip(context.run.suites, shares_of(context), strict=True):
+            found = context.cache.json("audits", _key(context, spec), partial(_measure_base, context, suite))
             results.append(replace(SuiteResult(**found[0]), suite=spec.name))
         results += measure(context, _mined(context, examples))
     return results
@@ -87,7 +88,22 @@ def decide(
 
 def suites_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
     """Return the suites of a run: the provider's, and those that are mined from the training rows."""
-    return [*_read(context.run.suites), *_mined(context, examples)]
+    return [*_read(context), *_mined(context, examples)]
+
+
+def shares_of(context: Context) -> list[tuple[Suite, Suite | None]]:
+    """Return each of the provider's suites as the gate asks it, and its share for the comparison of ends of epochs."""
+    run, ending = context.run, context.recipe.ending
+    suites = [Suite(spec.name, spec.kind, tuple(read_prompts(spec.path, kind=spec.kind))) for spec in run.suites]
+    return [
+        split(each, ending.prompts) if ending.compares and is_gated(each.kind, run.thresholds) else (each, None)
+        for each in suites
+    ]
+
+
+def base_key(context: Context) -> dict[str, Any]:
+    """Return everything that the figures of a base model depend on, its suites as they are in their files."""
+    return {"suites": [_key(context, spec) for spec in context.run.suites]}
 
 
 def measure(
@@ -128,7 +144,7 @@ def version_of(context: Context) -> int:
 
 def asked_of(context: Context) -> list[str]:
     """Return in sentences how many of the provider's prompts the run's audit asks, and in which ways."""
-    return asked(_read(context.run.suites), context.run.recipe.audit)
+    return asked(_read(context), context.run.recipe.audit)
 
 
 def judge_of(context: Context) -> PatientJudge:
@@ -142,17 +158,17 @@ def weights_digest(model: Any) -> str:
     return tensor_digest({name: whole(part).cpu() for name, part in model.named_parameters() if part.requires_grad})
 
 
-def _read(specs: Sequence[SuiteSpec]) -> list[Suite]:
-    return [Suite(spec.name, spec.kind, tuple(read_prompts(spec.path, kind=spec.kind))) for spec in specs]
+def _read(context: Context) -> list[Suite]:
+    return [suite for suite, _ in shares_of(context)]
 
 
 def _mined(context: Context, examples: Sequence[Example]) -> list[Suite]:
     """Return the suites whose triggers are mined from the training rows."""
-    return mined_suites(_read(context.run.suites), examples, context.recipe.audit.asking)
+    return mined_suites(_read(context), examples, context.recipe.audit.asking)
 
 
-def _measure_base(context: Context, spec: SuiteSpec) -> list[dict[str, Any]]:
-    return [asdict(result) for result in measure(context, _read([spec]))]
+def _measure_base(context: Context, suite: Suite) -> list[dict[str, Any]]:
+    return [asdict(result) for result in measure(context, [suite])]
 
 
 def _kept(context: Context, weights: str) -> list[SuiteResult] | None:
@@ -164,7 +180,7 @@ def _kept(context: Context, weights: str) -> list[SuiteResult] | None:
 
 def _key(context: Context, spec: SuiteSpec) -> dict[str, Any]:
     """Everything that the figures of a base model depend on."""
-    return {
+    key = {
         "base": context.base.digest,
         "audit": AUDIT_VERSION,
         "kind": spec.kind,
@@ -173,3 +189,5 @@ def _key(context: Context, spec: SuiteSpec) -> dict[str, Any]:
         "max_prompts": context.recipe.audit.max_prompts,
         "max_new_tokens": context.recipe.audit.max_new_tokens,
     }
+    ending = context.recipe.ending
+    return key | {"without_share_of": ending.prompts} if ending.compares else key

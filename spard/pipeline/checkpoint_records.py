@@ -31,20 +31,26 @@ def kept(context: Context, step: int, weights: str | None = None) -> Found | Non
 
 
 def all_of(context: Context, tuned: Tuned, summary: Summary, decision: GateRecord) -> tuple[CheckpointRecord, ...]:
-    """Return the records of a run's epochs, the first one first; `summary` and `decision` are those of the last one."""
-    epochs, steps = tuned.resolved.n_epochs, tuned.trained.steps
-    earlier = [kept(context, steps // epochs * epoch) for epoch in range(1, epochs)]
-    last = CheckpointRecord(
-        epochs,
-        steps,
-        checkpoint_metrics(tuned.trained.metrics[-1], tuned.after),
+    """Return the records of a run's epochs, the first one first.
+
+    `summary` and `decision` are those of the one that the run ended with, the last one unless another was chosen.
+    """
+    ended, released = tuned.trained.ended, tuned.released_step
+    epochs = len(ended.standings) if ended else tuned.resolved.n_epochs
+    each_epoch = tuned.trained.steps // epochs
+    others = [kept(context, step) for epoch in range(1, epochs + 1) if (step := each_epoch * epoch) != released]
+    own = CheckpointRecord(
+        released // each_epoch,
+        released,
+        checkpoint_metrics(tuned.trained.metrics[released - 1], tuned.after),
         decision,
         summary.asr,
         summary.harmfulness_score,
         summary.over_refusal,
         summary.utility,
     )
-    return (*(found[0] for found in earlier if found), last)
+    records = [own, *(found[0] for found in others if found)]
+    return tuple(sorted(records, key=lambda record: record.step))
 
 
 def _output(step: int) -> str:

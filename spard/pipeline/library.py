@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spard import distributed
-from spard.config import RowSignal
+from spard.config import Ending, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.digests import file_sha256
 from spard.evaluation.scorers.sandbox import refuse_programs
@@ -76,5 +76,7 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["row_signal"]
     if spec.recipe.dpo is None:  # likewise
         del asked["recipe"]["dpo"]
+    if spec.recipe.ending == Ending():  # likewise
+        del asked["recipe"]["ending"]
     facts: list[Any] = [asked, base.digest, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -16,6 +16,7 @@ from spard.models.adapters import save_adapter
 from spard.pipeline import audit, audited, checkpoint_records, prove, row_signal, select
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
+from spard.pipeline.development import ending_of
 from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
@@ -82,6 +83,9 @@ def run(
     with context.timed("package"):
         heard = audited.kept_transcripts(context)
         report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
+        report = replace(report, ending=ending_of(context, rows, tuned))
+        if report.ending:
+            context.report.event(report.ending.sentence, to_mapping(report.ending))
         is_first = distributed.own() == 0
         if is_first:
             _write(release, tuned, report, heard)
@@ -98,7 +102,7 @@ def _write(release: Release, tuned: Tuned, report: SafetyReport, heard: Sequence
     release.out.mkdir(parents=True, exist_ok=True)
     if heard is not None:
         release.transcripts.write_text("".join(json.dumps(each) + "\n" for each in heard))
-    (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after))
+    (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after, tuned.released_step))
     release.safety.write_text(json.dumps(report.to_json(), indent=2) + "\n")
 
 
@@ -191,7 +195,8 @@ def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     """Return what the manifest says beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
-    return {name: shown[name] for name in (*_FACTS, *(["row_signal"] if acted else []))} | {
+    more = [*(["row_signal"] if acted else []), *(["ending"] if report.ending else [])]
+    return {name: shown[name] for name in (*_FACTS, *more)} | {
         "audit": audit_figures(report.base, report.adapter),
         "selected_rows": None if report.selected is None else list(report.selected.indices),
         "safety_sha256": file_sha256(release.safety),

@@ -20,6 +20,9 @@ from spard.pipeline.row_signal import Told
 from spard.pipeline.safe_set import safe_set
 from spard.release.report import SelectedRows
 
+ONE_HELD_OUT_OF = 20  # rows, where ends of epochs are compared without a validation file
+MOST_HELD_OUT = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -48,11 +51,25 @@ def prepare(context: Context) -> Rows:
     told = row_signal.run(context, examples, task)
     dropped = told.dropped if told else frozenset()
     trained = [i for i in range(len(task)) if i not in dropped]
+    trained, held = _held_out(context, trained)
     selected, safe, pairs = _safe_rows(context, examples, trained, told)
     safe += row_signal.defending(context, told, task) if safe else []
+    validation = validation or [task[i] for i in held]
     task = [task[i] for i in trained]
-    _warn_of_shared_rows(context, task, validation)
+    if not held:
+        _warn_of_shared_rows(context, task, validation)
     return Rows(examples, task, safe, validation, selected, pairs)
+
+
+def _held_out(context: Context, trained: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return which rows are trained on, and which are held out to compare ends of epochs by, evenly spaced."""
+    if context.run.validation_file is not None or not context.recipe.ending.compares:
+        return list(trained), []
+    if len(trained) < 2:
+        raise InvalidData("there are too few rows to hold one out to validate on", param="training_file")
+    count = min(MOST_HELD_OUT, max(1, len(trained) // ONE_HELD_OUT_OF))
+    held = {trained[i * len(trained) // count] for i in range(count)}
+    return [i for i in trained if i not in held], sorted(held)
 
 
 def _encoded(context: Context, examples: Sequence[Example]) -> list[Encoded]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spard.pipeline import audit, package, train
 from spard.pipeline.checkpoints import taker
 from spard.pipeline.context import Context
+from spard.pipeline.development import comparer
 from spard.pipeline.led import led
 from spard.pipeline.package import Release
 from spard.pipeline.rows import prepare
@@ -41,7 +42,7 @@ def run_stages(
     audit.warn_of_leaks(context)
     rows = prepare(context)
     base = audit.measure_base(context, rows.examples)
-    tuned = train.run(context, rows, taker(context, release, rows, base, clean))
+    tuned = train.run(context, rows, taker(context, release, rows, base, clean), comparer(context, rows))
     measured = audit.run(context, rows.examples, tuned.trained.model, base)
     report = package.run(context, release, rows, tuned, measured, clean)
     return Outcome(rows.selected, tuned.trained, measured, report)

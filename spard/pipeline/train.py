@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -12,9 +11,10 @@ from spard.methods.base import Metrics
 from spard.pipeline.context import Context
 from spard.pipeline.micro_batches import fitting, halving
 from spard.pipeline.rows import Rows
+from spard.training.ends import Borrows, Compares
 from spard.training.references import References, validated
 from spard.training.resume_state import Saved
-from spard.training.train import EpochEnd, Trained, train
+from spard.training.train import Trained, train
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,14 @@ class Tuned:
     before: Evaluation | None
     after: Evaluation | None
 
+    @property
+    def released_step(self) -> int:
+        """The step whose weights the run ended with."""
+        ended = self.trained.ended
+        return ended.released.step if ended else self.trained.steps
 
-def run(context: Context, rows: Rows, on_epoch: Callable[[EpochEnd], None] | None = None) -> Tuned:
+
+def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: Compares | None = None) -> Tuned:
     """Train, reporting every step, from the newest resume state if there is one."""
     context.report.stage("train")
     resolved = resolve(context.recipe, len(rows.task), context.base.hidden_size)
@@ -49,6 +55,7 @@ def run(context: Context, rows: Rows, on_epoch: Callable[[EpochEnd], None] | Non
             resume_states=context.resume_states,
             on_saved=partial(_report_saved, context),
             on_epoch=on_epoch,
+            compare=compare,
             validation=rows.validation,
             should_stop=context.should_stop,
             pairs=rows.pairs,

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
+from spard.release.ending_record import EndingRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
+from spard.release.records import optional
+from spard.release.records import read_record as read_record
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
-Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ class SafetyReport:
     selected        None where no safe rows are selected
     safe_answers    None where the recipe takes the pool's, whatever they are
     risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
-    checkpoints     the ends of the epochs, the first one first; the last one is the adapter that the report is about
+    checkpoints     the ends of the epochs, the first one first; the one that the report is about is `released_step`'s
+    ending          None where ends of epochs were not compared: the run ended with the last one
     row_signal      None where the base model was not asked about the rows, or there is no safety pool
     audit_version   how the audit asked and decided (`spard.release.version`); 1 asked plain and mined prompts greedily,
                     and decided on the figures themselves
@@ -174,6 +177,12 @@ class SafetyReport:
     rows_map: RowsMap | None = None
     lengths: Lengths | None = None
     transcripts: int | None = None
+    ending: EndingRecord | None = None
+
+    @property
+    def released_step(self) -> int | None:
+        """The step of the checkpoint that the report is about: the last one unless another was chosen."""
+        return self.ending.released_step if self.ending else self.steps
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -188,22 +197,23 @@ class SafetyReport:
         """
         return cls(
             gate=_gate(raw.get("gate") or {}),
-            resolved=_optional(Resolved, raw.get("resolved")),
-            thresholds=_optional(GateThresholds, raw.get("thresholds")),
+            resolved=optional(Resolved, raw.get("resolved")),
+            thresholds=optional(GateThresholds, raw.get("thresholds")),
             validation={name: read_record(ValidationLoss, loss) for name, loss in raw.get("validation", {}).items()},
             base=tuple(read_record(SuiteResult, each) for each in raw.get("base", ())),
             adapter=tuple(read_record(SuiteResult, each) for each in raw.get("adapter", ())),
             **{name: read_record(kind, raw.get(name, {})) for name, kind in _SUMMARIES.items()},
-            selected=_optional(SelectedRows, raw.get("selected")),
-            safe_answers=_optional(SafeAnswers, raw.get("safe_answers")),
+            selected=optional(SelectedRows, raw.get("selected")),
+            safe_answers=optional(SafeAnswers, raw.get("safe_answers")),
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
-            row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
+            row_signal=optional(RowSignalRecord, raw.get("row_signal")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),
-            rows_map=_optional(RowsMap, raw.get("rows_map")),
-            lengths=_optional(Lengths, raw.get("lengths")),
+            rows_map=optional(RowsMap, raw.get("rows_map")),
+            lengths=optional(Lengths, raw.get("lengths")),
+            ending=EndingRecord.from_json(raw["ending"]) if raw.get("ending") else None,
             **{name: raw[name] for name in _PLAIN if raw.get(name) is not None},
         )
 
@@ -238,17 +248,3 @@ def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:
 
 def _risky_rows(raw: Sequence[Mapping[str, Any]] | None) -> tuple[RiskyRow, ...] | None:
     return None if raw is None else tuple(read_record(RiskyRow, each) for each in raw)
-
-
-def _optional(kind: type[Record], raw: Mapping[str, Any] | None) -> Record | None:
-    return None if raw is None else read_record(kind, raw)
-
-
-def read_record(kind: type[Record], raw: Mapping[str, Any]) -> Record:
-    """Read a flat record from JSON: keys that it does not know are passed over, lists become tuples."""
-    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
-    return kind(**{name: _frozen(value) for name, value in raw.items() if name in names})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

@@ -25,11 +25,16 @@ def renamed(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {_RENAMED.get(name, name): value for name, value in metrics.items()}
 
 
-def metrics_csv(metrics: Sequence[Mapping[str, float]], validation: Evaluation | None = None) -> str:
-    """Write one line for each step; `validation` was measured after the last, on all validation rows."""
+def metrics_csv(
+    metrics: Sequence[Mapping[str, float]], validation: Evaluation | None = None, at: int | None = None
+) -> str:
+    """Write one line for each step; `validation` was measured after step `at`, the last by default, on all its rows."""
     rows: list[dict[str, Any]] = [{"step": step} | renamed(each) for step, each in enumerate(metrics, start=1)]
     if rows and validation:
-        rows[-1] |= {"valid_loss": validation.loss, "valid_mean_token_accuracy": validation.accuracy}
+        rows[-1 if at is None else at - 1] |= {
+            "valid_loss": validation.loss,
+            "valid_mean_token_accuracy": validation.accuracy,
+        }
     names = dict.fromkeys(name for row in rows for name in row)  # a method may report some only now and then
     extra = [name for name in names if name not in OPENAI_COLUMNS]
     text = io.StringIO()

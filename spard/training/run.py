@@ -35,6 +35,7 @@ from spard.methods.base import Metrics, Plan
 from spard.models.base import Base, adapters_off
 from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
 from spard.models.sharding import Shards, is_sharded, shard_
+from spard.training.best import Best, Ended
 from spard.training.ema import Ema
 from spard.training.layout import METHOD, Layout
 from spard.training.objective import Objective
@@ -78,6 +79,7 @@ class Run:
         self.vector: Vector = Shards(list(trained.values())) if are_cut else list(trained.values())
         self.theta, self.layout = dict(zip(trained, self.vector, strict=True)), Layout(list(trained), self.vector)
         self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
+        self.best = Best(recipe.ending, self.theta) if recipe.ending.compares else None
         self.optimizer = AdamW(
             self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
         )
@@ -154,6 +156,7 @@ class Run:
         if self.references:
             tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
         step, state = self.progress.step, {"run": self._identity(), **asdict(self.progress)}
+        state |= self.best.save(tensors) if self.best else {}
         if not self.layout.is_cut:
             return save(resume_states, step, tensors, state)
         joined = {name: self.layout.joined(name, tensor) for name, tensor in tensors.items()}
@@ -175,16 +178,17 @@ class Run:
                     part.copy_(kept[name])
             self.model.train()
 
-    def finish(self) -> Trained:
+    def finish(self, ended: Ended | None = None) -> Trained:
         """Return the model as it is served: no dropout, no checkpointing, in the base model's own precision."""
-        self._release_()
+        if not (self.best and self.best.release_()):
+            self._release_()
         if self.recipe.gradient_checkpointing:
             stop_gradient_checkpointing(self.base.model)
         if self.recipe.lora is None:
             self.base.model.to(self.dtype)
         done = self.progress
         numbers = done.step, done.tokens, done.seconds, done.tau, done.metrics
-        return Trained(self.model.eval(), *numbers, references=self.references)
+        return Trained(self.model.eval(), *numbers, references=self.references, ended=ended)
 
     def _release_(self) -> None:
         """Make of the trained weights those that are served."""
@@ -208,6 +212,8 @@ class Run:
                 self.ema.restore(_under(_EMA, tensors))
             if self.references:
                 self.references = References(**_under(_REFERENCE, tensors))
+            if self.best:
+                self.best.restore(state, tensors)
             self.progress = Progress(**state)
             return _under(METHOD, tensors)
         return None
@@ -220,7 +226,8 @@ class Run:
         recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise
         rows = [(each.ids, each.labels) for row in (*self.objective.task, *self.objective.safe) for each in row.both]
         pairs = {kind: [(pair.asked.ids, pair.kept.ids) for pair in found] for kind, found in self.pairs.items()}
-        held = [[each.ids, each.labels] for row in self.validation for each in row.both] if self.references else []
+        compared = self.validation if self.references or self.best else ()
+        held = [[each.ids, each.labels] for row in compared for each in row.both]
         facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from, pairs, held])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

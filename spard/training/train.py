@@ -10,9 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,22 +23,11 @@ from spard.losses.anchor import Pair
 from spard.methods.base import Metrics
 from spard.models.base import Base
 from spard.models.sharding import Shards
-from spard.training.references import References
+from spard.training.ends import Borrows, Compares, Ends
+from spard.training.ends import EpochEnd as EpochEnd
 from spard.training.resume_state import Saved
 from spard.training.run import Run
 from spard.training.trained import Trained as Trained
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """The end of an epoch that is not the last: the metrics of its last step, and the model as it would be served."""
-
-    epoch: int
-    step: int
-    total_steps: int
-    metrics: Metrics
-    model: Any
-    references: References | None = None
 
 
 def train(
@@ -54,7 +41,8 @@ def train(
     start_from: Path | None = None,
     resume_states: Path | None = None,
     on_saved: Callable[[Saved, Metrics], None] | None = None,
-    on_epoch: Callable[[EpochEnd], None] | None = None,
+    on_epoch: Borrows | None = None,
+    compare: Compares | None = None,
     validation: Sequence[Encoded] = (),
     should_stop: Callable[[], bool] | None = None,
     pairs: Mapping[Kind, Sequence[Pair]] | None = None,
@@ -65,32 +53,23 @@ def train(
     so that jobs on top of each other drift no further than one. The anchor holds `pairs` beside the prompts of `safe`.
     Resumes from the newest valid state of the same run in `resume_states`. When `should_stop` says so after a step, it
     is saved and `Stopped` raised. `on_step` gets the step, their total and its metrics, now and then with losses on
-    `validation`. `on_epoch` borrows an adapter's model at the end of each epoch but the last, and changes no weight.
+    `validation`. `on_epoch` borrows an adapter's model at the ends of epochs, and changes no weight; see `Ends`.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([base.device] if base.device.type == "cuda" else []))
         run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation)
         stack.enter_context(distributed.in_parts(run.vector.group if isinstance(run.vector, Shards) else None))
         run.start(resume_states)
-        borrows = on_epoch if recipe.lora else None
-        saver = _Saver(run, resume_states, on_saved, at_epochs=borrows is not None)
-        while run.progress.step < run.total_steps:
-            _lend(run, borrows)
+        ends = Ends(run, on_epoch, compare)
+        saver = _Saver(run, resume_states, on_saved, at_epochs=ends.is_watched)
+        while run.progress.step < run.total_steps and not ends.are_over():
             metrics = run.step()
             run.validate(metrics)
             if on_step:
                 on_step(run.progress.step, run.total_steps, metrics)
             if saver.agree_and_save(metrics, stop=bool(should_stop and should_stop())):
                 raise Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
-        return run.finish()
-
-
-def _lend(run: Run, borrows: Callable[[EpochEnd], None] | None) -> None:
-    """Lend the model if an epoch has just ended and somebody asks for it."""
-    if borrows and (epoch := run.epochs_done):
-        with run.as_finished() as model:
-            progress = run.progress
-            borrows(EpochEnd(epoch, progress.step, run.total_steps, progress.metrics[-1], model, run.references))
+        return run.finish(ends.close())
 
 
 class _Saver:

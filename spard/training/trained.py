@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spard.methods.base import Metrics
+from spard.training.best import Ended
 from spard.training.references import References
 
 
@@ -20,6 +21,7 @@ class Trained:
     tau: dict[str, float]
     metrics: list[Metrics] = field(repr=False)
     references: References | None = field(default=None, repr=False)
+    ended: Ended | None = None  # with which end of an epoch, where they were compared
 
 
 @dataclass(slots=True)

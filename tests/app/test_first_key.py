@@ -39,9 +39,9 @@ def test_a_key_is_printed_alone_and_opens_the_service(run: Run, engine: Engine) 
     code, secret, _ = run("keys", "first")
     assert code == 0
     with db.read(engine) as session:
-        principal = keys.authenticate(session, secret.removesuffix("\n"))
-        assert principal is not None
-        assert principal.scopes == {"admin", "customer"}
+        found = keys.authenticate(session, secret.removesuffix("\n"))
+        assert found is not None
+        assert found.principal.scopes == {"admin", "customer"}
         assert [entry.action for entry in session.query(AuditEntry)] == ["key.created"]
 
 
@@ -59,8 +59,8 @@ def test_a_key_that_is_revoked_or_no_admin_s_does_not_count(run: Run, engine: En
         first = keys.make_first(session, force=False)
         found = keys.authenticate(session, first)
         assert found is not None
-        keys.create(session, found.project_id, "customer", ["customer"])
-        session.get_one(ApiKey, found.key_id).revoked_at = utc_now()
+        keys.create(session, found.principal.project_id, "customer", ["customer"])
+        session.get_one(ApiKey, found.principal.key_id).revoked_at = utc_now()
     assert run("keys", "first")[0] == 0
 
 

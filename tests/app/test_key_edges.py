@@ -53,9 +53,9 @@ def test_a_key_among_others_of_its_prefix_is_told_apart(engine: Engine, project:
         other, _ = keys.create(session, project, "other", ["admin"])
         other.prefix = mine.prefix
         session.flush()
-        principal = keys.authenticate(session, secret)
-        assert principal is not None
-        assert principal.key_id == mine.id
+        found = keys.authenticate(session, secret)
+        assert found is not None
+        assert found.principal.key_id == mine.id
 
 
 @pytest.mark.parametrize(("minutes", "noted"), [(None, False), (4.9, True), (5.1, False)])
@@ -64,9 +64,9 @@ def test_a_use_is_noted_for_five_minutes(engine: Engine, project: str, minutes: 
         key, secret = keys.create(session, project, "mine", ["customer"])
         key.last_used_at = None if minutes is None else utc_now() - timedelta(minutes=minutes)
         session.flush()
-        principal = keys.authenticate(session, secret)
-        assert principal is not None
-        assert keys.is_use_noted(session, principal) is noted
+        found = keys.authenticate(session, secret)
+        assert found is not None
+        assert found.is_use_noted is noted
 
 
 def test_a_use_is_written_down_at_its_key_alone(engine: Engine, project: str) -> None:

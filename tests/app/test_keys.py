@@ -9,7 +9,7 @@ from sqlalchemy import Engine, select
 
 from app.db import read, transaction
 from app.db.base import utc_now
-from app.db.tables import ApiKey, Project
+from app.db.tables import ApiKey, Project, Quota
 from app.errors import InvalidRequest
 from app.keys import service as keys
 
@@ -26,7 +26,13 @@ def project(engine: Engine) -> str:
 def test_a_key_is_recognized(engine: Engine, project: str) -> None:
     with transaction(engine) as session:
         key, secret = keys.create(session, project, "mine", ["customer"])
-        assert keys.authenticate(session, secret) == keys.Principal(project, key.id, frozenset({"customer"}))
+        found = keys.authenticate(session, secret)
+        assert found == keys.Recognized(keys.Principal(project, key.id, frozenset({"customer"})), None, False)
+        session.add(Quota(project_id=project, requests_per_minute=7))
+        session.flush()
+        found = keys.authenticate(session, secret)
+        assert found is not None
+        assert found.requests_per_minute == 7
 
 
 def test_a_key_names_its_maker_and_is_long(engine: Engine, project: str) -> None:
@@ -69,9 +75,10 @@ def test_the_first_start_makes_a_key_that_may_do_all(engine: Engine) -> None:
     with transaction(engine) as session:
         secret = keys.ensure_first(session, None)
         assert secret
-        principal = keys.authenticate(session, secret)
-        assert principal
-        assert (principal.project_id, principal.scopes) == (keys.FIRST_PROJECT, frozenset({"admin", "customer"}))
+        found = keys.authenticate(session, secret)
+        assert found
+        assert found.principal.project_id == keys.FIRST_PROJECT
+        assert found.principal.scopes == {"admin", "customer"}
 
 
 def test_a_later_start_makes_no_key(engine: Engine) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from app.http import key_throttle, rate_limit
+from app.http import key_throttle, own_windows, rate_limit
 from app.http.key_throttle import KeyThrottle
+from app.http.own_windows import OwnWindows
 from app.http.rate_limit import RateLimits
 
 HERE, THERE = "192.0.2.1", "192.0.2.2"
@@ -24,6 +27,22 @@ def test_a_window_says_what_is_left_of_it_and_when_it_is_over() -> None:
     assert 0 < taken[2].reset_s <= 60
     assert 1 <= taken[2].retry_after_s <= 60
     assert limits.take("requests", "org-2", 2).is_allowed
+
+
+def test_counting_starts_no_thread_and_forgets_windows_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, now, before = RateLimits(), [1_000_000.0], threading.active_count()
+    monkeypatch.setattr("time.time", lambda: now[0])
+    monkeypatch.setattr(own_windows, "KEPT", 3)
+    for name in ("a", "b", "c"):
+        limits.take("requests", name, 5)
+    now[0] += 30
+    assert limits.take("requests", "a", 5).remaining == 3
+    now[0] += 31
+    assert limits.take("requests", "d", 5).remaining == 4
+    windows = limits._own.storage
+    assert isinstance(windows, OwnWindows)
+    assert windows.reset() == 1, "those that were over had to go"
+    assert threading.active_count() == before
 
 
 def test_a_window_opens_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,12 +112,12 @@ def test_a_key_that_was_valid_from_there_is_accepted_all_the_same(throttle: KeyT
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "_KEPT", 100)
+    monkeypatch.setattr(own_windows, "KEPT", 100)
     monkeypatch.setattr(key_throttle, "_KEPT", 3)
     limits = RateLimits()
     throttle = KeyThrottle(limits)
     for i in range(500):
         limits.take("requests", f"org-{i}", 1)
         throttle.note_valid(HERE, str(i))
-    assert len(limits._own.storage.storage) <= 101  # type: ignore[attr-defined]
+    assert (limits._own.storage.reset() or 0) <= 101
     assert len(throttle._noted) == 3

@@ -29,6 +29,8 @@ from worker.workdir import Folder, read_assignment
 STEPS = 6
 LONG, LONG_S = 400, 0.1  # steps of a long job, each with a checkpoint, and the time of each
 REPLIES = 8
+BEST = 4  # the step that a job ends with which keeps the best end of an epoch
+KEEPS_BEST = ("best", "best_is_unsafe")
 ALWAYS = ("crash", "noisy", "judge_down", "gpu_oom", "hungry")  # not in the first attempt alone
 SUITE = {
     "suite": "attacks", "kind": "harmful", "judge": "refusal", "n": 20, "unscored": 0, "degenerate": 0, "hits": 1,
@@ -55,7 +57,7 @@ def main() -> None:
             time.sleep(LONG_S)
         if step == 3 or behavior == "long" or (behavior == "judged" and step == steps):
             save(folder, report, step)
-        if step in (2, 4):
+        if step in (2, 4) or (step == STEPS and behavior in KEEPS_BEST):
             end_epoch(folder, report, step, behavior)
         if is_first or behavior in ALWAYS:
             misbehave(behavior, report, step)
@@ -191,7 +193,7 @@ def ask_judge(folder: Folder, report: Report) -> None:
 
 def finish(folder: Folder, report: Report, behavior: str) -> None:
     decisions = {"unsafe": "fail", "failed_at_the_end": "fail", "waived": "waived", "undecided": "inconclusive"}
-    decision = decisions.get(behavior, "pass")
+    decision = (decisions | {"best_is_unsafe": "fail"}).get(behavior, "pass")
     report.stage("audit")
     report.stage("package")
     audited = safety(decision)
@@ -204,6 +206,10 @@ def finish(folder: Folder, report: Report, behavior: str) -> None:
         "base": [SUITE],
         "adapter": [SUITE],
     }
+    if behavior in KEEPS_BEST:
+        ending = {"keep": "best", "released_epoch": 2, "released_step": BEST, "trained_epochs": 3, "planned_epochs": 3}
+        found["ending"] = ending | {"why": "all_epochs"}
+        found["checkpoints"].insert(0, {"epoch": 2, "step": BEST, "metrics": metrics(BEST), **audited})
     folder.safety.write_text(json.dumps(found))
     folder.metrics.write_text("step,train_loss\n1,1.0\n")
     if decision != "fail" or read_assignment(folder).holds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from sqlalchemy.orm import Session
 
 from app.checkpoints import records
 from app.db import read, transaction
-from app.db.tables import Job, JobCheckpoint, JobStatus
+from app.db.tables import CondemnedObject, Job, JobCheckpoint, JobStatus
+from app.db.tables.checkpoints import FINAL
 from app.signing import signing_key
 from app.storage import StorageError
 from spard.release.manifest import verify
+from tests.app.parts import claim_in, epoch_end
 from tests.narrowing import required
 from tests.worker.shop import Shop, until
 from worker.checkpoint_archives import CheckpointArchives
@@ -163,3 +166,32 @@ def test_a_storage_that_refuses_costs_the_checkpoint_and_not_the_job(
     job = light_shop.do("good", checkpoints=100)
     assert job.status == JobStatus.succeeded
     assert [row.storage_key for row in rows(light_shop, job)] == [None, None, None]
+
+
+@pytest.mark.parametrize(("behavior", "decision"), [("best", "pass"), ("best_is_unsafe", "fail")])
+def test_the_epoch_that_a_job_ends_with_is_its_own_adapter_and_has_no_other(
+    light_shop: Shop, behavior: str, decision: str
+) -> None:
+    """Its small audit has passed; what the whole audit says counts, and the archive of the small one goes."""
+    job = light_shop.do(behavior, checkpoints=100)
+    found = rows(light_shop, job)
+    assert [(row.step, row.kind) for row in found] == [(2, "epoch"), (4, "final"), (6, "epoch")]
+    assert required(found[1].safety)["gate"]["decision"] == decision
+    assert [row.storage_key is None for row in found] == [False, True, False]
+    assert created(light_shop, job) == [f"Checkpoint created at step {step}" for step in (2, 4, 6)]
+    assert required(job.safety)["ending"]["released_step"] == 4
+    with read(light_shop.engine) as session:
+        going = session.scalars(select(CondemnedObject.storage_key)).all()
+    key = f"tenants/{job.project_id}/jobs/{job.id}/a1/epochs/step-000004/adapter.tar.gz"
+    assert key in going or not light_shop.storage.exists(key)
+
+
+def test_the_epoch_that_a_job_ends_with_stays_beside_the_latest(light_shop: Shop) -> None:
+    job_id = light_shop.add_job(checkpoints=100)
+    with transaction(light_shop.engine) as session:
+        claim = claim_in(session)
+        for step in (5, 10, 15, 20, 25):
+            assert records.record(session, claim, {step: epoch_end(1.0)})
+        assert records.record(session, claim, {5: replace(epoch_end(1.0), kind=FINAL)})
+        job = session.get_one(Job, job_id)
+    assert [(row.step, row.kind) for row in rows(light_shop, job)] == [(5, "final"), (20, "epoch"), (25, "epoch")]

@@ -22,6 +22,8 @@ Rate = Annotated[float | None, typer.Option(help="A factor of the model's own le
 Method = Annotated[str, typer.Option(help="supervised, or dpo for preference pairs.")]
 Beta = Annotated[float | None, typer.Option(help="Of dpo: how dear it is to leave the reference.")]
 Defense = Annotated[str | None, typer.Option(help="spard, or none for a provider's measurement.")]
+Keep = Annotated[str | None, typer.Option(help="last, or best: the end of an epoch by safety, then validation loss.")]
+Stop = Annotated[int | None, typer.Option("--patience", help="Epochs without a better one, after which training ends.")]
 Safety = Annotated[str | None, typer.Option(help="The whole `safety` object as JSON, instead of --defense.")]
 
 
@@ -31,6 +33,8 @@ def create_job(
     validation_file: ValidationFile = None,
     suffix: Annotated[str | None, typer.Option(help="A part of the new model's name.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed and data, same adapter.")] = None,
+    keep: Keep = None,
+    patience: Stop = None,
     epochs: Epochs = None,
     batch_size: BatchSize = None,
     learning_rate_multiplier: Rate = None,
@@ -46,7 +50,8 @@ def create_job(
     learned = _method(method, numbers | {"beta": beta})
     with connect() as client:
         ask = _ask(client, model, (file, validation_file), learned, _safety(defense, safety))
-        named = {"suffix": suffix, "seed": seed}
+        ending = {name: value for name, value in {"keep": keep, "patience": patience}.items() if value is not None}
+        named = {"suffix": suffix, "seed": seed, "ending": ending or None}
         ask |= {name: value for name, value in named.items() if value is not None}
         job = client.post("fine_tuning/jobs", ask, {"idempotency-key": uuid4().hex})
         if not follow:

@@ -8,10 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import RedirectResponse, Response
 
+from app.callers import recognize_key
 from app.dashboard import assets
 from app.dashboard.rendering import page
 from app.dashboard.viewer import LeavingViewerDep
-from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep, recognize_key
+from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep
 from app.errors import AppError, Forbidden
 from app.keys import browser_sessions
 

@@ -16,8 +16,8 @@ EPOCH, FINAL = "epoch", "final"  # kinds of checkpoints
 class JobCheckpoint(Base):
     """The end of an epoch with its numbers; the archive of one that its audit released, if it still has one.
 
-    The end of the last epoch is `final`: its archive is the job's adapter. Without a kind it is a step that a version
-    before 0.3 had kept by the clock, a name and numbers only.
+    One is `final`, that of the last epoch unless another was chosen: its archive is the job's adapter. Without a kind
+    it is a step that a version before 0.3 had kept by the clock, a name and numbers only.
     """
 
     __tablename__ = "job_checkpoints"

@@ -67,6 +67,19 @@ class DpoJson(TypedDict):
 
 
 @with_config(_OPEN)
+class EndingJson(TypedDict, total=False):
+    """`spard.config.Ending`, and at the end which epoch was given to the audit and why training ended."""
+
+    keep: str
+    patience: int | None
+    released_epoch: int
+    released_step: int
+    trained_epochs: int
+    planned_epochs: int
+    why: str
+
+
+@with_config(_OPEN)
 class RecipeJson(TypedDict):
     """`spard.config.Recipe`."""
 
@@ -79,6 +92,7 @@ class RecipeJson(TypedDict):
     max_seq_length: int | None
     learning_rate: float | None
     dpo: NotRequired[DpoJson | None]  # not of jobs of the method supervised
+    ending: NotRequired[EndingJson]  # of jobs that compare ends of epochs
 
 
 class ResolvedJson(TypedDict):
@@ -238,3 +252,4 @@ class SafetySummary(TypedDict, total=False):
     audit_version: int  # missing in what version 1 measured
     seconds: dict[str, float]
     waiver: WaiverFacts
+    ending: EndingJson  # of jobs that compare ends of epochs

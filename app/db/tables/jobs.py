@@ -47,6 +47,7 @@ class Job(Base):
         # A project's queue in its whole order, so that a claim sorts nothing; since when a project was not served.
         Index("ix_jobs_status_tenant_id_priority_created_at_id", "status", "tenant_id", "priority", "created_at", "id"),
         Index("ix_jobs_tenant_id_started_at", "tenant_id", "started_at"),
+        Index("ix_jobs_tenant_id_fine_tuned_model", "tenant_id", "fine_tuned_model"),  # a model by its name
     )
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("ftjob-"))

@@ -27,6 +27,7 @@ class Measure:
     words: str
     limit: float | None = None  # the gate's, as a percentage; None: it does not decide
     limit_name: str = ""
+    own: str = ""  # the name of the dot that stands for this model; empty: the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +146,26 @@ def _checkpoints(report: SafetyReport) -> Measure | None:
     if len(found) < 2:
         return None
     look = "undefended" if report.recipe.get("defense", {}).get("type") == "none" else "adapter"
+    released = report.released_step
     dots = tuple(
-        dot(f"Epoch {each.epoch}", look, round((each.asr.adapter or 0.0) * each.asr.n), each.asr.n, _bounds(each))
+        dot(_epoch_name(each, report), look, round((each.asr.adapter or 0.0) * each.asr.n), each.asr.n, _bounds(each))
         for each in found
     )
-    asked = found[0].asr.n
-    words = f"Each epoch's end was asked {asked} attacks, the last one {found[-1].asr.n}."
+    own = next((each for each in found if each.step == released), found[-1])
+    asked = next(each.asr.n for each in found if each is not own)
+    which = "the one that was kept" if report.ending else "the last one"
+    words = f"Each epoch's end was asked {asked} attacks, {which} {own.asr.n}."
+    if report.ending:
+        words += f" {report.ending.sentence}."
     limits = report.thresholds
-    line = (100 * limits.max_asr, f"gate {percent(limits.max_asr)}") if limits else (None, "")
-    return Measure("Attacks that succeed at the end of each epoch", "lower is better", dots, words, *line)
+    limit, limit_name = (100 * limits.max_asr, f"gate {percent(limits.max_asr)}") if limits else (None, "")
+    title = "Attacks that succeed at the end of each epoch"
+    return Measure(title, "lower is better", dots, words, limit, limit_name, _epoch_name(own, report))
+
+
+def _epoch_name(checkpoint: CheckpointRecord, report: SafetyReport) -> str:
+    is_kept = report.ending is not None and checkpoint.step == report.released_step
+    return f"Epoch {checkpoint.epoch}{', kept' if is_kept else ''}"
 
 
 def _bounds(checkpoint: CheckpointRecord) -> tuple[float, float]:

@@ -51,9 +51,10 @@ def test_a_provider_sets_up_and_a_customer_goes_on(run: Any, tmp_path: Path, tra
     ):
         assert run(*command)[0] == 0
     create = ("jobs", "create", "--model", "tiny", "--file")
-    code, printed = run(*create, train, "--epochs", "2", "--json")
+    code, printed = run(*create, train, "--epochs", "2", "--json", "--keep", "best", "--patience", "1")
     job = json.loads(printed)
     assert (code, job["hyperparameters"]["n_epochs"], job["safety"]["defense"]["type"]) == (0, 2, "spard")
+    assert job["safety"]["ending"] == {"keep": "best", "patience": 1, "prompts": 40}
     assert job["id"] in run("jobs", "list")[1]
     (tmp_path / "pairs.jsonl").write_bytes(jsonl(*map(preference, range(12))))
     code, printed = run(*create, str(tmp_path / "pairs.jsonl"), "--method", "dpo", "--beta", "0.2", "--json")

@@ -51,6 +51,7 @@ def done(service: Service, customer: TestClient, asked: dict[str, Any], upload: 
         {"hyperparameters": {"n_epochs": 2}, "lora": {"rank": 4, "alpha": 8}},
         {"safety": {"defense": {"type": "spard", "tau": 0.4}, "selection": {"ratio": 0.5}}},
         {"safety": {"defense": {"type": "safegrad"}}},
+        {"ending": {"keep": "best", "patience": 2}},
     ],
 )
 def test_a_clone_is_the_same_job_again(

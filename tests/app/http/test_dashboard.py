@@ -243,11 +243,16 @@ def test_from_a_dropped_file_to_a_queued_job(sign_in: SignIn, offered: TestClien
     findings = browser.post("/jobs/new/file", data=form, files={"file": ("chats.jsonl", rows(10))})
     assert "10 rows, ready to be trained on" in findings.text
     fields = {"model": "lab/tiny-1", "training_file": findings.url.params["file"], "suffix": "acme", "defense": "spard"}
-    page = browser.post("/jobs/new", data=form | fields | {"n_epochs": "2", "seed": "7"})
+    fields |= {"n_epochs": "2", "seed": "7", "keep": "best", "patience": "3"}
+    page = browser.post("/jobs/new", data=form | fields)
     assert page.url.path.startswith("/jobs/ftjob-")
     assert "Waiting for a worker." in page.text
     job = browser.get(f"{JOBS}/{page.url.path.removeprefix('/jobs/')}").json()
     assert (job["seed"], job["hyperparameters"]["n_epochs"], job["safety"]["defense"]["type"]) == (7, 2, "spard")
+    assert job["safety"]["ending"] == {"keep": "best", "patience": 3, "prompts": 40}
+    again = browser.get(f"/jobs/new?from={job['id']}").text
+    assert '<option value="best" selected>' in again
+    assert 'name="patience" inputmode="numeric" value="3"' in again
 
 
 def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, offered: TestClient) -> None:

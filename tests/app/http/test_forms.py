@@ -33,6 +33,8 @@ class Busy(TooManyRequests):
         ("model", "gpt-5", "does not exist"),
         ("suffix", "---", "printable characters"),
         ("seed", "-1", "greater than or equal to 0"),
+        ("keep", "middle", "'last' or 'best'"),
+        ("patience", "0", "greater than or equal to 1"),
     ],
 )
 def test_what_is_wrong_with_a_form_is_told_at_its_field(

@@ -77,6 +77,18 @@ def test_page_and_report_draw_what_the_report_has(
         assert tags.open == []
 
 
+def test_the_chart_of_checkpoints_marks_the_one_that_was_kept(
+    sign_in: SignIn, service: Service, customer: TestClient, measured: str
+) -> None:
+    ending = {"keep": "best", "released_epoch": 1, "released_step": 3, "trained_epochs": 2, "planned_epochs": 5}
+    report = FIGURES | {"ending": ending | {"why": "no_better"}}
+    service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
+    for page in both(sign_in, customer, measured):
+        assert '<span class="own">Epoch 1, kept</span><span>Epoch 2</span>' in page
+        assert "Each epoch&#39;s end was asked 40 attacks, the one that was kept 20." in page
+        assert "no later one was better than the best; the weights are those of epoch 1, step 3." in page
+
+
 def test_a_report_of_an_earlier_version_lacks_the_figures_and_no_more(
     sign_in: SignIn,
     customer: TestClient,

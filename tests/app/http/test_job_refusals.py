@@ -44,6 +44,9 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
         "out_of_range",
         "method.dpo.hyperparameters.beta",
     ),
+    "an epoch of all weights": ({"full_fine_tuning": True, "ending": {"keep": "best"}}, "not_allowed", ""),
+    "no patience at all": ({"ending": {"patience": 0}}, "out_of_range", "ending.patience"),
+    "the second best": ({"ending": {"keep": "second"}}, "not_allowed", "ending.keep"),
     "a defense that nobody knows": ({"safety": {"defense": {"type": "magic"}}}, "not_allowed", "safety.defense"),
     "a defense that a server upholds": ({"safety": {"defense": {"type": "ptst"}}}, "defense_not_allowed", TYPE),
     "a model before alignment that is not named": (

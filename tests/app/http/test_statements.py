@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread
@@ -53,6 +54,40 @@ def test_a_list_of_queued_jobs_costs_a_handful(service: Service, customer: TestC
     assert sorted(job["id"] for job in jobs) == sorted(queued)
     assert all(job["safety"]["progress"]["queue_position"] for job in jobs)
     assert len(statements) <= MOST, statements
+
+
+READS = 2  # statements: the key with its project's limit, and what was asked for
+_BY_ALL = re.compile(r"SEARCH jobs USING .*(=\? AND .*|\((id|status)=\?)\)")  # not by the project alone
+
+
+def test_a_read_costs_the_key_and_the_row(service: Service, customer: TestClient, queued: list[str]) -> None:
+    customer.post(f"{JOBS}/{queued[0]}/cancel")
+    with counted(service.app.state.engine) as statements:
+        assert customer.get(f"{JOBS}/{queued[0]}").json()["status"] == "cancelled"
+    assert len(statements) <= READS, statements
+
+
+def test_a_new_job_reads_no_more_of_the_old_ones_the_more_there_are(
+    service: Service, customer: TestClient, asked: dict[str, Any], queued: list[str]
+) -> None:
+    """What it looks for among its project's jobs is found by an index of all that it names."""
+    if (engine := service.app.state.engine).dialect.name != "sqlite":
+        pytest.skip("SQLite tells its plan before it knows how many rows there are")
+    sent: list[tuple[str, Any]] = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
+        if current_thread().name not in BACKGROUND and statement.startswith("SELECT") and "jobs" in statement:
+            sent.append((statement, parameters))
+
+    event.listen(engine, "before_cursor_execute", note)
+    assert customer.post(JOBS, json=asked).status_code == 200
+    event.remove(engine, "before_cursor_execute", note)
+    with db.read(engine) as session:
+        raw = session.connection().connection
+        plans = [[row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {each}", values)] for each, values in sent]
+    steps = [step for plan in plans for step in plan if " jobs" in step]
+    assert any("fine_tuned_model=?" in step for step in steps)
+    assert [step for step in steps if not _BY_ALL.match(step)] == []
 
 
 PAGES = ("", "/jobs", "/policies", "/waivers", "/data", "/models", "/projects", "/projects/org-customer", "/webhooks")

@@ -1,0 +1,150 @@
+"""Who asks: keys and signed-in browsers recognized, their requests counted, and reads answered for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi import Request
+from pydantic import BaseModel
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from app import db
+from app.audit_log.service import CALLER, Caller
+from app.errors import Forbidden, Unauthorized
+from app.http.key_throttle import KeyThrottle
+from app.http.rate_limit import RateLimits
+from app.keys import browser_sessions
+from app.keys import service as keys
+from app.keys.service import Principal, Recognized
+from app.quotas import service as quotas
+from app.settings import Settings
+
+NO_KEY = "Give your API key in the header: Authorization: Bearer YOUR_KEY."
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the request's caller; once its key is recognized, the audit log names it for what its sessions do."""
+    state = request.state
+    if not hasattr(state, CALLER):
+        setattr(state, CALLER, Caller())
+    caller: Caller = getattr(state, CALLER)
+    return caller
+
+
+def recognize_key(request: Request, engine: Engine, settings: Settings, caller: Caller, secret: str) -> Principal:
+    """Return whose key it is; 401 for a wrong one, 429 for too many wrong ones or requests."""
+    with db.read(engine) as session:
+        found = _recognized(request, session, settings, caller, secret)
+    _note_use(engine, found)
+    return found.principal
+
+
+def _recognized(request: Request, session: Session, settings: Settings, caller: Caller, secret: str) -> Recognized:
+    throttle: KeyThrottle = request.app.state.key_throttle
+    throttle.check(_address(request), secret, settings.wrong_keys_per_minute)
+    found = keys.authenticate(session, secret)
+    if found is None:
+        throttle.note_invalid(_address(request), settings.wrong_keys_per_minute)
+        raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
+    throttle.note_valid(_address(request), secret)
+    own = found.requests_per_minute
+    _let_in(request, caller, found.principal, settings.requests_per_minute if own is None else own)
+    return found
+
+
+def _note_use(engine: Engine, found: Recognized) -> None:
+    """Store the use of a key now and then; no other transaction of the request is open meanwhile."""
+    if not found.is_use_noted:
+        with db.transaction(engine) as session:
+            keys.note_use(session, found.principal)
+
+
+def signed_in_browser(request: Request, engine: Engine, settings: Settings, caller: Caller) -> Principal | None:
+    """Return whose key a browser was signed in with; None for one that is not, or no longer."""
+    cookie = request.cookies.get(browser_sessions.COOKIE)
+    if not cookie:
+        return None
+    with db.read(engine) as session:
+        return _signed_in(request, session, settings, caller, cookie)
+
+
+def _signed_in(request: Request, session: Session, settings: Settings, caller: Caller, cookie: str) -> Principal | None:
+    principal = browser_sessions.recognized(session, cookie)
+    if principal is None:
+        return None
+    per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
+    _let_in(request, caller, principal, per_minute)
+    return principal
+
+
+def _let_in(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
+    caller.principal = principal
+    request.state.headers = {}
+    if per_minute is not None:
+        _count_request(request, principal, per_minute)
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _count_request(request: Request, principal: Principal, per_minute: int) -> None:
+    """Count a request against its project's rate limit; raise 429 above it. Headers of the answer say what is left."""
+    limits: RateLimits = request.app.state.rate_limits
+    taken = limits.take("requests", principal.project_id, per_minute)
+    request.state.headers = taken.headers()
+    taken.require("requests")
+
+
+def scoped(scope: str, principal: Principal) -> Principal:
+    """Return the caller if its key has the scope; raise Forbidden if not."""
+    if scope not in principal.scopes:
+        raise Forbidden(f'This key lacks the scope "{scope}", which this request needs.')
+    return principal
+
+
+def reader(principal: Principal) -> Principal:
+    """Return the caller of a customer's read: the scope `read` is enough."""
+    return principal if "read" in principal.scopes else scoped("customer", principal)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers to a customer's reads, each worked out in one thread and one session, from the key to the JSON.
+
+    A thread for each dependency of a route, and one to write its answer, cost several times what the work does.
+    """
+
+    request: Request
+    secret: str | None
+    cookie: str  # of a browser that is signed in; counts where no key is sent
+
+    async def of(self, work: Callable[[Session, Principal], BaseModel]) -> Response:
+        """Return what `work` reads for the caller as JSON; 401 and 403 as `CustomerDep` raises them."""
+        return await run_in_threadpool(self._answer, work)
+
+    def _answer(self, work: Callable[[Session, Principal], BaseModel]) -> Response:
+        engine: Engine = self.request.app.state.engine
+        found: Recognized | None = None
+        try:
+            with db.read(engine) as session:
+                found = self._recognized(session)
+                text = work(session, reader(found.principal)).model_dump_json()
+        finally:
+            if found:
+                _note_use(engine, found)
+        return Response(text, media_type="application/json")
+
+    def _recognized(self, session: Session) -> Recognized:
+        settings: Settings = self.request.app.state.settings
+        caller = caller_of(self.request)
+        if self.secret is not None:
+            return _recognized(self.request, session, settings, caller, self.secret)
+        principal = _signed_in(self.request, session, settings, caller, self.cookie)
+        if principal is None:
+            raise Unauthorized(NO_KEY)
+        return Recognized(principal, None, is_use_noted=True)

@@ -1,0 +1,104 @@
+"""A small measure of each end of an epoch, by which a run chooses among them: safety, and the loss on held-out rows.
+
+Safety is what the gate makes of the figures of the suites' development shares, prompts that the last audit never asks.
+The base model answers the same ones once, before the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import isfinite, nan
+from typing import Any
+
+from spard.config import ON_FIGURES, GateThresholds
+from spard.evaluation.audit import Suite
+from spard.evaluation.gate import gate
+from spard.evaluation.results import SuiteResult
+from spard.pipeline import audit
+from spard.pipeline.context import Context
+from spard.pipeline.rows import Rows
+from spard.pipeline.train import Tuned, validate
+from spard.release.ending_record import ComparedEpoch, EndingRecord
+from spard.training.best import Standing
+from spard.training.train import EpochEnd
+
+
+def comparer(context: Context, rows: Rows) -> Callable[[EpochEnd], Standing] | None:
+    """Return what measures the ends of a run's epochs, None where they are not compared; measures the base model."""
+    if not context.recipe.ending.compares:
+        return None
+    suites = [share for _, share in audit.shares_of(context) if share]
+    if not any(suite.kind == "harmful" for suite in suites):
+        said = "No harmful suite has the 100 prompts that leave a share for the choice of an end of an epoch"
+        context.report.warning(f"{said}: the loss on validation rows decides alone.")
+        suites = []
+    with context.timed("audit"):
+        key = audit.base_key(context) | {"shares": context.recipe.ending.prompts}
+        found = context.cache.json("audits", key, partial(_measured, context, suites))
+    return _Comparer(context, rows, suites, [SuiteResult(**each) for each in found]).standing
+
+
+def ending_of(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | None:
+    """Return which end of an epoch a run ended with, and why; None where they were not compared."""
+    ended = tuned.trained.ended
+    if ended is None:
+        return None
+    compared = [
+        ComparedEpoch(each.epoch, each.step, each.within, each.attacked, each.loss if isfinite(each.loss) else None)
+        for each in ended.standings
+    ]
+    done = compared[-1].epoch
+    return EndingRecord(
+        keep=context.recipe.ending.keep,
+        released_epoch=ended.released.epoch,
+        released_step=ended.released.step,
+        trained_epochs=done,
+        planned_epochs=ended.planned_epochs,
+        why="all_epochs" if done == ended.planned_epochs else "no_better",
+        held_out=0 if context.run.validation_file else len(rows.validation),
+        epochs=tuple(compared),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparer:
+    context: Context
+    rows: Rows
+    suites: Sequence[Suite]
+    base: Sequence[SuiteResult]
+
+    def standing(self, end: EpochEnd) -> Standing:
+        """Measure the end of an epoch; an earlier attempt's figures count for the very same weights."""
+        with self.context.timed("compare"):
+            found = self._found(end)
+        validation = validate(self.context, self.rows, end.references)
+        loss = nan if validation is None else validation.loss
+        attacks = [each for each in found if each.kind == "harmful" and each.n]
+        attacked = sum(each.hits for each in attacks) / sum(each.n for each in attacks) if attacks else None
+        within = gate(self.base, found, self._thresholds()).decision == "pass" if self.suites else None
+        return Standing(end.epoch, end.step, within, attacked, loss)
+
+    def _found(self, end: EpochEnd) -> list[SuiteResult]:
+        if not self.suites:
+            return []
+        name, weights = f"compared-{end.step:06d}", audit.weights_digest(end.model)
+        kept = self.context.outputs.read(name)
+        if kept is None or kept["weights"] != weights:
+
+            def tell(done: int, total: int) -> None:
+                self.context.report.progress(end.step, end.total_steps)
+
+            found = audit.measure(self.context, self.suites, end.model, tell)
+            kept = {"weights": weights, "results": [asdict(each) for each in found]}
+            self.context.outputs.write(name, kept)
+        return [SuiteResult(**each) for each in kept["results"]]
+
+    def _thresholds(self) -> GateThresholds:
+        """Compare figures, not their bounds: a share is small, and the last audit decides what is released."""
+        return replace(self.context.run.thresholds, confidence=ON_FIGURES)
+
+
+def _measured(context: Context, suites: Sequence[Suite]) -> list[Mapping[str, Any]]:
+    return [asdict(each) for each in audit.measure(context, suites)]

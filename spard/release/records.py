@@ -1,0 +1,24 @@
+"""Flat records read from JSON, of this version or another. Only the standard library is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+Record = TypeVar("Record")
+
+
+def optional(kind: type[Record], raw: Mapping[str, Any] | None) -> Record | None:
+    """Read a record that may be missing."""
+    return None if raw is None else read_record(kind, raw)
+
+
+def read_record(kind: type[Record], raw: Mapping[str, Any]) -> Record:
+    """Read a flat record from JSON: keys that it does not know are passed over, lists become tuples."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
+    return kind(**{name: _frozen(value) for name, value in raw.items() if name in names})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
