@@ -1,10 +1,11 @@
-"""A child whose partners' GPUs hold one row of a batch that is trained on, and no more; its own holds all.
+"""A child whose partners' GPUs hold HELD_ROWS rows of a batch that is trained on, else one; its own holds all.
 
 python -m tests.worker.short_of_memory PARENT, or as one of the partners: FOLDER RANK COUNT PARENT.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 from worker import child, distributed, rank
 
-HELD = 1
+HELD = int(os.environ.get("HELD_ROWS", "1"))
 _forward: Any = LlamaModel.forward
 
 

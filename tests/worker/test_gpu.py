@@ -17,13 +17,19 @@ from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from app.db.tables import JobStatus
+from spard.config import resolve
 from spard.errors import OutOfGpuMemory
+from spard.models.base import load_base
+from spard.pipeline.context import Context
+from spard.pipeline.messages import Reporter
+from spard.pipeline.micro_batches import fitting
+from spard.pipeline.outputs import OutputsInFolder
 from tests.spard.parts import away
 from tests.worker.parts import PLAIN, job_folder
 from tests.worker.shop import Shop, forget_waits, scripted, until
 from worker import pipeline
 from worker.protocol import Report
-from worker.workdir import Folder
+from worker.workdir import Folder, read_assignment
 from worker.worker import Worker
 
 HALVED = {"micro_batch_size": 2}
@@ -87,15 +93,26 @@ def test_the_smaller_piece_is_told_in_the_adapter_s_manifest(tmp_path: Path, mod
     assert json.loads((folder.adapter / "manifest.json").read_text())["micro_batch_size"] == 2
 
 
-def test_memory_that_is_too_little_for_half_the_piece_too_ends_the_job(
+def test_pieces_are_halved_down_to_one_row(
     little_memory: Callable[[int], None], tmp_path: Path, model: Path
 ) -> None:
     little_memory(1)
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
-    with pytest.raises(OutOfGpuMemory):
-        run(folder)
-    with pytest.raises(torch.OutOfMemoryError):
-        run(folder)
+    for rows in (2, 1):
+        with pytest.raises(OutOfGpuMemory, match=f"{rows} rows at a time"):
+            run(folder)
+    run(folder)
+    assert json.loads(folder.safety.read_text())["micro_batch_size"] == 1
+
+
+def test_a_pass_gets_fewer_tokens_as_the_piece_gets_fewer_rows(tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, recipe=replace(PLAIN, pass_tokens=1000), pool=None)
+    (folder.stage / "pieces.json").write_text(json.dumps(HALVED))
+    (folder.stage / "pieces-1.json").write_text(json.dumps({"micro_batch_size": 1}))
+    run_of = read_assignment(folder).run
+    context = Context(run_of, load_base(run_of.model), Reporter(lambda message: None), OutputsInFolder(folder.stage))
+    recipe = fitting(context, resolve(run_of.recipe, 8, 64))
+    assert (recipe.micro_batch_size, recipe.pass_tokens) == (1, 250)
 
 
 def test_a_piece_of_one_row_is_not_halved(little_memory: Callable[[int], None], tmp_path: Path, model: Path) -> None:
