@@ -15,7 +15,6 @@ from spard.models.adapters import save_adapter
 from spard.pipeline import audit, audited, checkpoint_records, prove, row_signal, select
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
-from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
 from spard.release.archive import folder_name
@@ -140,7 +139,8 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         base_digest=context.base.digest,
         recipe=to_mapping(run.recipe),
         resolved=tuned.resolved,
-        micro_batch_size=halved_to(context) or run.recipe.micro_batch_size,
+        micro_batch_size=tuned.recipe.micro_batch_size,
+        memory_plan=tuned.plan.to_json() if tuned.plan else None,
         thresholds=run.thresholds,
         data_sha256=data_sha256(context),
         trained_tokens=trained.trained_tokens,
@@ -183,7 +183,8 @@ def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     """Return what the manifest says beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
-    return {name: shown[name] for name in (*_FACTS, *(["row_signal"] if acted else []))} | {
+    more = [*(["row_signal"] if acted else []), *(["memory_plan"] if report.memory_plan else [])]
+    return {name: shown[name] for name in (*_FACTS, *more)} | {
         "audit": audit_figures(report.base, report.adapter),
         "selected_rows": None if report.selected is None else list(report.selected.indices),
         "safety_sha256": file_sha256(release.safety),

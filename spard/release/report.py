@@ -138,6 +138,7 @@ class SafetyReport:
     rows_map        None where no safe rows are selected, and in reports of earlier versions, as the next ones are
     lengths         of the rows that were trained on
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
+    memory_plan     how the training was cut to fit its GPUs (`spard.models.fit`); None: it had none, or was not planned
     """
 
     job_id: str | None = None
@@ -174,6 +175,7 @@ class SafetyReport:
     rows_map: RowsMap | None = None
     lengths: Lengths | None = None
     transcripts: int | None = None
+    memory_plan: Mapping[str, bool | int | str | None] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -224,6 +226,7 @@ _PLAIN = (
     "audit_version",
     "replies",
     "transcripts",
+    "memory_plan",
 )
 
 
