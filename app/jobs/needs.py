@@ -32,20 +32,20 @@ def need_of(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
     return None if shape is None else need(shape, _trained(recipe), longest(shape, recipe, file_bytes))
 
 
-def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room) -> Plan | None:
+def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room | None) -> Plan | None:
     """Return how a job would be cut on such a worker; None where the model's shape or the GPU is not known."""
     shape = read_shape(source)
-    if shape is None or room.memory_bytes is None:
+    if shape is None or room is None or room.memory_bytes is None:
         return None
     beside = sum(count for count, _ in recipe.anchors.by_kind().values()) if recipe.effective_anchor else 0
-    load = Load(batch_size, row_tokens, beside, answers=2 if recipe.dpo else 1)
+    load = Load(batch_size, longest(shape, recipe, row_tokens), beside, answers=2 if recipe.dpo else 1)
     return fit(shape, _trained(recipe), load, Gpus(room.memory_bytes, room.gpus))
 
 
-def longest(shape: Shape, recipe: Recipe, file_bytes: int) -> int:
-    """Return the tokens that a row has at most: a token is a byte at least."""
+def longest(shape: Shape, recipe: Recipe, most: int) -> int:
+    """Return the tokens that a row has at most: `most`, or as many as its file has bytes; 0 where that is unknown."""
     limit = min(shape.positions or MAX_SEQ_LENGTH, recipe.max_seq_length or MAX_SEQ_LENGTH)
-    return max(1, min(limit, file_bytes or limit))
+    return min(limit, most or limit)
 
 
 def has_room(room: Room) -> ColumnElement[bool]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import log
+from math import exp2, log
 
 HALF_LIFE_S = 6 * 3600.0
 _LEAST_S = 1.0  # that a running job counts: who was just served is not next
@@ -48,13 +48,13 @@ def in_turn(standings: Iterable[Standing]) -> list[Standing]:
 
 def faded(seconds: float, since: float) -> float:
     """Return what is left of GPU seconds that were counted `since` seconds ago."""
-    return seconds * 0.5 ** (max(since, 0.0) / HALF_LIFE_S)
+    return seconds * exp2(-max(since, 0.0) / HALF_LIFE_S)
 
 
 def running(seconds: float) -> float:
     """Return what counts of a job that has run for `seconds` until now, of which the first have faded most."""
     steady = HALF_LIFE_S / log(2)
-    return max(_LEAST_S, steady * (1 - 0.5 ** (max(seconds, 0.0) / HALF_LIFE_S)))
+    return max(_LEAST_S, steady * (1 - exp2(-max(seconds, 0.0) / HALF_LIFE_S)))
 
 
 def parts(standings: Sequence[Standing]) -> dict[str, float]:

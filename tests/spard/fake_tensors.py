@@ -65,4 +65,4 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
