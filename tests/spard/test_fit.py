@@ -65,7 +65,8 @@ CASES: list[tuple[str, Recipe, int]] = [
 ]
 if os.environ.get("SPARD_SOAK"):
     CASES += [
-        (name, Recipe(gradient_checkpointing=on), tokens) for name, on, tokens in product(MODELS, (False, True), LENGTHS)
+        (name, Recipe(gradient_checkpointing=is_on), tokens)
+        for name, is_on, tokens in product(MODELS, (False, True), LENGTHS)
     ]
 
 

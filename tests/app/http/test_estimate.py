@@ -125,5 +125,5 @@ def test_the_memory_of_a_job_is_planned_for_the_largest_gpu_that_is_there(
         fleet.note(session, fleet.Presence("large", "gpu-2", "0", [], [], 80 << 30))
     plan = customer.post(URL, json=asked).json()["memory_plan"]
     assert (plan["fits"], plan["ranks"], plan["memory_bytes"]) == (True, 1, 80 << 30)
-    assert plan["text"].endswith("of 80.0 GiB GPU memory planned; batches in one piece")
+    assert "of 80.0 GiB GPU memory planned" in plan["text"]
     assert "queue_reason" not in customer.get(f"{JOBS}/{job['id']}").json()["safety"]["progress"]
