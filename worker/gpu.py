@@ -9,11 +9,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from app.errors import Unfit
-from app.ops.gpus import count, names
+from app.jobs.needs import Room
+from app.ops.gpus import count, memories, names
 from app.ops.processes import python
 from app.settings import Settings
 
-__all__ = ["PROBE", "check", "count", "names", "works"]
+__all__ = ["PROBE", "check", "count", "memories", "names", "room", "works"]
 
 PROBE = python("worker.gpu_probe")
 _PROBE_S = 120.0
@@ -28,6 +29,12 @@ def check(settings: Settings) -> None:
     if settings.device != "cpu" and found and found < settings.gpus_per_job:
         text = f"SPARD_GPUS_PER_JOB is {settings.gpus_per_job}, but the driver shows {found}."
         raise Unfit(f"{text} Give the worker more GPUs, or set a smaller number.")
+
+
+def room(settings: Settings) -> Room:
+    """Return what a job may have here; on a CPU nothing bounds it."""
+    found = [] if settings.device == "cpu" else memories()
+    return Room(min(found), settings.gpus_per_job if settings.sharding != "none" else 1) if found else Room()
 
 
 def works(probe: Sequence[str], environment: Mapping[str, str]) -> bool:

@@ -17,12 +17,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.db import transaction
 from app.jobs import fleet
 from app.jobs.fleet import Presence
+from app.jobs.needs import Room
 from worker import gpu
 
 log = structlog.get_logger(__name__)
 
 
-def tell(engine: Engine, name: str, troubles: Callable[[], Iterable[str]], stop: Event, every_s: float) -> None:
+def tell(
+    engine: Engine, name: str, room: Room, troubles: Callable[[], Iterable[str]], stop: Event, every_s: float
+) -> None:
     """Tell of the worker of this name again and again until `stop` is set, and then that it has left."""
     host, ours, devices = socket.gethostname(), version("spard-service"), gpu.names()
     is_stopped = False
@@ -33,7 +36,8 @@ def tell(engine: Engine, name: str, troubles: Callable[[], Iterable[str]], stop:
                 if is_stopped:
                     fleet.leave(session, name)
                 else:
-                    fleet.note(session, Presence(name, host, ours, devices, sorted(troubles())))
+                    has = room.memory_bytes, room.gpus
+                    fleet.note(session, Presence(name, host, ours, devices, sorted(troubles()), *has))
         except SQLAlchemyError as error:
             log.warning("the database does not hear that this worker is there", error=type(error).__name__)
         stop.wait(every_s)

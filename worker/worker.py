@@ -39,6 +39,7 @@ class Worker:
     def __init__(self, settings: Settings, command: Sequence[str] = COMMAND, probe: Sequence[str] = gpu.PROBE) -> None:
         preflight.check(settings)
         gpu.check(settings)
+        self._room = gpu.room(settings)
         self._stop = Event()
         self._wakes: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be set while it is being set
         self._settings = settings
@@ -116,14 +117,14 @@ class Worker:
     def _claim(self) -> Claim | None:
         with transaction(self._backend.engine) as session:
             times = self._settings.lease_s, self._settings.max_run_s
-            return lease.claim(session, self._owner, *times, self._fitness.lacks())
+            return lease.claim(session, self._owner, *times, self._fitness.lacks(), self._room)
 
     def _reap_on(self) -> None:
         repeat(self._reap, self._stop, self._settings.reap_s, "could not reap")
 
     def _tell(self) -> None:
         backend, every_s = self._backend, self._settings.heartbeat_s
-        presence.tell(backend.engine, self._owner, lambda: backend.metrics.troubled, self._stop, every_s)
+        presence.tell(backend.engine, self._owner, self._room, lambda: backend.metrics.troubled, self._stop, every_s)
 
     def _reap(self) -> None:
         """Hand back the jobs of workers that are gone; every worker does so for all, as the API does."""

@@ -71,6 +71,7 @@ def set_quota(
     requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Requests to the API.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Tokens of replies and what was asked.")] = None,
     max_tokens_per_day: Annotated[int | None, typer.Option(min=0, help="The same in 24 hours.")] = None,
+    weight: Annotated[float | None, typer.Option(min=0.01, help="Of its GPU time; else 1.")] = None,
     lifted: Annotated[list[str] | None, typer.Option("--lift", help="A limit that is taken away: its name.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -84,6 +85,7 @@ def set_quota(
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "max_tokens_per_day": max_tokens_per_day,
+        "weight": weight,
     }
     free = [name.replace("-", "_") for name in lifted or ()]
     if unknown := set(free) - given.keys():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel
@@ -21,6 +22,8 @@ from app.errors import InvalidState
 from app.files import preview
 from app.files import service as files
 from app.files.counting import Allowance, Counters
+from app.jobs import needs
+from app.jobs.needs import Room
 from app.jobs.request import JobCreate, Safety
 from app.jobs.snapshot import Frozen, freeze
 from app.keys.service import Principal
@@ -34,6 +37,26 @@ _BFLOAT16_BYTES = 2
 _COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
+class MemoryPlan(BaseModel):
+    """How a job would be cut to fit a GPU, before its rows are known to the token; `text` says it in a sentence.
+
+    `peak_bytes` of the GPU's `memory_bytes`, of which weights and what is saved for the backward pass are parts. Where
+    `fits` is false it is the least that would do. Null pieces are whole batches; `ranks` are the GPUs that train it.
+    """
+
+    text: str
+    fits: bool
+    gradient_checkpointing: bool
+    micro_batch_size: int | None
+    pass_tokens: int | None
+    sharding: Literal["none", "full", "hybrid"]
+    ranks: int
+    weights_bytes: int
+    saved_bytes: int
+    peak_bytes: int
+    memory_bytes: int
+
+
 class Estimate(BaseModel):
     """`estimated_seconds` is by your own recent jobs on the model, null without any.
 
@@ -42,7 +65,9 @@ class Estimate(BaseModel):
     the machine that serves the API.
     `memory_bytes_at_least` is that of the weights in bfloat16, and without LoRA that of their gradients and AdamW's two
     moments too; activations, safe gradients and an adapter's own weights come on top. Null where the model is no folder
-    on that machine.
+    on that machine. `memory_bytes_needed` is the least memory of a GPU that trains it, one row at a time with
+    activation checkpointing; workers with less do not take the job. `memory_plan` is how it would be cut on the largest
+    GPU that a worker has; null where none has one. Both are formulae, and null where the model's kind is not known.
     """
 
     object: Literal["fine_tuning.job.estimate"] = "fine_tuning.job.estimate"
@@ -57,6 +82,8 @@ class Estimate(BaseModel):
     max_seq_length: int | None
     rows_over_limit: int | None
     memory_bytes_at_least: int | None
+    memory_bytes_needed: int | None = None
+    memory_plan: MemoryPlan | None = None
     estimated_seconds: int | None
     warnings: list[str]
 
@@ -78,17 +105,31 @@ def estimate(
         found = _of_rows(session, caller, ask, frozen)
         entry = preview.model_entry(session, frozen.spec.model.alias)
         file = files.get(session, caller.project_id, ask.training_file)
+        room = needs.largest_room(session)
+    longest = None
     if (weights := parameters(entry.source)) is not None:
         copies = _COPIES if ask.full_fine_tuning else 1
         found.memory_bytes_at_least = weights * _BFLOAT16_BYTES * copies
     with suppress(InvalidState):  # there is no tokenizer here
         tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)  # takes seconds
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
+        longest = min(tokens.max, tokens.limit) if not tokens.approximate else None
         if frozen.recipe.dpo and tokens.rows:  # a pair's conversation goes through the model with each of its answers
             epochs = round(found.hyperparameters["n_epochs"])
             found.tokens_per_epoch = math.ceil(tokens.total * found.rows / tokens.rows)
             found.trained_tokens = found.tokens_per_epoch * epochs
+    _add_memory(found, frozen, room, longest)
     return found
+
+
+def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int | None) -> None:
+    """Add what memory the job needs, and how it would be cut; `longest` are the tokens of its longest row, if known."""
+    source, recipe, size = frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes
+    if (need := needs.need_of(source, recipe, size)) is not None:
+        found.memory_bytes_needed = need.alone
+    batch = round(found.hyperparameters["batch_size"])
+    if (plan := needs.plan_for(source, recipe, batch, longest or size, room)) is not None:
+        found.memory_plan = MemoryPlan(text=plan.sentence, **asdict(plan))
 
 
 def _of_rows(session: Session, caller: Principal, ask: JobCreate, frozen: Frozen) -> Estimate:

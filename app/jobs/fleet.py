@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.db import now
 from app.db.base import utc_now
 from app.db.tables import Job, JobStatus, Project, Waiver, WebhookDelivery, WorkerRow
-from app.jobs import scheduling
+from app.jobs import scheduling, shares
 from app.jobs.fleet_schemas import QueueOut, WorkerOut
 
 
@@ -23,6 +23,8 @@ class Presence:
     version: str
     devices: list[str]
     troubles: list[str]
+    memory_bytes: int | None = None  # of its smallest GPU
+    gpus: int = 1  # that share out a job's model
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ def workers(session: Session, alive_s: float) -> list[WorkerOut]:
             is_alive=age <= alive_s,
             job_id=job_id,
             phase=phase,
+            memory_bytes=row.memory_bytes,
         )
     return list(found.values())
 
@@ -75,7 +78,10 @@ def queue(session: Session) -> list[QueueOut]:
     query = select(Job.project_id, Project.name, *counts, waiting).join(Project, Project.id == Job.project_id)
     rows = session.execute(query.where(Job.status.in_(QueueOut.COUNTED)).group_by(Job.project_id, Project.name)).all()
     running = sum(row[2] for row in rows)
-    turns = {project_id: turn for turn, project_id in enumerate(scheduling.projects(session), start=1)}
+    stand = scheduling.standings(session, [row[0] for row in rows])
+    turns = {each.project_id: turn for turn, each in enumerate((one for one in stand if one.is_ready), start=1)}
+    weights = {one.project_id: one.weight for one in stand}
+    parts = shares.parts(stand)
     found = [
         QueueOut(
             project_id=row[0],
@@ -86,6 +92,8 @@ def queue(session: Session) -> list[QueueOut]:
             share=row[2] / running if running else 0.0,
             waits_since=row[5],
             turn=turns.get(row[0]),
+            weight=weights[row[0]],
+            gpu_share=parts[row[0]],
         )
         for row in rows
     ]

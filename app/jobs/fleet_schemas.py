@@ -13,7 +13,8 @@ from app.http.schemas import UnixTime
 class WorkerOut(BaseModel):
     """A worker. One that is not alive was killed, or cannot reach the database; its row goes after a day.
 
-    `devices` are its GPUs as the driver names them; `troubles` what keeps it from jobs.
+    `devices` are its GPUs as the driver names them, `memory_bytes` the memory of the smallest, by which it takes jobs;
+    `troubles` what keeps it from jobs.
     """
 
     object: Literal["worker"] = "worker"
@@ -27,6 +28,7 @@ class WorkerOut(BaseModel):
     is_alive: bool
     job_id: str | None
     phase: str | None
+    memory_bytes: int | None = None
 
 
 class WorkerList(BaseModel):
@@ -39,7 +41,9 @@ class WorkerList(BaseModel):
 class QueueOut(BaseModel):
     """A project's jobs that have not ended. `share` is its part of all running jobs; `turn` counts from 1.
 
-    `turn` is null where no job of the project may start at the moment.
+    `gpu_share` is its part of the GPU time of late of all projects here; half of it fades in six hours. Of those with
+    as few running jobs, the one is next whose GPU time is the least for its `weight`. `turn` is null where no job of
+    the project may start at the moment.
     """
 
     COUNTED: ClassVar = (JobStatus.running, JobStatus.queued, JobStatus.paused)
@@ -53,6 +57,8 @@ class QueueOut(BaseModel):
     share: float
     waits_since: UnixTime | None
     turn: int | None
+    weight: float = 1.0
+    gpu_share: float = 0.0
 
 
 class QueueList(BaseModel):

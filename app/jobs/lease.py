@@ -20,6 +20,7 @@ from app.db import now, timestamp
 from app.db.tables import AuditResult, HeldAdapter, Job, JobMetric, JobStatus
 from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState
 from app.jobs import attempts, events, scheduling, transitions
+from app.jobs.needs import Room
 from app.jobs.results import Publication as Publication
 from app.jobs.results import Rejection as Rejection
 from app.webhooks.outbox import announce_audit
@@ -57,16 +58,22 @@ class Columns(TypedDict, total=False):
 
 
 def claim(
-    session: Session, owner: str, lease_s: float, max_run_s: float | None = None, lacks: Collection[str] = ()
+    session: Session,
+    owner: str,
+    lease_s: float,
+    max_run_s: float | None = None,
+    lacks: Collection[str] = (),
+    room: Room = scheduling.ANY,
 ) -> Claim | None:
     """Take the job whose turn it is; exactly one worker gets it. Returns None when no job may start.
 
-    A job that has no deadline yet gets one, `max_run_s` from now. The worker has no base model of the sources `lacks`.
+    A job that has no deadline yet gets one, `max_run_s` from now. The worker has no base model of the sources `lacks`,
+    and `room` on its GPUs.
     """
     for project_id in scheduling.projects(session):
         row = transitions.change_status(
             session,
-            Job.id == scheduling.first_of(project_id, owner, lacks).scalar_subquery(),
+            Job.id == scheduling.first_of(project_id, owner, lacks, room).scalar_subquery(),
             JobStatus.queued,
             JobStatus.running,
             returning=(Job.lease_token, Job.attempt, Job.attempt_base, Job.max_attempts),
@@ -76,6 +83,7 @@ def claim(
             lease_owner=owner,
             lease_expires_at=now() + lease_s,
             seen_at=now(),
+            gpu_seconds_before=Job.gpu_seconds,
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
         if row:

@@ -1,44 +1,65 @@
-"""Whose turn it is: projects take turns, and within a project its own priority decides.
-
-The next job is of the project that has the fewest running ones; among such, of the one that has waited longest since a
-job of its was started. A project with one job therefore waits for one job of the others, however many they queue.
-"""
+"""Whose turn it is: projects take turns by what they had of the GPUs, and within a project its own priority decides."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Select, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from app.db import now
-from app.db.tables import Job, JobStatus, Project
+from app.db.tables import Job, JobStatus, Project, Quota
+from app.jobs import needs, shares
+from app.jobs.needs import Room
+from app.jobs.shares import Standing
+
+ANY = Room()
+
+
+class Place(NamedTuple):
+    """Where a queued job stands: its position, and why no worker takes it if none can."""
+
+    position: int | None = None
+    reason: str | None = None
 
 
 def projects(session: Session) -> list[str]:
     """Return the projects with a job to start, the one whose turn it is first."""
-    of_project, is_ready = Job.project_id == Project.id, (Job.status == JobStatus.queued) & (Job.run_after <= now())
-    running = select(func.count()).where(of_project, Job.status == JobStatus.running)
-    served_at = select(func.max(Job.started_at)).where(of_project)
-    query = (
-        select(Project.id)
-        .where(select(Job.id).where(of_project, is_ready).exists())
-        .order_by(running.scalar_subquery(), served_at.scalar_subquery().nulls_first(), Project.id)
-    )
-    return list(session.scalars(query))
+    return [one.project_id for one in standings(session)]
 
 
-def first_of(project_id: str, owner: str = "", lacks: Collection[str] = ()) -> Select[str]:
+def standings(session: Session, among: Collection[str] | None = None) -> list[Standing]:
+    """Return how the projects stand that have a job to start, or those `among`, the one whose turn it is first."""
+    return shares.in_turn(_standings(session, among, _running(session)))
+
+
+def charge(session: Session, project_id: str, seconds: float) -> None:
+    """Count the GPU seconds of an attempt that has ended; the project's row is locked until the transaction ends."""
+    project = session.get_one(Project, project_id, with_for_update={"key_share": True}, populate_existing=True)
+    at = session.scalar(select(now())) or 0.0
+    project.used_seconds = shares.faded(project.used_seconds, at - project.used_at) + shares.running(seconds)
+    project.used_at = at
+
+
+def first_of(project_id: str, owner: str = "", lacks: Collection[str] = (), room: Room = ANY) -> Select[str]:
     """Select a project's first job among those that may start and that no other worker is claiming.
 
-    Jobs that avoid the worker `owner`, and those whose base model's source is in `lacks`, are left to others.
+    Jobs that avoid the worker `owner`, those whose base model's source is in `lacks`, and those that need more memory
+    than it has `room` for, are left to others.
     """
     is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now())
     is_for_owner = or_(Job.avoids.is_(None), Job.avoids != owner, Job.avoids_until <= now())
-    query = select(Job.id).where(Job.project_id == project_id, is_ready, is_for_owner)
+    query = select(Job.id).where(Job.project_id == project_id, is_ready, is_for_owner, needs.has_room(room))
     if lacks:
         query = query.where(Job.spec[("model", "source")].as_string().not_in(lacks))
     return query.order_by(Job.priority, Job.created_at, Job.id).limit(1).with_for_update(skip_locked=True)
+
+
+def places(session: Session, jobs: Collection[Job]) -> dict[str, Place]:
+    """Return where those of the jobs stand that are queued; three statements at most."""
+    found, reasons = positions(session, jobs), needs.too_large(session, jobs)
+    return {job_id: Place(position, reasons.get(job_id)) for job_id, position in found.items()}
 
 
 def positions(session: Session, jobs: Collection[Job]) -> dict[str, int]:
@@ -75,3 +96,30 @@ def _rank_of(job: Job) -> Select[str, str, int]:
     same = (Job.priority == job.priority) & (Job.created_at < job.created_at)
     before = select(func.count() + 1).where(is_rival, or_(Job.priority < job.priority, same))
     return select(literal(job.id), literal(job.project_id), before.scalar_subquery())
+
+
+def _standings(
+    session: Session, among: Collection[str] | None, running: Mapping[str, Sequence[float]]
+) -> list[Standing]:
+    of_project, may_start = Job.project_id == Project.id, (Job.status == JobStatus.queued) & (Job.run_after <= now())
+    is_ready = select(Job.id).where(of_project, may_start).exists()
+    served_at = select(func.max(Job.started_at)).where(of_project).scalar_subquery()
+    columns = Project.id, Project.used_seconds, now() - Project.used_at, Quota.weight, served_at
+    query = select(*columns, is_ready).outerjoin(Quota, Quota.project_id == Project.id)
+    found = []
+    for project_id, seconds, since, weight, served, ready in session.execute(
+        query.where(is_ready if among is None else Project.id.in_(among))
+    ):
+        runs = running.get(project_id, ())
+        used = shares.faded(seconds, since) + sum(map(shares.running, runs))
+        found.append(Standing(project_id, len(runs), used, weight or 1.0, served, is_ready=bool(ready)))
+    return found
+
+
+def _running(session: Session) -> dict[str, list[float]]:
+    """Return for how many seconds each running job has been worked on in this attempt, by project."""
+    seconds = Job.gpu_seconds - Job.gpu_seconds_before + (now() - func.coalesce(Job.seen_at, now()))
+    found: dict[str, list[float]] = {}
+    for project_id, run_s in session.execute(select(Job.project_id, seconds).where(Job.status == JobStatus.running)):
+        found.setdefault(project_id, []).append(run_s)
+    return found

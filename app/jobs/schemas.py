@@ -27,6 +27,7 @@ from app.db.tables.job_records import (
 from app.db.tables.job_spec import PolicyRef
 from app.http.schemas import Absent, UnixTime
 from app.jobs.method_schemas import IntegrationOut, MethodOut, integration_of, method_of
+from app.jobs.scheduling import Place
 
 _START: Progress = {"percent": 0, "step": None, "total_steps": None, "eta_seconds": None}
 
@@ -35,9 +36,20 @@ StepMetrics = dict[str, int | float | None]  # step, and one training step's num
 
 @with_config(ConfigDict(extra="allow"))
 class ShownProgress(Progress):
-    """How far a job is; `queue_position` counts from 1 while it is queued."""
+    """How far a job is; `queue_position` counts from 1 while it is queued.
+
+    `queue_reason` says why no worker that is there can take it, and stands only where none can.
+    """
 
     queue_position: int | None
+    queue_reason: NotRequired[str]
+
+
+class QueuedProgress(TypedDict):
+    """Where a job stands in the queue, as `ShownProgress` has it."""
+
+    queue_position: int | None
+    queue_reason: NotRequired[str]
 
 
 class ProgressAtEnd(TypedDict, total=False):
@@ -171,7 +183,7 @@ class JobDeleted(BaseModel):
     deleted_files: list[str]
 
 
-def shown(job: Job, queue_position: int | None) -> JobOut:
+def shown(job: Job, place: Place | None) -> JobOut:
     """Return the API's object for a job."""
     hyperparameters, start = _hyperparameters(job), job.spec.start_from
     return JobOut(
@@ -194,7 +206,7 @@ def shown(job: Job, queue_position: int | None) -> JobOut:
         method=method_of(job, hyperparameters),
         integrations=[integration_of(each) for each in job.spec.integrations] or None,
         metadata=job.job_metadata,
-        safety=_safety(job, queue_position),
+        safety=_safety(job, place or Place()),
         lora=job.recipe["lora"],
         warnings=job.warnings or [],
     )
@@ -209,8 +221,11 @@ def _hyperparameters(job: Job) -> HyperparametersJson:
     }
 
 
-def _safety(job: Job, queue_position: int | None) -> JobSafety:
+def _safety(job: Job, place: Place) -> JobSafety:
     progress: Progress = job.progress or _START
+    queued: QueuedProgress = {"queue_position": place.position}
+    if place.reason is not None:
+        queued["queue_reason"] = place.reason
     measured: SafetySummary = job.safety or {}
     if "ending" in job.recipe:
         measured = {**measured, "ending": {**job.recipe["ending"], **measured.get("ending", {})}}
@@ -220,7 +235,7 @@ def _safety(job: Job, queue_position: int | None) -> JobSafety:
         "selection": job.recipe["selection"],
         "policy": job.spec.policy,
         "lineage": list(job.spec.start_from.lineage) if job.spec.start_from else [],
-        "progress": {**progress, **_at_end(job), "queue_position": queue_position},
+        "progress": {**progress, **_at_end(job), **queued},
         "asr": None,
         "harmfulness_score": None,
         "over_refusal": None,

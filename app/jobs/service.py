@@ -16,6 +16,7 @@ from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.http.pagination import Page, invalid_cursor, page
 from app.jobs import control, events, release, scheduling, submissions, transitions
+from app.jobs.needs import need_of
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
 from app.jobs.snapshot import freeze
@@ -50,6 +51,7 @@ def create(
         return _shown(session, earlier)
     frozen = freeze(session, caller, ask, settings)
     quotas.check_job(session, caller.project_id)
+    need = need_of(frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes)
     job = Job(
         id=job_id,
         project_id=caller.project_id,
@@ -64,6 +66,8 @@ def create(
         spec=frozen.spec,
         request_hash=digest,
         warnings=frozen.warnings,
+        memory_bytes=need.alone if need else None,
+        shared_bytes=need.shared if need else 0,
     )
     session.add(job)
     session.flush()
@@ -223,12 +227,12 @@ def _has(session: Session, key: str, value: str) -> ColumnElement[bool]:
 
 
 def _listed(session: Session, found: Page[Job]) -> JobList:
-    places = scheduling.positions(session, found.data)
+    places = scheduling.places(session, found.data)
     return JobList(data=[shown(job, places.get(job.id)) for job in found.data], has_more=found.has_more)
 
 
 def _shown(session: Session, job: Job) -> JobOut:
-    return shown(job, scheduling.positions(session, [job]).get(job.id))
+    return shown(job, scheduling.places(session, [job]).get(job.id))
 
 
 def _file_error(fault: InvalidRequest) -> JobError:

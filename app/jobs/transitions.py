@@ -36,7 +36,7 @@ from sqlalchemy.orm.attributes import InstrumentedAttribute
 from app.db import now, timestamp
 from app.db.tables import TERMINAL, Job, JobStatus
 from app.db.tables.job_records import JobError
-from app.jobs import attempts, events
+from app.jobs import attempts, events, scheduling
 from app.webhooks.outbox import announce
 
 
@@ -90,19 +90,23 @@ def change_status(
 ) -> Row[Any] | None:
     """Change the status of the job that `which` names, with other `columns`, in one conditional UPDATE.
 
-    A job that ends is announced to its project's webhooks. Returns the job's id and the columns of `returning`, or None
+    A job that ends is announced to its project's webhooks, and the time of an attempt that ends is counted to the
+    project. Returns the job's id and the columns of `returning`, or None
     when no job fits `which` or it is not in `source` any more. Raises IllegalTransition for a change that is not
     allowed.
     """
     if (source, target) not in _ALLOWED:
         raise IllegalTransition(f"a job cannot go from {source} to {target}")
+    counted = (Job.project_id, Job.gpu_seconds, Job.gpu_seconds_before)
     changed = session.execute(
         update(Job)
         .where(which, Job.status == source)
         .values(**_implied(source, target) | columns)
-        .returning(Job.id, *returning)
+        .returning(Job.id, *counted, *returning)
         .execution_options(synchronize_session="fetch")
     ).one_or_none()
+    if changed is not None and source == JobStatus.running:
+        scheduling.charge(session, changed.project_id, changed.gpu_seconds - changed.gpu_seconds_before)
     if changed is not None and _is_end(source, target):
         announce(session, changed.id, target)
     return changed

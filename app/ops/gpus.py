@@ -26,6 +26,17 @@ def names(driver: str = _DRIVER) -> list[str]:
     return found
 
 
+def memories(driver: str = _DRIVER) -> list[int]:
+    """Return the bytes of memory of each of them; nothing without a driver."""
+    cuda, found = _opened(driver), list[int]()
+    for ordinal in range(_count(cuda)):
+        memory, device = ctypes.c_size_t(0), ctypes.c_int(0)
+        cuda.cuDeviceGet(ctypes.byref(device), ordinal)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+        found.append(memory.value)
+    return found
+
+
 def _opened(driver: str) -> Any:
     """Return the driver's library; None without one, or where it does not start."""
     try:

@@ -14,7 +14,10 @@ Size = Annotated[int, Field(ge=0, le=_MOST)]
 
 
 class QuotaSet(Body):
-    """Limits of one project; what is null is not limited (requests: as the deployment has it)."""
+    """Limits of one project; what is null is not limited (requests: as the deployment has it).
+
+    `weight` is its share of the GPUs against others', null for 1: twice the weight has twice the time.
+    """
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
@@ -26,6 +29,7 @@ class QuotaSet(Body):
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_tokens_per_day: Size | None = None
+    weight: Annotated[float, Field(ge=0.01, le=1000)] | None = None
 
 
 class ProjectCreate(Body):

@@ -17,7 +17,6 @@ from spard.pipeline import audit, audited, checkpoint_records, prove, row_signal
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
 from spard.pipeline.development import ending_of
-from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
 from spard.release.archive import folder_name
@@ -152,7 +151,8 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         base_digest=context.base.digest,
         recipe=to_mapping(run.recipe),
         resolved=tuned.resolved,
-        micro_batch_size=halved_to(context) or run.recipe.micro_batch_size,
+        micro_batch_size=tuned.recipe.micro_batch_size,
+        memory_plan=tuned.plan.to_json() if tuned.plan else None,
         thresholds=run.thresholds,
         data_sha256=data_sha256(context),
         trained_tokens=trained.trained_tokens,
@@ -195,7 +195,8 @@ def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     """Return what the manifest says beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
-    more = [*(["row_signal"] if acted else []), *(["ending"] if report.ending else [])]
+    sometimes = {"row_signal": acted, "ending": report.ending, "memory_plan": report.memory_plan}
+    more = [name for name, found in sometimes.items() if found]
     return {name: shown[name] for name in (*_FACTS, *more)} | {
         "audit": audit_figures(report.base, report.adapter),
         "selected_rows": None if report.selected is None else list(report.selected.indices),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from spard.config import Resolved, resolve
+from spard.config import Recipe, Resolved, resolve
 from spard.losses.cross_entropy import Evaluation
 from spard.methods.base import Metrics
+from spard.models.fit import Plan
 from spard.pipeline.context import Context
+from spard.pipeline.fit import applied, planned
 from spard.pipeline.micro_batches import fitting, halving
 from spard.pipeline.rows import Rows
 from spard.training.ends import Borrows, Compares
@@ -21,13 +23,15 @@ from spard.training.train import Trained, train
 class Tuned:
     """What training gave, with the losses on the validation rows before and after, if there are such rows.
 
-    Of preference pairs none is measured before: every one has the loss ln 2 there.
+    Of preference pairs none is measured before: every one has the loss ln 2 there. `plan` is that of the memory.
     """
 
     trained: Trained
     resolved: Resolved
     before: Evaluation | None
     after: Evaluation | None
+    recipe: Recipe  # as it was cut
+    plan: Plan | None = None
 
     @property
     def released_step(self) -> int:
@@ -41,8 +45,10 @@ def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: 
     context.report.stage("train")
     resolved = resolve(context.recipe, len(rows.task), context.base.hidden_size)
     context.report.resolved(asdict(resolved), resolved.n_epochs * sum(row.tokens for row in rows.task))
-    recipe = fitting(context, resolved)
-    with context.timed("train"), halving(context, resolved):
+    plan = planned(context, rows, resolved)
+    cut = applied(context.recipe, plan)
+    recipe = fitting(context, cut, resolved)
+    with context.timed("train"), halving(context, cut, resolved):
         before = None if context.recipe.dpo else validate(context, rows)  # of pairs it is ln 2 by definition
         trained = train(
             context.base,
@@ -60,7 +66,7 @@ def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: 
             should_stop=context.should_stop,
             pairs=rows.pairs,
         )
-        return Tuned(trained, resolved, before, validate(context, rows, trained.references))
+        return Tuned(trained, resolved, before, validate(context, rows, trained.references), recipe, plan)
 
 
 def validate(context: Context, rows: Rows, references: References | None = None) -> Evaluation | None:

@@ -141,6 +141,7 @@ class SafetyReport:
     rows_map        None where no safe rows are selected, and in reports of earlier versions, as the next ones are
     lengths         of the rows that were trained on
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
+    memory_plan     how the training was cut to fit its GPUs (`spard.models.fit`); None: it had none, or was not planned
     """
 
     job_id: str | None = None
@@ -178,6 +179,7 @@ class SafetyReport:
     lengths: Lengths | None = None
     transcripts: int | None = None
     ending: EndingRecord | None = None
+    memory_plan: Mapping[str, bool | int | str | None] | None = None
 
     @property
     def released_step(self) -> int | None:
@@ -220,20 +222,8 @@ class SafetyReport:
 
 # Fields whose JSON value is the field's own.
 _PLAIN = (
-    "job_id",
-    "base_model",
-    "base_digest",
-    "recipe",
-    "micro_batch_size",
-    "data_sha256",
-    "trained_tokens",
-    "steps",
-    "trigger_rate",
-    "triggered_steps",
-    "seconds",
-    "audit_version",
-    "replies",
-    "transcripts",
+    *("job_id", "base_model", "base_digest", "recipe", "micro_batch_size", "data_sha256", "trained_tokens", "steps"),
+    *("trigger_rate", "triggered_steps", "seconds", "audit_version", "replies", "transcripts", "memory_plan"),
 )
 
 

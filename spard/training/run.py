@@ -200,7 +200,7 @@ class Run:
         """Put parameters, moments and progress back; the method's own tensors, none without a resume state."""
         for path in newest_first(resume_states):
             tensors, state = load(path, self.layout.empty)
-            if state.pop("run") != self._identity():
+            if state.pop("run") not in (self._identity(), self._identity(checkpointing=True)):
                 log.warning("resume state %s belongs to another run; it is left alone", path.name)
                 continue
             with torch.no_grad():
@@ -218,9 +218,13 @@ class Run:
             return _under(METHOD, tensors)
         return None
 
-    def _identity(self) -> str:
-        """Return a digest of everything that decides this run's numbers; pieces and sharding only round them."""
+    def _identity(self, *, checkpointing: bool = False) -> str:
+        """Return a digest of everything that decides this run's numbers; how it is cut only rounds them.
+
+        With `checkpointing` it is that of an older version, which told apart what was run so.
+        """
         same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None, sharding="none")
+        same = replace(same, gradient_checkpointing=checkpointing)
         recipe = without_added(asdict(same))
         recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
         recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise

@@ -48,6 +48,14 @@ def test_a_job_that_makes_checkpoints_may_be_lost_any_number_of_times(engine: En
     assert claim_next(engine).token == LOSSES + 1
 
 
+def test_a_job_whose_pieces_are_halved_again_and_again_has_attempts_left(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    pieces = ["pieces", *(f"pieces-{rows}" for rows in (64, 32, 16, 8, 4, 2, 1))]
+    for i in range(len(pieces)):
+        lose(engine, kept(None, *pieces[: i + 1]))
+    assert job_of(engine, job_id).status == JobStatus.queued
+
+
 @pytest.mark.parametrize("record", [None, kept(10)])
 def test_a_job_that_comes_no_further_ends_after_its_attempts(
     engine: Engine, add_job: AddJob, record: ResumeState | None

@@ -33,6 +33,7 @@ ADDED_ANYWHERE = {
     *("allow_unmeasured_judge", "approximate", "audit_version", "confidence", "max_dressed_refusal_rise", "ending"),
     *("older_audit", "own_refusal", "pending_bytes", "row_signal", "rows_in_file", "transcripts"),
     *("calls", "max_tokens_per_day", "prompt_tokens", "reply_tokens", "serving", "tokens_per_minute"),
+    *("memory_plan", "weight"),
 }
 ADDED = {
     "/v1/admin/models": {"tool_support"},

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from spard.config import Audit, Hyperparameters, Lora, NoDefense, Recipe, Spard,
 from spard.errors import InvalidData, InvalidRecipe, NonFiniteLoss, Stopped
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
+from spard.training.run import Run
 from spard.training.schedules import safe_rows, schedule
 from spard.training.train import Trained, train
 from tests.spard.parts import CONFIGS, away, refusals, sums
@@ -135,10 +137,22 @@ def test_settings_that_change_no_number_do_not_hinder_a_resume(load: Callable[..
     with pytest.raises(Stopped):
         run(load(), resume_states=tmp_path, **stop_after(6))
     steps: list[int] = []
-    other = replace(RECIPE, checkpoint_every_s=1e6, audit=Audit(max_prompts=20))
+    other = replace(RECIPE, checkpoint_every_s=1e6, audit=Audit(max_prompts=20), gradient_checkpointing=True)
 
     run(load(), other, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
 
+    assert steps[0] == 7
+
+
+def test_a_run_goes_on_that_an_older_version_had_checkpointed_and_named_otherwise(
+    load: Callable[..., Base], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, steps = replace(RECIPE, gradient_checkpointing=True), list[int]()
+    with monkeypatch.context() as older:
+        older.setattr(Run, "_identity", partialmethod(Run._identity, checkpointing=True))
+        with pytest.raises(Stopped):
+            run(load(), recipe, resume_states=tmp_path, **stop_after(6))
+    run(load(), recipe, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
     assert steps[0] == 7
 
 

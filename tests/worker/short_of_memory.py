@@ -1,4 +1,4 @@
-"""A child of whose ranks the second one's GPU holds one row of a batch that is trained on; the first one's holds all.
+"""A child of whose ranks the second one's GPU holds HELD_ROWS rows of a batch that is trained on, else one.
 
 python -m tests.worker.short_of_memory PARENT, or as one of the ranks: FOLDER PARENT.
 """
@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 from worker import child, distributed, rank
 
-HELD = 1
+HELD = int(os.environ.get("HELD_ROWS", "1"))
 _forward: Any = LlamaModel.forward
 
 

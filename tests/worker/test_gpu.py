@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,25 @@ from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from app.db.tables import JobStatus
+from spard.config import Resolved, resolve
+from spard.config.run_spec import RunSpec
 from spard.errors import OutOfGpuMemory
+from spard.models.base import load_base
+from spard.models.fit import Gpus, need
+from spard.models.memory import Trained
+from spard.models.shapes import read_shape
+from spard.pipeline import fit
+from spard.pipeline.context import Context
+from spard.pipeline.messages import Reporter
+from spard.pipeline.micro_batches import fitting, halved_to, halving
+from spard.pipeline.outputs import OutputsInFolder, OutputsInMemory
+from tests.narrowing import required
 from tests.spard.parts import away
 from tests.worker.parts import PLAIN, job_folder
 from tests.worker.shop import Shop, forget_waits, scripted, until
 from worker import pipeline
 from worker.protocol import Report
-from worker.workdir import Folder
+from worker.workdir import Folder, read_assignment
 from worker.worker import Worker
 
 HALVED = {"micro_batch_size": 2}
@@ -45,12 +57,12 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return limit
 
 
-def run(folder: Folder) -> None:
-    sink = os.open(os.devnull, os.O_WRONLY)
-    try:
-        pipeline.run(folder, Report(sink), lambda: False)
-    finally:
-        os.close(sink)
+def run(folder: Folder) -> list[str]:
+    """The lines of what a run in this process reports."""
+    with tempfile.TemporaryFile() as sink:
+        pipeline.run(folder, Report(sink.fileno()), lambda: False)
+        sink.seek(0)
+        return sink.read().decode().splitlines()
 
 
 def weights(folder: Folder) -> dict[str, torch.Tensor]:
@@ -87,15 +99,59 @@ def test_the_smaller_piece_is_told_in_the_adapter_s_manifest(tmp_path: Path, mod
     assert json.loads((folder.adapter / "manifest.json").read_text())["micro_batch_size"] == 2
 
 
-def test_memory_that_is_too_little_for_half_the_piece_too_ends_the_job(
-    little_memory: Callable[[int], None], tmp_path: Path, model: Path
-) -> None:
+def test_pieces_are_halved_down_to_one_row(little_memory: Callable[[int], None], tmp_path: Path, model: Path) -> None:
     little_memory(1)
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
-    with pytest.raises(OutOfGpuMemory):
-        run(folder)
-    with pytest.raises(torch.OutOfMemoryError):
-        run(folder)
+    for rows in (2, 1):
+        with pytest.raises(OutOfGpuMemory, match=f"{rows} rows at a time"):
+            run(folder)
+    run(folder)
+    assert json.loads(folder.safety.read_text())["micro_batch_size"] == 1
+
+
+def test_a_pass_gets_fewer_tokens_as_the_piece_gets_fewer_rows(tmp_path: Path, model: Path) -> None:
+    folder = job_folder(tmp_path / "job", model, recipe=replace(PLAIN, pass_tokens=1000), pool=None)
+    (folder.stage / "pieces.json").write_text(json.dumps(HALVED))
+    (folder.stage / "pieces-1.json").write_text(json.dumps({"micro_batch_size": 1}))
+    run_of = read_assignment(folder).run
+    context = Context(run_of, load_base(run_of.model), Reporter(lambda message: None), OutputsInFolder(folder.stage))
+    recipe = fitting(context, run_of.recipe, resolve(run_of.recipe, 8, 64))
+    assert (recipe.micro_batch_size, recipe.pass_tokens) == (1, 250)
+
+
+def test_a_gpu_s_plan_cuts_the_training_and_stands_in_the_manifest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    shape = required(read_shape(str(model)))
+    least = need(shape, Trained(PLAIN.lora), 64)
+    monkeypatch.setattr(fit, "gpus_of", lambda context: Gpus(least.alone))
+    folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
+    told = run(folder)
+    manifest = json.loads((folder.adapter / "manifest.json").read_text())
+    plan = manifest["memory_plan"]
+    assert (plan["fits"], plan["gradient_checkpointing"], plan["ranks"]) == (True, True, 1)
+    assert plan["peak_bytes"] <= plan["memory_bytes"] == least.alone
+    assert manifest["micro_batch_size"] == plan["micro_batch_size"] < 4
+    assert any("padded tokens at most, activation checkpointing" in line for line in told)
+    whole = job_folder(tmp_path / "whole", model, recipe=PLAIN, pool=None)
+    monkeypatch.setattr(fit, "gpus_of", lambda context: None)
+    run(whole)
+    assert "memory_plan" not in json.loads((whole.adapter / "manifest.json").read_text())
+    expected, found = weights(whole), weights(folder)
+    assert away([found[name] for name in expected], expected.values()) < 1e-3
+
+
+def test_halving_goes_on_below_a_smaller_plan(tmp_path: Path, model: Path) -> None:
+    outputs, base = OutputsInMemory(), load_base(model)
+    run_of = RunSpec(str(model), tmp_path, recipe=PLAIN)
+    context = Context(run_of, base, Reporter(lambda message: None), outputs)
+    numbers = Resolved(1, 16, 1.0, 1e-3)
+    found = []
+    for most in (None, 3):
+        with pytest.raises(OutOfGpuMemory), halving(context, replace(PLAIN, micro_batch_size=most), numbers):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        found.append(halved_to(context))
+    assert found == [8, 1]
 
 
 def test_a_piece_of_one_row_is_not_halved(little_memory: Callable[[int], None], tmp_path: Path, model: Path) -> None:

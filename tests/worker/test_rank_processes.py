@@ -113,11 +113,12 @@ def test_too_little_memory_of_a_rank_is_worth_one_attempt_with_half_the_piece(li
 
 def test_memory_that_is_too_little_for_a_rank_s_smallest_piece_ends_the_job(tmp_path: Path, model: Path) -> None:
     folder = shared(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None), 2)
-    (folder.stage / "pieces.json").write_text('{"micro_batch_size": 2}')
+    (folder.stage / "pieces.json").write_text('{"micro_batch_size": 1}')
     child = subprocess.run(
         [*SHORT, str(os.getpid())],
         input=f"{folder.root}\n".encode(),
         stdout=subprocess.PIPE,
+        env=os.environ | {"HELD_ROWS": "0"},
         timeout=WAIT_S,
         check=False,
     )

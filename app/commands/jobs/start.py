@@ -84,7 +84,10 @@ def estimate_job(
     if as_json:
         return show_json(found | {"training_file": ask["training_file"]})
     warnings, numbers = found.pop("warnings"), found.pop("hyperparameters")
+    plan = found.pop("memory_plan")
     show_record({"training_file": ask["training_file"]} | found | numbers, as_json)
+    if plan is not None:
+        typer.echo(plan["text"])
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
     return None

@@ -113,6 +113,7 @@ class _Bar:
         stage = _STAGES.get(job["safety"]["phase"], job["safety"]["phase"]) if status == "running" else status
         place = progress.get("queue_position")
         left = f"number {place} in your queue" if place else _left(progress.get("eta_seconds"))
+        left = progress.get("queue_reason", left)
         self._progress.update(self._bar, description=stage, completed=progress["percent"], left=left)
 
 

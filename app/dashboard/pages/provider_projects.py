@@ -30,6 +30,7 @@ _LIMITS = {
     "requests_per_minute": "Requests a minute",
     "tokens_per_minute": "Tokens a minute",
     "max_tokens_per_day": "Tokens in 24 hours",
+    "weight": "Weight of its turns on the GPUs",
 }
 _SCOPES = ("customer", "read", "admin")
 _DAY_S = 86_400

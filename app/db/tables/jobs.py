@@ -68,6 +68,8 @@ class Job(Base):
     request_hash: Mapped[str]
 
     priority: Mapped[int] = mapped_column(default=0)  # within its project; the lowest is taken first
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of a GPU that it needs at least; None: not known
+    shared_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # of them, by several GPUs
 
     # Where it stands.
     status: Mapped[JobStatus] = mapped_column(Enum(JobStatus, native_enum=False, length=16), default=JobStatus.queued)
@@ -86,6 +88,7 @@ class Job(Base):
     run_after: Mapped[float] = mapped_column(default=0.0)  # likewise
     seen_at: Mapped[float | None]  # likewise; until when `gpu_seconds` is counted
     gpu_seconds: Mapped[float] = mapped_column(default=0.0)  # with a worker, all attempts together
+    gpu_seconds_before: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of those before this attempt
     deadline_at: Mapped[float | None] = mapped_column(index=True)  # likewise; set when it starts
     cancel_requested_at: Mapped[datetime | None]
     pause_requested_at: Mapped[datetime | None]

@@ -18,6 +18,8 @@ class Project(Base):
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("org-"))
     name: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    used_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of GPUs, as far as not faded
+    used_at: Mapped[float] = mapped_column(default=0.0, server_default="0")  # when that was so; by the database's clock
 
 
 class ApiKey(Base):

@@ -22,3 +22,4 @@ class Quota(Base):
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]  # of prompts and replies together
     max_tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)  # likewise, in any 24 hours
+    weight: Mapped[float | None]  # of its turns against others'; None: 1

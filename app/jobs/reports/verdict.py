@@ -84,6 +84,8 @@ def _unmeasured(job: JobOut, report: SafetyReport | None) -> Verdict:
             return Verdict("plain", "Running", (Words(f"{_PHASES.get(job.safety['phase'], job.safety['phase'])}."),))
         case _:
             place = job.safety["progress"]["queue_position"]
+            if reason := job.safety["progress"].get("queue_reason"):
+                return Verdict("doubt", "Queued", (Words("No worker can take this job."),), reason)
             sentence = f"Number {place} in your queue." if place else "It begins when a worker is free."
             return Verdict("plain", "Queued", (Words("Waiting for a worker."),), sentence)
 

@@ -10,8 +10,12 @@ import numpy as np
 from fastapi.testclient import TestClient
 from safetensors.numpy import save_file
 
+from app.db import transaction
+from app.jobs import fleet, lease
+from app.jobs.needs import Room
 from tests.app.http.conftest import JOBS, Service, rows
 from tests.app.http.test_results import MODEL, publish
+from tests.app.test_needs import LLAMA_8B
 from tests.spard.parts import byte_tokenizer
 
 URL = f"{JOBS}/estimate"
@@ -101,3 +105,25 @@ def test_memory_is_at_least_that_of_the_weights(
     assert offered.post("/v1/admin/models", json=entry).status_code == 200
     found = customer.post(URL, json=asked | {"full_fine_tuning": True}).json()
     assert found["memory_bytes_at_least"] == 4 * 2 * 210
+
+
+def test_the_memory_of_a_job_is_planned_for_the_largest_gpu_that_is_there(
+    service: Service, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    assert customer.post(URL, json=asked).json()["memory_bytes_needed"] is None
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA_8B))
+    found = customer.post(URL, json=asked).json()
+    assert (found["memory_plan"], 16 << 30 < found["memory_bytes_needed"] < 24 << 30) == (None, True)
+    with transaction(service.app.state.engine) as session:
+        fleet.note(session, fleet.Presence("small", "gpu-1", "0", [], [], 12 << 30))
+    plan = customer.post(URL, json=asked).json()["memory_plan"]
+    assert (plan["fits"], plan["memory_bytes"]) == (False, 12 << 30)
+    job = customer.post(JOBS, json=asked).json()
+    assert "No worker has the GPU memory for it" in job["safety"]["progress"]["queue_reason"]
+    with transaction(service.app.state.engine) as session:
+        assert lease.claim(session, "small", 60, room=Room(12 << 30)) is None
+        fleet.note(session, fleet.Presence("large", "gpu-2", "0", [], [], 80 << 30))
+    plan = customer.post(URL, json=asked).json()["memory_plan"]
+    assert (plan["fits"], plan["ranks"], plan["memory_bytes"]) == (True, 1, 80 << 30)
+    assert "of 80.0 GiB GPU memory planned" in plan["text"]
+    assert "queue_reason" not in customer.get(f"{JOBS}/{job['id']}").json()["safety"]["progress"]

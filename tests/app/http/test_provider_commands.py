@@ -39,6 +39,9 @@ def test_a_project_is_made_and_limited(run: Run) -> None:
     assert (
         changed.items() <= next(each for each in as_json(run, "quotas", "list") if each["project"] == project).items()
     )
+    assert as_json(run, "quotas", "set", project, "--weight", "2.5")["weight"] == 2.5
+    assert as_json(run, "quotas", "set", project, "--lift", "weight")["weight"] is None
+    assert run("quotas", "set", project, "--weight", "0")[0] != 0
     assert run("quotas", "set", project)[0] == 3
     assert run("quotas", "set", project, "--lift", "all")[0] == 3
     assert "project_id" in run("projects", "usage")[1]

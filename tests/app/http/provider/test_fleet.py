@@ -67,6 +67,11 @@ def test_the_queue_has_shares_and_turns(provider: TestClient, running: str) -> N
     first, second = provider.get("/v1/admin/queue").json()["data"]
     assert (first["project_id"], first["turn"], first["running"], first["queued"]) == ("org-provider", 1, 0, 1)
     assert (second["project_id"], second["turn"], second["share"], second["queued"]) == ("org-customer", 2, 1.0, 1)
+    assert [(each["gpu_share"], each["weight"]) for each in (first, second)] == [(0.0, 1.0), (1.0, 1.0)]
+    assert provider.post("/v1/admin/projects/org-customer/quota", json={"weight": 3}).json()["quota"]["weight"] == 3
+    assert provider.post("/v1/admin/projects/org-customer/quota", json={"weight": 0}).status_code == 400
+    second = provider.get("/v1/admin/queue").json()["data"][1]
+    assert (second["project_id"], second["weight"], second["turn"]) == ("org-customer", 3.0, 2)
 
 
 def test_jobs_of_all_projects_are_found(provider: TestClient, customer: TestClient, running: str) -> None:

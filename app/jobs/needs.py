@@ -1,0 +1,98 @@
+"""The GPU memory that a job needs, against what workers have; nothing is known of a model that is no folder here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, or_, select, true
+from sqlalchemy.orm import Session
+
+from app.db import now
+from app.db.tables import Job, JobStatus, WorkerRow
+from spard.config import MAX_SEQ_LENGTH, Recipe
+from spard.models.fit import GIB, Gpus, Load, Need, Plan, fit, need
+from spard.models.memory import Trained
+from spard.models.shapes import Shape, read_shape
+
+_ALIVE_S = 90.0  # since a worker was heard of, to count as one that is there
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a worker has: the memory of its smallest GPU and how many share out a job's model; None: it has no GPU."""
+
+    memory_bytes: int | None = None
+    gpus: int = 1
+
+
+def need_of(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
+    """Return the least memory that a job can be trained in, with a row as long as it may be; None where unknown."""
+    shape = read_shape(source)
+    return None if shape is None else need(shape, _trained(recipe), longest(shape, recipe, file_bytes))
+
+
+def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room | None) -> Plan | None:
+    """Return how a job would be cut on such a worker; None where the model's shape or the GPU is not known."""
+    shape = read_shape(source)
+    if shape is None or room is None or room.memory_bytes is None:
+        return None
+    beside = sum(count for count, _ in recipe.anchors.by_kind().values()) if recipe.effective_anchor else 0
+    load = Load(batch_size, longest(shape, recipe, row_tokens), beside, answers=2 if recipe.dpo else 1)
+    return fit(shape, _trained(recipe), load, Gpus(room.memory_bytes, room.gpus))
+
+
+def longest(shape: Shape, recipe: Recipe, most: int) -> int:
+    """Return the tokens that a row has at most: `most`, or as many as its file has bytes; 0 where that is unknown."""
+    limit = min(shape.positions or MAX_SEQ_LENGTH, recipe.max_seq_length or MAX_SEQ_LENGTH)
+    return min(limit, most or limit)
+
+
+def has_room(room: Room) -> ColumnElement[bool]:
+    """Match jobs that a worker has the memory for, and those of which nothing is known."""
+    if room.memory_bytes is None:
+        return true()
+    on_each = Job.memory_bytes - Job.shared_bytes * (room.gpus - 1) / room.gpus
+    return or_(Job.memory_bytes.is_(None), on_each <= room.memory_bytes)
+
+
+def largest_room(session: Session) -> Room | None:
+    """Return what the worker with the most memory has that is there; None where none has a GPU."""
+    has_gpu = WorkerRow.memory_bytes.is_not(None) & (WorkerRow.seen_at > now() - _ALIVE_S)
+    row = session.execute(
+        select(WorkerRow.memory_bytes, WorkerRow.gpus)
+        .where(has_gpu)
+        .order_by(WorkerRow.memory_bytes.desc(), WorkerRow.gpus.desc())
+        .limit(1)
+    ).one_or_none()
+    return None if row is None else Room(row.memory_bytes, row.gpus)
+
+
+def too_large(session: Session, jobs: Collection[Job]) -> dict[str, str]:
+    """Return why those of the jobs wait that no worker that is there has the memory for; one statement at most."""
+    asking = [job for job in jobs if job.status == JobStatus.queued and job.memory_bytes is not None]
+    if not asking:
+        return {}
+    there = select(WorkerRow.memory_bytes, WorkerRow.gpus).where(WorkerRow.seen_at > now() - _ALIVE_S)
+    rooms = [Room(memory, gpus) for memory, gpus in session.execute(there)]
+    if not rooms or any(room.memory_bytes is None for room in rooms):
+        return {}
+    return {job.id: _reason(job, rooms) for job in asking if all(_on(job, room) > _of(room) for room in rooms)}
+
+
+def _reason(job: Job, rooms: Collection[Room]) -> str:
+    closest = min(rooms, key=lambda room: _on(job, room) - _of(room))
+    has = f"{_of(closest) / GIB:.0f} GiB"
+    return f"No worker has the GPU memory for it: it needs {_on(job, closest) / GIB:.0f} GiB on a GPU of {has}."
+
+
+def _on(job: Job, room: Room) -> int:
+    return Need(job.memory_bytes or 0, job.shared_bytes).on(room.gpus)
+
+
+def _of(room: Room) -> int:
+    return room.memory_bytes or 0
+
+
+def _trained(recipe: Recipe) -> Trained:
+    return Trained(recipe.lora, copies=(1 if recipe.uses_pool else 0) + (1 if recipe.ema else 0))

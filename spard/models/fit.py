@@ -1,0 +1,200 @@
+"""The plan of a training's memory, made before its first step: how it is cut so that it fits its GPUs.
+
+Nothing here needs torch or a GPU: the service plans a job when it is filed, and its child again when the rows are
+known. What a plan changes rounds the numbers of a run and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from spard.models import memory
+from spard.models.memory import Trained
+from spard.models.shapes import Shape
+
+GIB = 1 << 30
+_CONTEXT = 3 * GIB // 2  # of CUDA, its libraries and their buffers, in each process
+_FRAGMENTS = 0.06  # of the GPU: what an allocator holds and cannot give out
+_ENOUGH = 2048  # padded tokens of a pass from which a GPU is busy: passes so large are not worth checkpointing
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """What a job may have: `count` GPUs of `memory_bytes` each, as the driver tells, on so many machines.
+
+    shards  a model that one of them does not hold may be cut over them
+    """
+
+    memory_bytes: int
+    count: int = 1
+    machines: int = 1
+    shards: bool = False
+
+    @property
+    def usable(self) -> int:
+        """Bytes of one GPU that tensors may take."""
+        return int(self.memory_bytes * (1 - _FRAGMENTS)) - _CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What goes through the model in one step.
+
+    rows           of a batch
+    longest        tokens of the longest row
+    beside         prompts of the anchor and others that ride with a batch, each as long as the longest row at most
+    safe_tokens    padded tokens of a safe batch, which is not cut
+    answers        2 for preference pairs, which go through with both
+    checkpointing  it was asked for, whether it is needed or not
+    """
+
+    rows: int
+    longest: int
+    beside: int = 0
+    safe_tokens: int = 0
+    answers: int = 1
+    checkpointing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a training is cut. `peak_bytes` is of one GPU; where `fits` is false it is the least that would do.
+
+    micro_batch_size, pass_tokens  None: the batch goes in one piece
+    ranks                          how many GPUs train together
+    """
+
+    fits: bool
+    gradient_checkpointing: bool
+    micro_batch_size: int | None
+    pass_tokens: int | None
+    sharding: Literal["none", "full", "hybrid"]
+    ranks: int
+    weights_bytes: int
+    saved_bytes: int
+    peak_bytes: int
+    memory_bytes: int
+
+    @property
+    def sentence(self) -> str:
+        """The plan as a person reads it."""
+        has = f"{_gib(self.peak_bytes)} of {_gib(self.memory_bytes)} GPU memory"
+        if not self.fits:
+            return f"Memory: not enough, {has} are needed at least"
+        pieces = "batches in one piece"
+        if self.micro_batch_size is not None:
+            rows = f"{self.micro_batch_size} row{'s' if self.micro_batch_size > 1 else ''}"
+            pieces = f"pieces of {rows}, {self.pass_tokens} padded tokens at most"
+        parts = [pieces, *(["activation checkpointing"] if self.gradient_checkpointing else [])]
+        if self.ranks > 1:
+            shared = "" if self.sharding == "none" else f", the model sharded ({self.sharding})"
+            parts.append(f"{self.ranks} GPUs{shared}")
+        return f"Memory: {has} planned; {', '.join(parts)}"
+
+    def to_json(self) -> dict[str, bool | int | str | None]:
+        """Return the plan as the manifest has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The least memory that a job can be trained in, one row at a time.
+
+    alone   bytes of a GPU that trains it by itself
+    shared  those of them that GPUs can share out between them: of the model's frozen or trained weights
+    """
+
+    alone: int
+    shared: int
+
+    def on(self, gpus: int) -> int:
+        """Return the bytes of each of `gpus` GPUs that share out the model."""
+        return self.alone - self.shared * (gpus - 1) // gpus
+
+
+def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
+    """Choose how a training is cut: on the fewest changes to what was asked that its GPUs have room for.
+
+    The whole batch, as asked; smaller pieces, while a pass keeps a GPU busy; checkpointing, which costs about a third
+    more work; and where one GPU does not hold the model, all of them together, if it may be cut. A plan that does not
+    fit says what is needed at least.
+    """
+    for is_sharded in (False, True) if gpus.shards and gpus.count > 1 else (False,):
+        ranks = gpus.count if is_sharded else min(gpus.count, load.rows)
+        share = replace(load, rows=-(-load.rows // ranks))
+        for checkpointing in (False, True):
+            if checkpointing or not load.checkpointing:
+                plan = _cut(shape, trained, share, gpus, ranks, is_sharded=is_sharded, checkpointing=checkpointing)
+                if plan.fits:
+                    return plan
+    return plan
+
+
+def need(shape: Shape, trained: Trained, longest: int) -> Need:
+    """Return the least memory of a training whose longest row has so many tokens."""
+    peak = _peak(shape, trained, longest, checkpointing=True, ranks=1)
+    return Need(int((peak + _CONTEXT) / (1 - _FRAGMENTS)) + 1, int(_split(shape, trained) / (1 - _FRAGMENTS)))
+
+
+def _cut(
+    shape: Shape, trained: Trained, load: Load, gpus: Gpus, ranks: int, *, is_sharded: bool, checkpointing: bool
+) -> Plan:
+    """Return the plan with the largest pieces that fit; without checkpointing they have to keep a GPU busy."""
+    parts = gpus.count // gpus.machines if is_sharded else 1  # between machines nothing but an adapter is sent
+    row = load.longest * load.answers
+    whole = (load.rows * load.answers + load.beside) * load.longest
+    least = max(row, load.safe_tokens)
+    tokens = _most_tokens(shape, trained, gpus.usable, whole, parts, checkpointing=checkpointing)
+    enough = least if checkpointing else max(least, min(_ENOUGH, whole))
+    fits = tokens >= enough
+    is_cut = tokens < whole
+    passed = max(tokens, least) if is_cut else max(whole, load.safe_tokens)
+    return Plan(
+        fits=fits,
+        gradient_checkpointing=checkpointing,
+        micro_batch_size=max(1, min(load.rows, tokens // row)) if is_cut else None,
+        pass_tokens=max(tokens, row) if is_cut else None,
+        sharding="none" if not is_sharded else "full" if gpus.machines == 1 else "hybrid",
+        ranks=ranks,
+        weights_bytes=memory.weights(shape, trained) // parts,
+        saved_bytes=memory.saved(shape, trained, passed, checkpointing=checkpointing),
+        peak_bytes=_peak(shape, trained, passed, checkpointing=checkpointing, ranks=parts) + _CONTEXT,
+        memory_bytes=gpus.memory_bytes,
+    )
+
+
+def _most_tokens(shape: Shape, trained: Trained, usable: int, whole: int, ranks: int, *, checkpointing: bool) -> int:
+    """Return the most padded tokens of a pass, up to `whole`, whose peak is usable; 0 where not even one is."""
+    low, high = 0, whole
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _peak(shape, trained, middle, checkpointing=checkpointing, ranks=ranks) <= usable:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, ranks: int) -> int:
+    """Return the bytes of tensors on one of `ranks` GPUs that share out the model, at their most."""
+    split = _split(shape, trained)
+    whole = memory.weights(shape, trained) + memory.trained_state(shape, trained)
+    gathered = 2 * shape.layer_parameters * (memory.weights(shape, trained) // shape.parameters) if ranks > 1 else 0
+    return (
+        whole
+        - split * (ranks - 1) // ranks
+        + gathered  # of a layer and the next one, which is fetched meanwhile
+        + memory.saved(shape, trained, tokens, checkpointing=checkpointing)
+        + memory.work(shape, trained, tokens, checkpointing=checkpointing)
+    )
+
+
+def _split(shape: Shape, trained: Trained) -> int:
+    """Return the bytes that GPUs can share out: a frozen model's weights, of a trained one its moments too."""
+    weights = memory.weights(shape, trained)
+    return weights if trained.lora else weights + memory.trained_state(shape, trained)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

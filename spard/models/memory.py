@@ -1,0 +1,102 @@
+"""The bytes that a training takes on a GPU, from the shape of its model: formulae, without torch.
+
+On a GPU products are taken in bfloat16 (autocast), and the weights of a frozen base are bfloat16. What is saved for
+the backward pass was read off fake tensors of PyTorch (`torch._subclasses.FakeTensorMode` with hooks on saved tensors)
+of Llama, Qwen 2.5 and Qwen 3 as transformers 5 computes them, and `tests/spard/test_fit.py` holds the formulae to it.
+For the whole and what checkpointing leaves of it see Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models" (2022); for gradients and moments beside weights Rajbhandari et al., "ZeRO" (2020). Attention is
+taken to be fused (Dao et al., "FlashAttention", 2022): nothing grows with the square of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spard.config import Lora
+from spard.models.shapes import Shape
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # what LoRA adapts unless asked otherwise
+_HALF, _SINGLE = 2, 4  # bytes of a number in bfloat16 and in float32
+_OPTIMIZED = 4 * _SINGLE  # a trained parameter: itself, its gradient and AdamW's two moments
+_CHUNK = 2**27  # logits held at once, in elements: `spard.losses.cross_entropy`
+_LOGIT = 2 * _HALF + 3 * _SINGLE  # a logit and its gradient, both also in float32, and its logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What is trained of a model: the layers of an adapter, or all of it.
+
+    copies  further vectors of the trained parameters in float32: a safe gradient, an average
+    """
+
+    lora: Lora | None
+    copies: int = 1
+
+    def targets(self, shape: Shape) -> list[tuple[int, int]]:
+        """Return what goes into and comes out of each layer that LoRA adapts, within one decoder layer."""
+        names = (self.lora.target_modules or ATTENTION) if self.lora else ()
+        return [shape.linear[name] for name in names if name in shape.linear]
+
+    def parameters(self, shape: Shape) -> int:
+        """Count the parameters that are trained."""
+        if self.lora is None:
+            return shape.parameters
+        return shape.layers * self.lora.rank * sum(wide + out for wide, out in self.targets(shape))
+
+
+def weights(shape: Shape, trained: Trained) -> int:
+    """Return the bytes of the model's own weights: bfloat16 where they are frozen, float32 where they are trained."""
+    return shape.parameters * (_SINGLE if trained.lora is None else _HALF)
+
+
+def trained_state(shape: Shape, trained: Trained) -> int:
+    """Return the bytes of gradients, moments and further copies, and of an adapter's own weights."""
+    each = _OPTIMIZED + trained.copies * _SINGLE - (_SINGLE if trained.lora is None else 0)
+    return trained.parameters(shape) * each
+
+
+def saved_per_token(shape: Shape, trained: Trained) -> int:
+    """Return the bytes that one decoder layer saves for the backward pass, for each token.
+
+    Frozen layers save nothing for their weights: 8 D + 8 of the two norms, 6 I of the gated MLP, 4 (Q + K) + 4 H of
+    the attention. LoRA saves the input of each layer that it adapts in bfloat16 and r elements more; dropout a mask and
+    the masked input. All that is trained in full saves every input: 8 D more of the norms, 10 D + 2 I of the rest.
+    """
+    norms = 2 * (_SINGLE * shape.hidden + _SINGLE)
+    mlp = 3 * _HALF * shape.inner
+    attention = 2 * _HALF * (shape.queries + shape.keys) + _SINGLE * shape.heads
+    if shape.has_normed_heads:
+        attention += _SINGLE * (shape.queries + shape.keys + shape.heads + shape.kv_heads)
+    if trained.lora is None:
+        inputs = 2 * _SINGLE * shape.hidden + 5 * _HALF * shape.hidden + _HALF * shape.inner
+        return norms + mlp + attention + inputs
+    masked = _SINGLE if trained.lora.dropout else 0
+    adapted = sum((_HALF + masked) * wide + _HALF * trained.lora.rank for wide, _ in trained.targets(shape))
+    return norms + mlp + attention + adapted
+
+
+def saved(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:
+    """Return the bytes that the decoder saves for the backward pass of `tokens` padded tokens.
+
+    With checkpointing it is the input of each layer, in bfloat16 after a frozen embedding, else in float32. Without,
+    autocast keeps trained weights in bfloat16 until the backward pass is over.
+    """
+    wide = _SINGLE if trained.lora is None else _HALF
+    last = (_SINGLE + wide if trained.lora is None else _SINGLE) * shape.hidden + _SINGLE  # the last norm
+    if checkpointing:
+        return tokens * (shape.layers * wide * shape.hidden + last)
+    casts = _HALF * (trained.parameters(shape) if trained.lora else shape.layers * shape.layer_parameters)
+    return tokens * (shape.layers * saved_per_token(shape, trained) + last) + casts
+
+
+def work(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:
+    """Return the bytes at work at once beside what is saved: the widest of logits and of one layer's backward pass.
+
+    Of `tokens` all may have a label. A layer holds gradients as wide as its MLP; one that was checkpointed is made
+    again whole, before.
+    """
+    logits = min(tokens * shape.vocab, _CHUNK + shape.vocab) * _LOGIT
+    layer = tokens * (3 * _HALF * shape.inner + 2 * _SINGLE * shape.hidden)
+    if checkpointing:
+        layer += tokens * saved_per_token(shape, trained)
+    return max(logits, layer)

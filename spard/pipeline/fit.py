@@ -1,0 +1,69 @@
+"""The plan of a run's memory: made before the first step on a GPU, told as an event, kept for the manifest.
+
+On a CPU there is none: a run is cut as its recipe says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from spard.config import Recipe, Resolved
+from spard.methods import open_method
+from spard.models.fit import Gpus, Load, Plan, fit
+from spard.models.memory import Trained
+from spard.models.shapes import shape_of
+from spard.pipeline.context import Context
+from spard.pipeline.rows import Rows
+
+
+def planned(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
+    """Return the plan for the GPUs that the run has, and report it; None without a GPU, or of an unknown model."""
+    gpus = gpus_of(context)
+    shape = shape_of(context.base.model.config.to_dict())
+    if gpus is None or shape is None:
+        return None
+    recipe = context.recipe
+    trained = Trained(recipe.lora, copies=(1 if recipe.uses_pool else 0) + (1 if recipe.ema else 0))
+    plan = fit(shape, trained, _load(recipe, rows, resolved), gpus)
+    context.report.event(plan.sentence, plan.to_json(), level="info" if plan.fits else "warn")
+    return plan
+
+
+def applied(recipe: Recipe, plan: Plan | None) -> Recipe:
+    """Return the recipe cut as planned; what it asks for by itself stays where it takes less memory."""
+    if plan is None:
+        return recipe
+    pieces = [rows for rows in (recipe.micro_batch_size, plan.micro_batch_size) if rows is not None]
+    tokens = [most for most in (recipe.pass_tokens, plan.pass_tokens) if most is not None]
+    return replace(
+        recipe,
+        gradient_checkpointing=recipe.gradient_checkpointing or plan.gradient_checkpointing,
+        micro_batch_size=min(pieces, default=None),
+        pass_tokens=min(tokens, default=None),
+    )
+
+
+def gpus_of(context: Context) -> Gpus | None:
+    """Return the GPUs of the run, as large as its own; None on a CPU."""
+    if context.base.device.type != "cuda":
+        return None
+    memory = int(torch.cuda.get_device_properties(context.base.device).total_memory)
+    return Gpus(memory, context.processes, shards=context.recipe.sharding != "none")
+
+
+def _load(recipe: Recipe, rows: Rows, resolved: Resolved) -> Load:
+    """Return what goes through the model in one step, at its most."""
+    prompts = [prompt for pairs in rows.pairs.values() for pair in pairs for prompt in pair]
+    beside = sum(count for count, _ in recipe.anchors.by_kind().values()) if recipe.effective_anchor else 0
+    safe = max((row.longest for row in rows.safe), default=0)
+    batch = open_method(recipe.defense).safe_batch_size(resolved.batch_size)
+    return Load(
+        rows=resolved.batch_size,
+        longest=max([row.longest for row in rows.task] + [len(prompt.ids) for prompt in prompts] + [safe]),
+        beside=beside,
+        safe_tokens=min(batch, len(rows.safe)) * safe,
+        answers=2 if recipe.dpo else 1,
+        checkpointing=recipe.gradient_checkpointing,
+    )

@@ -1,0 +1,132 @@
+"""A job is taken by workers alone that have the GPU memory for it, and says so where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+from sqlalchemy import Engine, select
+
+from app.db import read, transaction
+from app.db.tables import Job
+from app.jobs import fleet, lease, needs, scheduling
+from app.jobs.fleet import Presence
+from app.jobs.needs import Room
+from spard.config import Recipe
+from spard.models.fit import GIB, Need
+from tests.app.conftest import AddJob
+from tests.narrowing import required
+
+LLAMA_70B = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+LLAMA_8B = LLAMA_70B | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+CLAIMS = 10_000
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Need:
+    return need_of(tmp_path, LLAMA_70B)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Need:
+    return need_of(tmp_path, LLAMA_8B)
+
+
+def need_of(folder: Path, config: dict[str, int]) -> Need:
+    (folder / "config.json").write_text(json.dumps(config))
+    return required(needs.need_of(str(folder), Recipe(), 1 << 20))
+
+
+def columns(need: Need) -> dict[str, int]:
+    return {"memory_bytes": need.alone, "shared_bytes": need.shared}
+
+
+def test_a_worker_of_24_gib_claims_8_billion_parameters_and_never_70(
+    engine: Engine, add_job: AddJob, small: Need, large: Need
+) -> None:
+    jobs = {add_job(**columns(need)): need for need in (small, large, small)}
+    with transaction(engine) as session:
+        taken = [lease.claim(session, f"worker-{i}", 60, room=Room(24 * GIB)) for i in range(3)]
+    assert [jobs[claim.job_id] if claim else None for claim in taken] == [small, small, None]
+    with transaction(engine) as session:
+        assert lease.claim(session, "eight", 60, room=Room(80 * GIB, 8))
+
+
+def test_what_random_workers_may_take_is_what_they_have_room_for(
+    engine: Engine, add_job: AddJob, small: Need, large: Need
+) -> None:
+    """The claim's own condition, asked of the database in 10,000 draws of workers and jobs."""
+    random, found = Random(11), 0
+    sizes = [small, large, Need(30 * GIB, 20 * GIB), Need(24 * GIB, 0)]
+    jobs = {add_job(**columns(need)): need for need in sizes} | {add_job(): Need(0, 0)}
+    with read(engine) as session:
+        for _ in range(CLAIMS // len(jobs)):
+            room = Room(random.choice((16, 24, 24, 40, 80, 141)) * GIB, random.choice((1, 1, 2, 4, 8)))
+            taken = set(session.scalars(select(Job.id).where(needs.has_room(room))))
+            assert taken == {
+                job_id for job_id, need in jobs.items() if need.on(room.gpus) <= required(room.memory_bytes)
+            }
+            if room == Room(24 * GIB, 1):
+                assert not any(jobs[job_id] is large for job_id in taken)
+                found += 1
+    assert found
+
+
+def test_a_worker_without_a_gpu_takes_any_job(engine: Engine, add_job: AddJob, large: Need) -> None:
+    job_id = add_job(**columns(large))
+    with transaction(engine) as session:
+        assert required(lease.claim(session, "worker", 60)).job_id == job_id
+
+
+def test_a_job_that_no_worker_can_take_says_why_it_waits(engine: Engine, add_job: AddJob, large: Need) -> None:
+    waiting, unknown = add_job(**columns(large)), add_job()
+    assert reason(engine, waiting) is None  # nobody is there
+    join(engine, "small", Room(24 * GIB))
+    assert reason(engine, waiting) == "No worker has the GPU memory for it: it needs 148 GiB on a GPU of 24 GiB."
+    assert reason(engine, unknown) is None
+    join(engine, "eight", Room(80 * GIB, 8))
+    assert reason(engine, waiting) is None
+
+
+def test_the_largest_worker_is_the_one_that_plans_are_made_for(engine: Engine) -> None:
+    with read(engine) as session:
+        assert needs.largest_room(session) is None
+    for name, room in (("cpu", Room()), ("small", Room(24 * GIB)), ("large", Room(80 * GIB))):
+        join(engine, name, room)
+    with read(engine) as session:
+        assert needs.largest_room(session) == Room(80 * GIB)
+
+
+def test_a_longer_row_needs_more_and_of_an_unknown_model_nothing_is_known(tmp_path: Path) -> None:
+    assert needs.need_of(str(tmp_path), Recipe(), 100) is None
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    short, usual, long = (
+        required(needs.need_of(str(tmp_path), Recipe(max_seq_length=limit), 0)).alone for limit in (64, None, 32_768)
+    )
+    assert 20 * GIB < usual < 24 * GIB
+    assert short < usual < long
+
+
+def join(engine: Engine, name: str, room: Room) -> None:
+    with transaction(engine) as session:
+        fleet.note(session, Presence(name, name, "0", [], [], room.memory_bytes, room.gpus))
+
+
+def reason(engine: Engine, job_id: str) -> str | None:
+    with read(engine) as session:
+        return scheduling.places(session, [session.get_one(Job, job_id)])[job_id].reason

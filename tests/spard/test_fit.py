@@ -1,0 +1,159 @@
+"""The plan of a training's memory: its formulae against what PyTorch saves, and what it chooses."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+
+from spard.config import Lora, Recipe
+from spard.models import memory
+from spard.models.fit import GIB, Gpus, Load, fit, need
+from spard.models.memory import Trained
+from spard.models.shapes import read_shape, shape_of
+from tests.narrowing import required
+from tests.spard.fake_tensors import saved_bytes
+
+LLAMA_8B = LlamaConfig(
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    vocab_size=128256,
+)
+LLAMA_70B = LlamaConfig(
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_hidden_layers=80,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    vocab_size=128256,
+)
+QWEN_32B = Qwen2Config(
+    hidden_size=5120,
+    intermediate_size=27648,
+    num_hidden_layers=64,
+    num_attention_heads=40,
+    num_key_value_heads=8,
+    vocab_size=152064,
+)
+QWEN3_32B = Qwen3Config(
+    hidden_size=5120,
+    intermediate_size=25600,
+    num_hidden_layers=64,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+)
+MODELS = {"8B": LLAMA_8B, "70B": LLAMA_70B, "32B": QWEN_32B, "Qwen 3 32B": QWEN3_32B}
+SHAPES = {name: required(shape_of(config.to_dict())) for name, config in MODELS.items()}  # measuring changes a config
+LENGTHS = (512, 2048, 8192)
+EVERYWHERE = Lora(target_modules=("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"))
+GPUS = [Gpus(size * GIB, count, shards=True) for size in (24, 40, 80, 141) for count in (1, 2, 8)]
+CASES: list[tuple[str, Recipe, int]] = [
+    ("8B", Recipe(), 2048),
+    ("8B", Recipe(gradient_checkpointing=True), 512),
+    ("Qwen 3 32B", Recipe(lora=EVERYWHERE), 512),
+    ("8B", Recipe(lora=None), 512),
+]
+if os.environ.get("SPARD_SOAK"):
+    CASES += [
+        (name, Recipe(gradient_checkpointing=is_on), tokens)
+        for name, is_on, tokens in product(MODELS, (False, True), LENGTHS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "recipe", "tokens"), CASES)
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_what_is_planned_is_what_pytorch_saves(name: str, recipe: Recipe, tokens: int) -> None:
+    shape, rows = SHAPES[name], 2
+    measured = saved_bytes(MODELS[name], recipe, rows, tokens, shape.layers)
+    is_on = recipe.gradient_checkpointing
+    planned = memory.saved(shape, Trained(recipe.lora), rows * tokens, checkpointing=is_on)
+    assert 0.98 <= planned / measured <= 1.02
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_that_fits_stays_below_the_gpu_s_memory(name: str) -> None:
+    for gpus, longest, rows, full in product(GPUS, LENGTHS, (1, 16, 256), (False, True)):
+        trained = Trained(None if full else Lora())
+        plan = fit(SHAPES[name], trained, Load(rows, longest, beside=16, safe_tokens=16 * 200), gpus)
+        saved = plan.weights_bytes + plan.saved_bytes
+        assert not plan.fits or saved < plan.peak_bytes <= gpus.memory_bytes
+        assert plan.fits or plan.peak_bytes > gpus.usable - GIB * 2
+
+
+def test_the_default_job_on_8_billion_parameters_fits_one_gpu_of_80_gib() -> None:
+    plan = fit(SHAPES["8B"], Trained(Lora()), Load(16, 2048), Gpus(80 * GIB))
+    assert (plan.fits, plan.gradient_checkpointing, plan.sharding) == (True, False, "none")
+    assert 1 <= required(plan.micro_batch_size) < 16
+    assert required(plan.pass_tokens) >= 2048
+
+
+def test_a_batch_that_fits_is_left_as_it_was_asked_for() -> None:
+    plan = fit(SHAPES["8B"], Trained(Lora()), Load(4, 512), Gpus(80 * GIB))
+    assert (plan.micro_batch_size, plan.pass_tokens, plan.gradient_checkpointing) == (None, None, False)
+    assert fit(SHAPES["8B"], Trained(Lora()), Load(4, 512, checkpointing=True), Gpus(80 * GIB)).gradient_checkpointing
+
+
+def test_a_small_gpu_checkpoints_rather_than_run_nearly_empty() -> None:
+    plan = fit(SHAPES["8B"], Trained(Lora()), Load(16, 2048), Gpus(24 * GIB))
+    assert (plan.fits, plan.gradient_checkpointing) == (True, True)
+
+
+def test_a_model_of_70_billion_needs_several_gpus() -> None:
+    trained, load, one = Trained(Lora()), Load(16, 2048), Gpus(80 * GIB)
+    eight = replace(one, count=8)
+    assert not fit(SHAPES["70B"], trained, load, one).fits
+    assert not fit(SHAPES["70B"], trained, load, eight).fits  # each would hold it whole
+    plan = fit(SHAPES["70B"], trained, load, replace(eight, shards=True))
+    assert (plan.fits, plan.sharding, plan.ranks) == (True, "full", 8)
+    far = fit(SHAPES["70B"], trained, load, Gpus(80 * GIB, 16, machines=2, shards=True))
+    assert (far.fits, far.sharding, far.ranks) == (True, "hybrid", 16)
+
+
+def test_more_gpus_than_rows_are_not_asked_for() -> None:
+    assert fit(SHAPES["8B"], Trained(Lora()), Load(2, 512), Gpus(80 * GIB, 8)).ranks == 2
+
+
+def test_the_least_that_a_job_needs_is_what_a_plan_finds_enough() -> None:
+    for name, longest in product(MODELS, LENGTHS):
+        least = need(SHAPES[name], Trained(Lora()), longest)
+        enough, little = (Gpus(int(least.alone * part)) for part in (1.001, 0.99))
+        assert fit(SHAPES[name], Trained(Lora()), Load(16, longest), enough).fits
+        assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest), little).fits
+
+
+def test_preference_pairs_and_long_safe_batches_take_more() -> None:
+    shape, trained, gpu = SHAPES["8B"], Trained(Lora()), Gpus(80 * GIB)
+    answers = required(fit(shape, trained, Load(16, 2048), gpu).micro_batch_size)
+    pairs = required(fit(shape, trained, Load(16, 2048, answers=2), gpu).micro_batch_size)
+    assert pairs == answers // 2
+    assert fit(shape, trained, Load(16, 2048, safe_tokens=60_000), gpu).gradient_checkpointing
+
+
+def test_parameters_are_counted_as_the_models_have_them() -> None:
+    found = {name: round(shape.parameters / 1e9, 2) for name, shape in SHAPES.items()}
+    assert found == {"8B": 8.03, "70B": 70.55, "32B": 32.76, "Qwen 3 32B": 32.76}
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_experts": 8}, {"hidden_size": None}, {"num_hidden_layers": "two"}, {"text_config": {"x": 1}}]
+)
+def test_of_an_unknown_kind_of_model_nothing_is_said(change: dict[str, Any]) -> None:
+    assert shape_of(LLAMA_8B.to_dict() | change) is None
+
+
+def test_a_shape_is_read_from_a_model_s_folder(tmp_path: Path) -> None:
+    assert read_shape(str(tmp_path)) is None
+    (tmp_path / "config.json").write_text("[]")
+    assert read_shape(str(tmp_path)) is None
+    LLAMA_70B.save_pretrained(tmp_path)
+    assert required(read_shape(str(tmp_path))).hidden == 8192
