@@ -14,7 +14,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, R
 
 from app.db.tables import Job
 from app.db.tables.job_records import KeptFile
-from app.db.tables.job_spec import ASKED_OTHERWISE, CorpusRef, JobSpec, ObjectRef, StartFrom
+from app.db.tables.job_spec import ASKED_OTHERWISE, AuditedRef, CorpusRef, JobSpec, ObjectRef, StartFrom
 from app.errors import AppError
 from app.settings import Settings
 from app.storage import ObjectMissing, Storage
@@ -31,7 +31,7 @@ _NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
 _START = "in/start.tar.gz"
 _JUDGE_ERRORS = Path("in/judge.json")
 _Kind = Literal["harmful", "benign", "utility"]
-_Source = ObjectRef | CorpusRef | StartFrom
+_Source = ObjectRef | CorpusRef | StartFrom | AuditedRef
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -71,7 +71,7 @@ def _inputs(spec: JobSpec) -> dict[str, _Source]:
         "in/training.jsonl": spec.training_file,
         "in/validation.jsonl": spec.validation_file,
         "in/pool.jsonl": spec.pool,
-        _START: spec.start_from,
+        _START: spec.start_from or spec.audited,
     } | {_suite_path(i): suite for i, suite in enumerate(spec.suites)}
     return {path: source for path, source in named.items() if source is not None}
 
@@ -125,13 +125,14 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         run,
         settings.cache_dir(),
         waived=spec.waived,
-        provenance=_provenance(job),
+        provenance=provenance(job),
         holds=spec.policy.waivers,
         processes=settings.gpus_per_job,
         patience_s=settings.outage_patience_s,
         checkpoint_prompts=spec.checkpoint_prompts,
         taken_until=taken_until,
         keeps_transcripts=spec.transcripts,
+        audits=spec.audited is not None,
     )
 
 
@@ -146,7 +147,7 @@ def _at_hand(judge: JudgeSpec) -> JudgeSpec:
     return replace(judge, model=model, members=tuple(_at_hand(member) for member in judge.members))
 
 
-def _provenance(job: Job) -> dict[str, object]:
+def provenance(job: Job) -> dict[str, object]:
     """Return what the job was made of, by name, version and digest, without paths and names of customers."""
     spec = job.spec
     return {

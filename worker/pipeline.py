@@ -15,7 +15,7 @@ from spard.errors import Stopped
 from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models.base import Base, load_base
-from spard.pipeline import train
+from spard.pipeline import later_audit, train
 from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.outputs import OutputsInFolder
 from spard.pipeline.package import Release
@@ -33,6 +33,10 @@ _SMALL = 20_000_000  # parameters
 def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess | None = None) -> None:
     """Do the job that the folder describes, and leave its results there. `clean` was started before; else it is now."""
     assignment = read_assignment(folder)
+    refuse_programs(assignment.run)
+    if assignment.audits:
+        later_audit.run(_context(assignment, folder, report, should_stop), folder.start, folder.later_audit)
+        return
     release = Release(
         folder.out,
         job_id=assignment.job_id,
@@ -40,7 +44,6 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: 
         keeps_failed=assignment.holds,
         provenance=assignment.provenance,
     )
-    refuse_programs(assignment.run)
     if not assignment.waived:
         refuse_leaks(assignment.run)
     with clean or CleanProcess() as process:

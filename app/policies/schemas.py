@@ -111,9 +111,13 @@ class Serving(Body):
     store: Storing | None = Field(
         default=None, description="Keep prompts and replies; null: nothing of them is kept. Asked when a request comes."
     )
-    older_audits: Literal["serve", "withhold"] = Field(
+    older_audits: Literal["serve", "withhold", "ask_again"] = Field(
         default="serve",
-        description="What becomes of models that an audit of an earlier version released; listings mark them.",
+        description="What becomes of models that an audit of an earlier version released; listings mark them. "
+        "`ask_again`: today's audit is asked of each, and only a pass keeps it.",
+    )
+    until_asked: Literal["serve", "withhold"] = Field(
+        default="serve", description="With `ask_again`, what becomes of such a model until its audit has decided."
     )
 
 

@@ -65,6 +65,16 @@ class StartFrom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedRef:
+    """The released adapter, or model, that a job audits and does not train."""
+
+    id: str  # of the job that made it
+    step: int  # of its checkpoint; 0: what the job has made
+    sha256: str
+    storage_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IntegrationRef:
     """A customer's integration that the provider passes on: which tracker, and OpenAI's fields of it."""
 
@@ -116,6 +126,7 @@ class JobSpec:
     pool: CorpusRef | None = None
     suites: tuple[CorpusRef, ...] = ()
     start_from: StartFrom | None = None
+    audited: AuditedRef | None = None  # None: the job trains
     row_signal: RowSignal = field(default_factory=RowSignal)  # of the policy then in force; `off` in older jobs
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     integrations: tuple[IntegrationRef, ...] = ()  # those that are passed on
