@@ -125,7 +125,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         run,
         settings.cache_dir(),
         waived=spec.waived,
-        provenance=provenance(job),
+        provenance=_provenance(job),
         holds=spec.policy.waivers,
         processes=settings.gpus_per_job,
         patience_s=settings.outage_patience_s,
@@ -147,7 +147,7 @@ def _at_hand(judge: JudgeSpec) -> JudgeSpec:
     return replace(judge, model=model, members=tuple(_at_hand(member) for member in judge.members))
 
 
-def provenance(job: Job) -> dict[str, object]:
+def _provenance(job: Job) -> dict[str, object]:
     """Return what the job was made of, by name, version and digest, without paths and names of customers."""
     spec = job.spec
     return {

@@ -27,7 +27,6 @@ from spard.digests import MANIFEST, file_sha256
 from spard.release.archive import archive, folder_name
 from spard.release.manifest import sign, verify
 from worker.handover import require_plain
-from worker.inputs import provenance
 from worker.workdir import Folder
 
 # What of the report the job itself shows.
@@ -106,7 +105,7 @@ def _finish_audit(session: Session, job: Job, claim: Claim, found: dict[str, Any
     """End a job that audits alone, with what it has decided; False when the lease was lost, and nothing is decided."""
     if not lease.finish_audit(session, claim):
         return False
-    later_outcomes.decide(session, job, found | {"provenance": provenance(job)}, key)
+    later_outcomes.decide(session, job, found, key)
     return True
 
 

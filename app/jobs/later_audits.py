@@ -61,6 +61,7 @@ def ask_older(session: Session, settings: Settings) -> list[LaterAudit]:
 
 def ask_by_name(session: Session, key_id: str, job_id: str, step: int, settings: Settings) -> LaterAudit:
     """Ask today's audit of one released model, whichever audit released it and whatever was asked before."""
+    session.execute(select(Job.id).where(Job.id == job_id).with_for_update())  # of two at once, one waits
     model = released_models.named(session, job_id, step)
     of_model = (LaterAudit.job_id == job_id) & (LaterAudit.step == step)
     if session.scalar(select(LaterAudit.id).where(of_model, LaterAudit.decided_at.is_(None)).limit(1)):

@@ -14,6 +14,7 @@ from app.audit_log import service as audit_log
 from app.catalog.marks import PASSED
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, Job, LaterAudit
+from app.db.tables.job_spec import JobSpec
 from app.jobs import control, events
 from app.jobs.released_models import called
 from app.webhooks.outbox import announce_audit
@@ -28,14 +29,18 @@ def decide(session: Session, audit_job: Job, found: dict[str, Any], key: Ed25519
     if audit is None or audit_job.spec.audited is None:
         return  # the model was erased meanwhile
     gate = found["gate"]
-    facts = found | {
-        "later_audit_id": audit.id,
-        "job_id": audit.job_id,
-        "step": audit.step or None,
-        "archive_sha256": audit_job.spec.audited.sha256,
-        "asked_at": int(audit.created_at.timestamp()),
-        "decided_at": int(utc_now().timestamp()),
-    }
+    facts = (
+        found
+        | _provenance(audit_job.spec)
+        | {
+            "later_audit_id": audit.id,
+            "job_id": audit.job_id,
+            "step": audit.step or None,
+            "archive_sha256": audit_job.spec.audited.sha256,
+            "asked_at": int(audit.created_at.timestamp()),
+            "decided_at": int(utc_now().timestamp()),
+        }
+    )
     audit.record = json.dumps(facts, indent=2, sort_keys=True)
     audit.signature = dict(signed(audit.record.encode(), key))
     audit.audit_version = found["audit_version"]
@@ -64,6 +69,16 @@ def forget(session: Session, job_id: str) -> None:
     for audit_job_id in session.scalars(open_ones).all():
         if audit_job_id is not None:
             control.request_cancel(session, audit_job_id)
+
+
+def _provenance(spec: JobSpec) -> dict[str, object]:
+    """Return what was asked with, by name, version and digest."""
+    return {
+        "policy_version": spec.policy.version,
+        "suites": [{"name": each.name, "version": each.version, "sha256": each.sha256} for each in spec.suites],
+        "training_file_sha256": spec.training_file.sha256,
+        "pool_sha256": spec.pool.sha256 if spec.pool else None,
+    }
 
 
 def _settle(session: Session, audit: LaterAudit, decision: str, reasons: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import get_args
 from app.dashboard.forms import Sent
 from app.errors import InvalidRequest
 from app.http.validation_errors import read
-from app.policies.schemas import Policy
+from app.policies.schemas import Policy, Serving
 from spard.config import GateThresholds
 from spard.config.row_signal import RowAction
 from spard.data import strict_json
@@ -18,7 +18,9 @@ from spard.data import strict_json
 ACTIONS: Sequence[str] = get_args(RowAction)
 THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name != "allow_unmeasured_judge")
 SIGNALS = ("threshold", "max_dropped", "max_inverted")
+OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
 _AS_JSON = ("ranges", "serving")
+_FIELDS_OF_SERVING = ("older_audits", "until_asked")  # that stand beside the JSON of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class PolicyForm:
     action: str
     transcripts: bool
     waivers: bool
+    older_audits: str
+    until_asked: str
     ranges: str
     serving: str
 
@@ -46,6 +50,7 @@ class PolicyForm:
             for name in names
         }
         content = policy.model_dump(mode="json", exclude_none=True)
+        serving = {name: value for name, value in content["serving"].items() if name not in _FIELDS_OF_SERVING}
         return cls(
             defenses=policy.defenses,
             all_models=policy.models is None,
@@ -55,8 +60,10 @@ class PolicyForm:
             action=policy.row_signal.action,
             transcripts=policy.transcripts,
             waivers=policy.waivers,
+            older_audits=policy.serving.older_audits,
+            until_asked=policy.serving.until_asked,
             ranges=json.dumps(content["ranges"], indent=2),
-            serving=json.dumps(content["serving"], indent=2),
+            serving=json.dumps(serving, indent=2),
         )
 
     @classmethod
@@ -72,6 +79,8 @@ class PolicyForm:
             action=sent.text("row_signal.action"),
             transcripts=bool(sent.text("transcripts")),
             waivers=bool(sent.text("waivers")),
+            older_audits=sent.text("serving.older_audits"),
+            until_asked=sent.text("serving.until_asked"),
             ranges=sent.text("ranges"),
             serving=sent.text("serving"),
         )
@@ -87,7 +96,11 @@ class PolicyForm:
             "transcripts": self.transcripts,
             "waivers": self.waivers,
         }
-        return read(Policy, body | {name: _json(name, getattr(self, name)) for name in _AS_JSON})
+        body |= {name: _json(name, getattr(self, name)) for name in _AS_JSON}
+        if isinstance(serving := body["serving"], dict):
+            chosen = {name: getattr(self, name) for name in _FIELDS_OF_SERVING}
+            body["serving"] = {name: value for name, value in chosen.items() if value} | serving
+        return read(Policy, body)
 
     def _of(self, place: str) -> dict[str, object]:
         found = {name.removeprefix(place): text for name, text in self.numbers.items() if name.startswith(place)}
