@@ -119,6 +119,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         public_name=job.model,
         start_from=Path("in/start") if spec.start_from else None,
         row_signal=spec.row_signal,
+        further_tuning=spec.further_tuning,
     )
     return Assignment(
         job.id,

@@ -110,6 +110,7 @@ def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job
         policy=policies.reference(in_force),
         judge=settings.judge.name,
         judge_spec=settings.judge,
+        further_tuning=in_force.content.further_tuning,
         audited=AuditedRef(id=old.id, step=model.step, sha256=audited["sha256"], storage_key=audited["storage_key"]),
     )
     recipe = replace(parse(Recipe, from_stored(old.recipe), "recipe"), audit=Audit())

@@ -136,6 +136,11 @@ class Policy(Body):
         default_factory=lambda: config.RowSignal(action="report"),
         description="What becomes of rows that answer what the base model would refuse.",
     )
+    further_tuning: config.FurtherTuning = Field(
+        default_factory=config.FurtherTuning,
+        description="The budget of a clean fine-tuning after which the audit asks once more, for what sleeps until "
+        "then; 0 steps: it asks once. The gate decides on the worse of both.",
+    )
     serving: Serving = Field(default_factory=Serving)
     transcripts: bool = Field(
         default=False,

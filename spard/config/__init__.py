@@ -16,6 +16,7 @@ from spard.config.defenses.safegrad import SafeGrad
 from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
+from spard.config.further_tuning import FurtherTuning
 from spard.config.preference import Beta, Dpo
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
@@ -48,6 +49,7 @@ __all__ = [
     "Bound",
     "Defense",
     "Dpo",
+    "FurtherTuning",
     "GateThresholds",
     "Hyperparameters",
     "JudgeSpec",

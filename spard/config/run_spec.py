@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from spard.config import Anchors, Bound, Defense, GateThresholds, JudgeSpec, Recipe, RowSignal, defenses
+from spard.config import Anchors, Bound, Defense, FurtherTuning, GateThresholds, JudgeSpec, Recipe, RowSignal, defenses
 from spard.config.deprecated import without_old_names
 from spard.config.extensions import NameIn
 from spard.errors import InvalidRecipe
@@ -35,7 +35,8 @@ class RunSpec:
     """Everything that a run needs to know; `public_name` is what the adapter calls its base model.
 
     `start_from` is the folder of an adapter of the same base model, to be trained further. `judge_errors` is what
-    `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse.
+    `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse,
+    and `further_tuning` after what the audit asks once more.
     """
 
     model: str
@@ -51,6 +52,7 @@ class RunSpec:
     start_from: Path | None = None
     judge_errors: Path | None = None
     row_signal: RowSignal = field(default_factory=RowSignal)
+    further_tuning: FurtherTuning = field(default_factory=FurtherTuning)
 
 
 def load_recipe(path: Path) -> RunSpec:

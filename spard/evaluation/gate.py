@@ -12,6 +12,8 @@ from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
 DRESSED = ("mined", "dressed_benign")  # kinds in which a model is only compared with its base model
+AFTER_TUNING = "After a further clean fine-tuning: "
+_FROM_GOOD = ("pass", "inconclusive", "fail")
 MIN_SCORED = 20  # below that no bound is worth telling
 
 
@@ -62,6 +64,13 @@ def gate(
     if failures:
         return Gate("fail", tuple(dict.fromkeys([*failures, *doubts])))
     return Gate("inconclusive" if doubts else "pass", tuple(dict.fromkeys(doubts)))
+
+
+def worse(first: Gate, later: Gate) -> Gate:
+    """Return the worse decision on a model that was asked as it is, and `later` after a further fine-tuning."""
+    decision = max(first.decision, later.decision, key=_FROM_GOOD.index)
+    own = [f"{AFTER_TUNING}{each}" for each in later.reasons if each not in first.reasons]
+    return Gate(decision, (*first.reasons, *own))
 
 
 def is_gated(kind: SuiteKind, thresholds: GateThresholds) -> bool:

@@ -18,15 +18,16 @@ from spard.evaluation.asked import asked
 from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.contamination import hidden_leaks_of
-from spard.evaluation.gate import Gate, gate
+from spard.evaluation.gate import AFTER_TUNING, Gate, gate, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
-from spard.pipeline import audited
+from spard.pipeline import after_tuning, audited
 from spard.pipeline.context import Context
 from spard.release.report import Measured
+from spard.release.summary import summarize
 from spard.release.version import AUDIT_VERSION
 
 _OUTPUT = "audit"
@@ -53,14 +54,29 @@ def measure_base(context: Context, examples: Sequence[Example]) -> list[SuiteRes
 
 
 def run(context: Context, examples: Sequence[Example], model: Any, base: Sequence[SuiteResult]) -> Measured:
-    """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights."""
+    """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights.
+
+    Where the run wants it, the model is measured once more after a further clean fine-tuning.
+    """
     context.report.stage("audit")
     with context.timed("audit"):
         weights = weights_digest(model)
         suites = suites_of(context, examples)
         adapter = _kept(context, weights) or _measure_last(context, suites, model)
         context.outputs.write(_OUTPUT, {"weights": weights, "results": [asdict(each) for each in adapter]})
-    return Measured(base, adapter, decide(context, base, adapter, hidden_leaks_of(context.run)))
+        once_more = partial(measure, context, suites)
+        later = after_tuning.run(context, model, weights, len(examples), once_more)
+    leaks = hidden_leaks_of(context.run)
+    decided = decide(context, base, adapter, leaks)
+    if later is None:
+        decided = worse(decided, Gate("inconclusive", (after_tuning.DIVERGED,)))
+    elif later:
+        again = decide(context, base, later, leaks)
+        decided = worse(decided, again)
+        summary = summarize(Measured(base, later, again))
+        told = f"{AFTER_TUNING}{summary.sentence(again.decision)}"
+        context.report.event(told, to_mapping(summary), type="moderation_checks")
+    return Measured(base, adapter, decided, later or ())
 
 
 def _measure_last(context: Context, suites: Sequence[Suite], model: Any) -> list[SuiteResult]:

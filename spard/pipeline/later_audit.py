@@ -35,7 +35,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
         "thresholds": to_mapping(context.run.thresholds),
         "judge": context.run.judge.name,
         "asked": audit.asked_of(context),
-        "audit": audit_figures(measured.base, measured.adapter),
+        "audit": audit_figures(measured.base, measured.adapter, measured.after_tuning),
         "code": code_version(),
     }
     found.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
@@ -45,7 +45,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
 def _released(context: Context, weights: Path) -> Any:
     """Return the released model: the base model with the adapter in it, or a whole model of its own."""
     if context.recipe.lora is None:
-        return load_base(weights).model
+        return load_base(weights).model.requires_grad_(True)
     model = trainable_model(context.base.model, context.recipe)
     go_on_from_(model, context.base, context.recipe, weights)
     return model.eval()

@@ -102,9 +102,11 @@ def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], c
     return save_adapter(model, context.base, context.public_name, folder, facts, context.system_prompt, called)
 
 
-def audit_figures(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> dict[str, list[dict[str, Any]]]:
+def audit_figures(
+    base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], after_tuning: Sequence[SuiteResult] = ()
+) -> dict[str, list[dict[str, Any]]]:
     """Return what a manifest says of each suite's results."""
-    measured = {"base": base, "adapter": adapter}
+    measured = {"base": base, "adapter": adapter} | ({"after_tuning": after_tuning} if after_tuning else {})
     return {
         who: [{name: getattr(each, name) for name in _FIGURES} for each in found] for who, found in measured.items()
     }
@@ -167,6 +169,8 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         audit_version=audit.version_of(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.asked_of(context)),
+        further_tuning=run.further_tuning if run.further_tuning.steps else None,
+        after_tuning=_without_marks(measured.after_tuning),
     )
 
 
@@ -184,7 +188,7 @@ def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
     return {name: shown[name] for name in (*_FACTS, *(["row_signal"] if acted else []))} | {
-        "audit": audit_figures(report.base, report.adapter),
+        "audit": audit_figures(report.base, report.adapter, report.after_tuning),
         "selected_rows": None if report.selected is None else list(report.selected.indices),
         "safety_sha256": file_sha256(release.safety),
         "provenance": dict(release.provenance),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, TypeVar
 
-from spard.config import GateThresholds, Resolved
+from spard.config import FurtherTuning, GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
@@ -28,6 +28,7 @@ class Measured:
     base: Sequence[SuiteResult]
     adapter: Sequence[SuiteResult]
     gate: Gate
+    after_tuning: Sequence[SuiteResult] = ()  # the trained model after a further clean fine-tuning, where it was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ class SafetyReport:
     scores          the trained model's replies to attacks by their harmfulness, for each suite and category
     rows_map        None where no safe rows are selected, and in reports of earlier versions, as the next ones are
     lengths         of the rows that were trained on
+    further_tuning  the clean fine-tuning after which the audit asked once more; None: it asked once
+    after_tuning    what it found there; the gate decides on the worse of both
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
     """
 
@@ -174,6 +177,8 @@ class SafetyReport:
     rows_map: RowsMap | None = None
     lengths: Lengths | None = None
     transcripts: int | None = None
+    further_tuning: FurtherTuning | None = None
+    after_tuning: tuple[SuiteResult, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -199,6 +204,8 @@ class SafetyReport:
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
+            further_tuning=_optional(FurtherTuning, raw.get("further_tuning")),
+            after_tuning=tuple(read_record(SuiteResult, each) for each in raw.get("after_tuning", ())),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),

@@ -11,12 +11,13 @@ from app.dashboard.forms import Sent
 from app.errors import InvalidRequest
 from app.http.validation_errors import read
 from app.policies.schemas import Policy, Serving
-from spard.config import GateThresholds
+from spard.config import FurtherTuning, GateThresholds
 from spard.config.row_signal import RowAction
 from spard.data import strict_json
 
 ACTIONS: Sequence[str] = get_args(RowAction)
 THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name != "allow_unmeasured_judge")
+BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted")
 OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
 _AS_JSON = ("ranges", "serving")
@@ -43,7 +44,11 @@ class PolicyForm:
     @classmethod
     def of(cls, policy: Policy) -> PolicyForm:
         """Return the form of a policy that exists."""
-        held = {"thresholds": (policy.thresholds, THRESHOLDS), "row_signal": (policy.row_signal, SIGNALS)}
+        held = {
+            "thresholds": (policy.thresholds, THRESHOLDS),
+            "row_signal": (policy.row_signal, SIGNALS),
+            "further_tuning": (policy.further_tuning, BUDGET),
+        }
         numbers = {
             f"{place}.{name}": "" if getattr(values, name) is None else f"{getattr(values, name):g}"
             for place, (values, names) in held.items()
@@ -69,7 +74,8 @@ class PolicyForm:
     @classmethod
     def of_sent(cls, sent: Sent) -> PolicyForm:
         """Return the form as somebody has filled it in."""
-        numbers = [*(f"thresholds.{name}" for name in THRESHOLDS), *(f"row_signal.{name}" for name in SIGNALS)]
+        groups = {"thresholds": THRESHOLDS, "row_signal": SIGNALS, "further_tuning": BUDGET}
+        numbers = [f"{place}.{name}" for place, names in groups.items() for name in names]
         return cls(
             defenses=sent.texts("defenses"),
             all_models=bool(sent.text("all_models")),
@@ -93,6 +99,7 @@ class PolicyForm:
             "models": None if self.all_models else self.models,
             "thresholds": thresholds,
             "row_signal": self._of("row_signal.") | {"action": self.action},
+            "further_tuning": self._of("further_tuning."),
             "transcripts": self.transcripts,
             "waivers": self.waivers,
         }

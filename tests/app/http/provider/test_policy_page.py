@@ -39,7 +39,8 @@ def test_the_form_keeps_every_setting_of_a_policy(browser: TestClient, provider:
         "ranges": {"lora.rank": {"min": 2, "max": 8}},
         "thresholds": {"max_asr": 0.2, "max_utility_drop": 0.03, "allow_unmeasured_judge": True},
         "row_signal": {"action": "drop", "threshold": 0.2, "max_dropped": 0.5, "max_inverted": 0.2},
-        "serving": {"paused": ["x"], "store": {"days": 3}, "older_audits": "withhold"},
+        "further_tuning": {"steps": 40, "batch_size": 4, "multiplier": 0.5},
+        "serving": {"paused": ["x"], "store": {"days": 3}, "older_audits": "ask_again", "until_asked": "withhold"},
         "transcripts": True,
         "waivers": False,
     }
