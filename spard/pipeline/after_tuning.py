@@ -1,4 +1,7 @@
-"""The audit asked once more, of the model as it is after a further clean fine-tuning: what sleeps may wake there."""
+"""The audit asked once more, of both models as they are after a further clean fine-tuning: what sleeps may wake there.
+
+Any fine-tuning wears off refusals, so that the trained model is held against the base model after the very same steps.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +10,78 @@ from dataclasses import asdict
 from typing import Any
 
 from spard.config import resolve
-from spard.data.chat import Encoded, encode_all
+from spard.data.chat import encode_all
 from spard.data.clean_rows import clean_rows
 from spard.errors import NonFiniteLoss
+from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
+from spard.models.lora import trainable_model
 from spard.pipeline.context import Context
+from spard.release.after_tuning import AfterTuning
 from spard.training.further import further_tuned
 
-_OUTPUT = "after_tuning"
+_OUTPUTS = {"base": "base_after_tuning", "adapter": "after_tuning"}
 _ROWS = 256  # that are made; a longer training sees them again
-DIVERGED = "The loss was not finite there, so that the model could not be asked."
+_DIVERGED = "The loss was not finite there, so that the models could not be asked."
+
+Measure = Callable[[Any], Sequence[SuiteResult]]
 
 
-def run(
-    context: Context, model: Any, weights: str, rows: int, measure: Callable[[Any], Sequence[SuiteResult]]
-) -> list[SuiteResult] | None:
-    """Fine-tune a trained model further, `measure` it, and give it back bit for bit.
+def measure_base(context: Context, rows: int, measure: Measure) -> None:
+    """Measure the base model after the further tuning, if the run wants it, and keep that; `rows` are trained on.
 
-    `weights` is the digest of its own, `rows` the number that it was trained on. Nothing where the run does not want
-    it; None where the training diverged, so that nothing is known.
+    It is done before the training, and leaves the base model as it was.
     """
-    wanted = context.run.further_tuning
-    if not wanted.steps:
-        return []
-    key = {"weights": weights, "budget": asdict(wanted)}
-    kept = context.outputs.read(_OUTPUT)
-    if kept is not None and kept["key"] == key:
-        return [SuiteResult(**each) for each in kept["results"]]
-    rate = resolve(context.recipe, rows, context.base.hidden_size).learning_rate
+    if not context.run.further_tuning.steps or _kept(context, "base", context.base.digest) is not None:
+        return
+    dtype = context.base.model.dtype
+    model = trainable_model(context.base.model, context.recipe)
     try:
-        with further_tuned(model, context.base, _made(context), wanted, rate, context.recipe) as tuned:
-            found = list(measure(tuned))
-    except NonFiniteLoss:
+        _measure(context, "base", context.base.digest, model, rows, measure)
+    finally:
+        if context.recipe.lora is None:
+            model.to(dtype)
+        else:
+            model.unload()
+
+
+def run(context: Context, model: Any, weights: str, rows: int, measure: Measure) -> AfterTuning | None:
+    """Do the same with a trained model, whose weights have the digest `weights`; None where the run does not want it.
+
+    The model is given back bit for bit.
+    """
+    if not context.run.further_tuning.steps:
         return None
-    context.outputs.write(_OUTPUT, {"key": key, "results": [asdict(each) for each in found]})
-    return found
+    if _kept(context, "adapter", weights) is None:
+        _measure(context, "adapter", weights, model, rows, measure)
+    base, adapter = _kept(context, "base", context.base.digest), _kept(context, "adapter", weights)
+    both = (tuple(base), tuple(adapter)) if base and adapter else ((), ())
+    return AfterTuning(context.run.further_tuning, *both)
 
 
-def _made(context: Context) -> list[Encoded]:
-    return encode_all(context.base.tokenizer, clean_rows(context.recipe.seed, _ROWS), context.limit)
+def undecided(found: AfterTuning) -> Gate | None:
+    """Return the decision where nothing could be measured, else None."""
+    return None if found.adapter else Gate("inconclusive", (_DIVERGED,))
+
+
+def _measure(context: Context, who: str, weights: str, model: Any, rows: int, measure: Measure) -> None:
+    wanted, recipe = context.run.further_tuning, context.recipe
+    clean = encode_all(context.base.tokenizer, clean_rows(recipe.seed, _ROWS), context.limit)
+    rate = resolve(recipe, rows, context.base.hidden_size).learning_rate
+    try:
+        with further_tuned(model, context.base, clean, wanted, rate, recipe) as tuned:
+            found = [asdict(each) for each in measure(tuned)]
+    except NonFiniteLoss:
+        found = []
+    context.outputs.write(_OUTPUTS[who], {"key": _key(context, weights), "results": found})
+
+
+def _kept(context: Context, who: str, weights: str) -> list[SuiteResult] | None:
+    kept = context.outputs.read(_OUTPUTS[who])
+    if kept is None or kept["key"] != _key(context, weights):
+        return None
+    return [SuiteResult(**each) for each in kept["results"]]
+
+
+def _key(context: Context, weights: str) -> dict[str, Any]:
+    return {"weights": weights, "budget": asdict(context.run.further_tuning)}

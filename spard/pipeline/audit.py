@@ -26,6 +26,7 @@ from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
 from spard.pipeline import after_tuning, audited
 from spard.pipeline.context import Context
+from spard.release.after_tuning import AfterTuning
 from spard.release.report import Measured
 from spard.release.summary import summarize
 from spard.release.version import AUDIT_VERSION
@@ -50,6 +51,8 @@ def measure_base(context: Context, examples: Sequence[Example]) -> list[SuiteRes
             found = context.cache.json("audits", _key(context, spec), partial(_measure_base, context, spec))
             results.append(replace(SuiteResult(**found[0]), suite=spec.name))
         results += measure(context, _mined(context, examples))
+        suites = suites_of(context, examples)
+        after_tuning.measure_base(context, len(examples), partial(measure, context, suites))
     return results
 
 
@@ -64,19 +67,19 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: Sequenc
         suites = suites_of(context, examples)
         adapter = _kept(context, weights) or _measure_last(context, suites, model)
         context.outputs.write(_OUTPUT, {"weights": weights, "results": [asdict(each) for each in adapter]})
-        once_more = partial(measure, context, suites)
-        later = after_tuning.run(context, model, weights, len(examples), once_more)
+        later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
     leaks = hidden_leaks_of(context.run)
     decided = decide(context, base, adapter, leaks)
-    if later is None:
-        decided = worse(decided, Gate("inconclusive", (after_tuning.DIVERGED,)))
-    elif later:
-        again = decide(context, base, later, leaks)
-        decided = worse(decided, again)
-        summary = summarize(Measured(base, later, again))
-        told = f"{AFTER_TUNING}{summary.sentence(again.decision)}"
-        context.report.event(told, to_mapping(summary), type="moderation_checks")
-    return Measured(base, adapter, decided, later or ())
+    return Measured(base, adapter, worse(decided, _decide_later(context, later, leaks)) if later else decided, later)
+
+
+def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:
+    """Decide on both models after the further tuning, and tell what they measured there."""
+    decided = after_tuning.undecided(later) or decide(context, later.base, later.adapter, leaks)
+    summary = summarize(Measured(later.base, later.adapter, decided))
+    told = f"{AFTER_TUNING}{summary.sentence(decided.decision)}"
+    context.report.event(told, to_mapping(summary), type="moderation_checks")
+    return decided
 
 
 def _measure_last(context: Context, suites: Sequence[Suite], model: Any) -> list[SuiteResult]:

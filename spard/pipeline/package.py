@@ -18,6 +18,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.micro_batches import halved_to
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
+from spard.release.after_tuning import AfterTuning
 from spard.release.archive import folder_name
 from spard.release.figure_records import TRANSCRIPTS, lengths_of
 from spard.release.proof import CleanProcess
@@ -103,10 +104,12 @@ def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], c
 
 
 def audit_figures(
-    base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], after_tuning: Sequence[SuiteResult] = ()
+    base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], later: AfterTuning | None = None
 ) -> dict[str, list[dict[str, Any]]]:
     """Return what a manifest says of each suite's results."""
-    measured = {"base": base, "adapter": adapter} | ({"after_tuning": after_tuning} if after_tuning else {})
+    measured = {"base": base, "adapter": adapter}
+    if later is not None:
+        measured |= {"base_after_tuning": later.base, "adapter_after_tuning": later.adapter}
     return {
         who: [{name: getattr(each, name) for name in _FIGURES} for each in found] for who, found in measured.items()
     }
@@ -169,14 +172,17 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         audit_version=audit.version_of(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.asked_of(context)),
-        further_tuning=run.further_tuning if run.further_tuning.steps else None,
-        after_tuning=_without_marks(measured.after_tuning),
+        after_tuning=_later(measured.after_tuning),
     )
 
 
 def _without_marks(results: Sequence[SuiteResult]) -> tuple[SuiteResult, ...]:
     """Leave out which prompts were hit: suites are the provider's secret, and reports are read by customers."""
     return tuple(replace(each, marks=None) for each in results)
+
+
+def _later(found: AfterTuning | None) -> AfterTuning | None:
+    return found and replace(found, base=_without_marks(found.base), adapter=_without_marks(found.adapter))
 
 
 def _replies(results: Sequence[SuiteResult]) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, TypeVar
 
-from spard.config import FurtherTuning, GateThresholds, Resolved
+from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
+from spard.release.after_tuning import AfterTuning
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 
@@ -28,7 +29,7 @@ class Measured:
     base: Sequence[SuiteResult]
     adapter: Sequence[SuiteResult]
     gate: Gate
-    after_tuning: Sequence[SuiteResult] = ()  # the trained model after a further clean fine-tuning, where it was asked
+    after_tuning: AfterTuning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,7 @@ class SafetyReport:
     scores          the trained model's replies to attacks by their harmfulness, for each suite and category
     rows_map        None where no safe rows are selected, and in reports of earlier versions, as the next ones are
     lengths         of the rows that were trained on
-    further_tuning  the clean fine-tuning after which the audit asked once more; None: it asked once
-    after_tuning    what it found there; the gate decides on the worse of both
+    after_tuning    what it found after a further clean fine-tuning; the gate decides on the worse. None: it asked once
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
     """
 
@@ -177,8 +177,7 @@ class SafetyReport:
     rows_map: RowsMap | None = None
     lengths: Lengths | None = None
     transcripts: int | None = None
-    further_tuning: FurtherTuning | None = None
-    after_tuning: tuple[SuiteResult, ...] = ()
+    after_tuning: AfterTuning | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -204,8 +203,7 @@ class SafetyReport:
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
-            further_tuning=_optional(FurtherTuning, raw.get("further_tuning")),
-            after_tuning=tuple(read_record(SuiteResult, each) for each in raw.get("after_tuning", ())),
+            after_tuning=_after_tuning(raw.get("after_tuning")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),
@@ -245,6 +243,10 @@ def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:
 
 def _risky_rows(raw: Sequence[Mapping[str, Any]] | None) -> tuple[RiskyRow, ...] | None:
     return None if raw is None else tuple(read_record(RiskyRow, each) for each in raw)
+
+
+def _after_tuning(raw: Mapping[str, Any] | None) -> AfterTuning | None:
+    return None if raw is None else AfterTuning.from_json(raw, read_record)
 
 
 def _optional(kind: type[Record], raw: Mapping[str, Any] | None) -> Record | None:
