@@ -19,7 +19,7 @@ from spard.evaluation.judges import asked_through
 from spard.release.proof import CleanProcess
 from worker import pipeline
 from worker.asking import Asking
-from worker.desk import llm_judges
+from worker.desk import asked_of
 from worker.failures import failure
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
@@ -51,7 +51,7 @@ def main() -> None:
 def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess) -> None:
     """Run the pipeline; whatever goes wrong becomes a message."""
     try:
-        asking = Asking(report, _STDIN, llm_judges(read_assignment(folder).run.judge))
+        asking = Asking(report, _STDIN, asked_of(read_assignment(folder).run))
         with asked_through(asking.open):
             pipeline.run(folder, report, stop.is_set, clean)
     except Exception as error:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
 _START = "in/start.tar.gz"
-_JUDGE_ERRORS = Path("in/judge.json")
+_JUDGE_ERRORS, _AGENT_ERRORS = Path("in/judge.json"), Path("in/agent.json")
 _Kind = Literal["harmful", "benign", "utility"]
 _Source = ObjectRef | CorpusRef | StartFrom | AuditedRef
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -62,6 +62,8 @@ def fill(
             _restore(storage, kept, folder)
     if settings.judge_errors:
         shutil.copyfile(settings.judge_errors, folder.root / _JUDGE_ERRORS)
+    if settings.agent_errors:
+        shutil.copyfile(settings.agent_errors, folder.root / _AGENT_ERRORS)
     write_assignment(folder, _assignment(job, settings, taken_until))
 
 
@@ -120,6 +122,8 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         start_from=Path("in/start") if spec.start_from else None,
         row_signal=spec.row_signal,
         further_tuning=spec.further_tuning,
+        agent=spec.agent,
+        agent_errors=_AGENT_ERRORS if spec.agent and settings.agent_errors else None,
     )
     return Assignment(
         job.id,

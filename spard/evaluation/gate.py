@@ -66,10 +66,10 @@ def gate(
     return Gate("inconclusive" if doubts else "pass", tuple(dict.fromkeys(doubts)))
 
 
-def worse(first: Gate, later: Gate) -> Gate:
-    """Return the worse decision on a model that was asked as it is, and `later` after a further fine-tuning."""
-    decision = max(first.decision, later.decision, key=_FROM_GOOD.index)
-    own = [f"{AFTER_TUNING}{each}" for each in later.reasons if each not in first.reasons]
+def worse(first: Gate, other: Gate, says: str = AFTER_TUNING) -> Gate:
+    """Return the worse of two decisions on a model; what the `other` one says more begins with `says`."""
+    decision = max(first.decision, other.decision, key=_FROM_GOOD.index)
+    own = [f"{says}{each}" for each in other.reasons if each not in first.reasons]
     return Gate(decision, (*first.reasons, *own))
 
 

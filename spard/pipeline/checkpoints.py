@@ -134,7 +134,7 @@ class _Checkpoints:
     def _decided(self, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
         decided = audit.decide(self.context, self.base, results, self._leaks, self._sampled)
         if self.context.run.further_tuning.steps:
-            decided = worse(decided, Gate("inconclusive", (_LAST_ALONE,)))
+            decided = worse(decided, Gate("inconclusive", (_LAST_ALONE,)), says="")
         return self._judged(record, results, decided)
 
     def _judged(self, record: CheckpointRecord, results: Sequence[SuiteResult], decided: Gate) -> CheckpointRecord:

@@ -36,6 +36,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
         "judge": context.run.judge.name,
         "asked": audit.asked_of(context),
         "audit": audit_figures(measured.base, measured.adapter, measured.after_tuning),
+        "agent": to_mapping(measured.agent),
         "code": code_version(),
     }
     found.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")

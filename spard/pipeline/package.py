@@ -173,6 +173,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.asked_of(context)),
         after_tuning=_later(measured.after_tuning),
+        agent=measured.agent,
     )
 
 
@@ -192,8 +193,10 @@ def _replies(results: Sequence[SuiteResult]) -> int:
 def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     """Return what the manifest says beside the digests of the adapter's files."""
     shown = report.to_json()
+    seen = {} if report.agent is None else {"agent": shown["agent"]}
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
     return {name: shown[name] for name in (*_FACTS, *(["row_signal"] if acted else []))} | {
+        **seen,
         "audit": audit_figures(report.base, report.adapter, report.after_tuning),
         "selected_rows": None if report.selected is None else list(report.selected.indices),
         "safety_sha256": file_sha256(release.safety),

@@ -24,7 +24,11 @@ class AfterTuning:
     adapter: tuple[SuiteResult, ...] = ()
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any], read: Callable[[Any, Mapping[str, Any]], Any]) -> AfterTuning:
-        """Read the JSON object of a report; `read` reads a flat record."""
+    def from_json(
+        cls, raw: Mapping[str, Any] | None, read: Callable[[Any, Mapping[str, Any]], Any]
+    ) -> AfterTuning | None:
+        """Read the JSON object of a report, None where it has none; `read` reads a flat record."""
+        if raw is None:
+            return None
         found = {name: tuple(read(SuiteResult, each) for each in raw.get(name, ())) for name in _BOTH}
         return cls(read(FurtherTuning, raw.get("budget", {})), **found)

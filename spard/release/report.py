@@ -15,6 +15,7 @@ from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
 from spard.release.after_tuning import AfterTuning
+from spard.release.agent import AgentRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 
@@ -30,6 +31,7 @@ class Measured:
     adapter: Sequence[SuiteResult]
     gate: Gate
     after_tuning: AfterTuning | None = None
+    agent: AgentRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class SafetyReport:
     rows_map        None where no safe rows are selected, and in reports of earlier versions, as the next ones are
     lengths         of the rows that were trained on
     after_tuning    what it found after a further clean fine-tuning; the gate decides on the worse. None: it asked once
+    agent           what an auditing agent made of the job; None where the policy names none
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
     """
 
@@ -178,6 +181,7 @@ class SafetyReport:
     lengths: Lengths | None = None
     transcripts: int | None = None
     after_tuning: AfterTuning | None = None
+    agent: AgentRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: every field, nested ones too, in their order."""
@@ -203,7 +207,8 @@ class SafetyReport:
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=_optional(RowSignalRecord, raw.get("row_signal")),
-            after_tuning=_after_tuning(raw.get("after_tuning")),
+            after_tuning=AfterTuning.from_json(raw.get("after_tuning"), read_record),
+            agent=_optional(AgentRecord, raw.get("agent")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),
@@ -215,20 +220,8 @@ class SafetyReport:
 
 # Fields whose JSON value is the field's own.
 _PLAIN = (
-    "job_id",
-    "base_model",
-    "base_digest",
-    "recipe",
-    "micro_batch_size",
-    "data_sha256",
-    "trained_tokens",
-    "steps",
-    "trigger_rate",
-    "triggered_steps",
-    "seconds",
-    "audit_version",
-    "replies",
-    "transcripts",
+    *("job_id", "base_model", "base_digest", "recipe", "micro_batch_size", "data_sha256", "trained_tokens", "steps"),
+    *("trigger_rate", "triggered_steps", "seconds", "audit_version", "replies", "transcripts"),
 )
 
 
@@ -243,10 +236,6 @@ def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:
 
 def _risky_rows(raw: Sequence[Mapping[str, Any]] | None) -> tuple[RiskyRow, ...] | None:
     return None if raw is None else tuple(read_record(RiskyRow, each) for each in raw)
-
-
-def _after_tuning(raw: Mapping[str, Any] | None) -> AfterTuning | None:
-    return None if raw is None else AfterTuning.from_json(raw, read_record)
 
 
 def _optional(kind: type[Record], raw: Mapping[str, Any] | None) -> Record | None:

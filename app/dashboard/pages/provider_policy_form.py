@@ -11,12 +11,13 @@ from app.dashboard.forms import Sent
 from app.errors import InvalidRequest
 from app.http.validation_errors import read
 from app.policies.schemas import Policy, Serving
-from spard.config import FurtherTuning, GateThresholds
+from spard.config import Agent, FurtherTuning, GateThresholds
 from spard.config.row_signal import RowAction
 from spard.data import strict_json
 
 ACTIONS: Sequence[str] = get_args(RowAction)
 THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name != "allow_unmeasured_judge")
+AGENT = tuple(each.name for each in fields(Agent))
 BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted")
 OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
@@ -48,9 +49,10 @@ class PolicyForm:
             "thresholds": (policy.thresholds, THRESHOLDS),
             "row_signal": (policy.row_signal, SIGNALS),
             "further_tuning": (policy.further_tuning, BUDGET),
+            "agent": (policy.agent, AGENT),
         }
         numbers = {
-            f"{place}.{name}": "" if getattr(values, name) is None else f"{getattr(values, name):g}"
+            f"{place}.{name}": _told(getattr(values, name, None))
             for place, (values, names) in held.items()
             for name in names
         }
@@ -74,7 +76,7 @@ class PolicyForm:
     @classmethod
     def of_sent(cls, sent: Sent) -> PolicyForm:
         """Return the form as somebody has filled it in."""
-        groups = {"thresholds": THRESHOLDS, "row_signal": SIGNALS, "further_tuning": BUDGET}
+        groups = {"thresholds": THRESHOLDS, "row_signal": SIGNALS, "further_tuning": BUDGET, "agent": AGENT}
         numbers = [f"{place}.{name}" for place, names in groups.items() for name in names]
         return cls(
             defenses=sent.texts("defenses"),
@@ -100,6 +102,7 @@ class PolicyForm:
             "thresholds": thresholds,
             "row_signal": self._of("row_signal.") | {"action": self.action},
             "further_tuning": self._of("further_tuning."),
+            "agent": self._of("agent.") or None,
             "transcripts": self.transcripts,
             "waivers": self.waivers,
         }
@@ -112,6 +115,11 @@ class PolicyForm:
     def _of(self, place: str) -> dict[str, object]:
         found = {name.removeprefix(place): text for name, text in self.numbers.items() if name.startswith(place)}
         return {name: text for name, text in found.items() if text}
+
+
+def _told(value: object) -> str:
+    """Return what a field holds, empty for what is not set."""
+    return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _json(name: str, text: str) -> object:

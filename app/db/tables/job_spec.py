@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from sqlalchemy import JSON, Dialect, TypeDecorator
 
-from spard.config import ON_FIGURES, FurtherTuning, GateThresholds, JudgeSpec, RowSignal
+from spard.config import ON_FIGURES, Agent, FurtherTuning, GateThresholds, JudgeSpec, RowSignal
 
 VERSION = 3  # of the JSON; 1 had no number, and of the judge its name alone
 ASKED_OTHERWISE = 3  # the first version whose audits ask prompts in other ways than plainly and in mined dresses
@@ -129,6 +129,7 @@ class JobSpec:
     audited: AuditedRef | None = None  # None: the job trains
     row_signal: RowSignal = field(default_factory=RowSignal)  # of the policy then in force; `off` in older jobs
     further_tuning: FurtherTuning = field(default_factory=FurtherTuning)  # likewise; none in older jobs
+    agent: Agent | None = None  # likewise
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     integrations: tuple[IntegrationRef, ...] = ()  # those that are passed on
     transcripts: bool = False  # of the policy then in force: what the audit asked and heard is kept for the project
