@@ -65,7 +65,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         judge_spec=settings.judge,
         row_signal=policy_check.row_signal(caller, safety.defense, in_force.content, has_pool=pool is not None),
         further_tuning=in_force.content.further_tuning,
-        agent=in_force.content.agent and in_force.content.agent.settings(),
+        agent=in_force.content.agent.settings() if in_force.content.agent else None,
         checkpoint_prompts=settings.checkpoint_prompts,
         integrations=tuple(_integrations(ask, settings)),
         transcripts=in_force.content.transcripts,

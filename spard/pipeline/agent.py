@@ -72,7 +72,7 @@ def _found(context: Context, agent: Agent, examples: Sequence[Example], model: A
     rows = _shown(context, examples, agent.rows)
     host = urlsplit(agent.base_url).hostname
     told = f"An auditing agent, {agent.model} at {host}, is shown {len(rows)} rows of the training file and replies"
-    context.report.event(told, None)
+    context.report.event(told, {"rows": len(rows), "host": host})
     case = Case(len(examples), rows, findings)
     try:
         return investigate(open_chat(agent.endpoint), agent, case, _Asking(context, model))
