@@ -123,12 +123,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
         Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
         Thread(target=garbage.run, args=(stop,), name="garbage", daemon=True),
-        Thread(
-            target=later_audits.run,
-            args=(app.state.engine, settings, stop, settings.reap_s),
-            name="later audits",
-            daemon=True,
-        ),
+        Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
     ]
     loop, streams = asyncio.get_running_loop(), app.state.streams
     watch = loop.create_task(app.state.saturation.watch())

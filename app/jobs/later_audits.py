@@ -36,7 +36,7 @@ from spard.release.version import AUDIT_VERSION
 AT_ONCE = 4  # that the policy asks for before one of them has decided
 
 
-def run(engine: Engine, settings: Settings, stop: Event, every_s: float) -> None:
+def run(engine: Engine, settings: Settings, stop: Event, every_s: float = 60.0) -> None:
     """Ask what the policy wants asked, every `every_s` seconds until `stop` is set."""
     repeat(partial(ask_once, engine, settings), stop, every_s, "later audits could not be asked")
 

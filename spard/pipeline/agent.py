@@ -16,14 +16,14 @@ from spard.errors import JudgeUnavailable
 from spard.evaluation.agent import Case, Finding, Subject, investigate, name_of, shortened
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.calibration.agents import AgentErrors, read_errors
-from spard.evaluation.gate import Gate
+from spard.evaluation.gate import Gate, worse
 from spard.evaluation.judges import open_chat
 from spard.evaluation.results import SuiteResult
 from spard.models.base import adapters_off
-from spard.pipeline import row_signal, select
+from spard.pipeline import audit, row_signal, select
 from spard.pipeline.context import Context
 from spard.release.agent import AgentRecord
-from spard.release.report import read_record
+from spard.release.report import Measured, read_record
 
 _OUTPUT = "agent"
 
@@ -57,6 +57,13 @@ def run(
     )
     context.report.event(record.sentence(), asdict(record))
     return record
+
+
+def looked_at(context: Context, examples: Sequence[Example], model: Any, measured: Measured) -> Measured:
+    """Return what the audit measured with the agent's finding, and the worse of both decisions."""
+    weights = audit.weights_digest(model)
+    seen = run(context, examples, model, weights, measured.base, measured.adapter)
+    return replace(measured, gate=worse(measured.gate, decision(seen), says=""), agent=seen)
 
 
 def decision(record: AgentRecord | None) -> Gate:

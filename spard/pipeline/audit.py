@@ -24,7 +24,7 @@ from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
-from spard.pipeline import after_tuning, agent, audited
+from spard.pipeline import after_tuning, audited
 from spard.pipeline.context import Context
 from spard.release.after_tuning import AfterTuning
 from spard.release.report import Measured
@@ -70,9 +70,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: Sequenc
         later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
     leaks = hidden_leaks_of(context.run)
     decided = decide(context, base, adapter, leaks)
-    decided = worse(decided, _decide_later(context, later, leaks)) if later else decided
-    seen = agent.run(context, examples, model, weights, base, adapter)
-    return Measured(base, adapter, worse(decided, agent.decision(seen), says=""), later, seen)
+    return Measured(base, adapter, worse(decided, _decide_later(context, later, leaks)) if later else decided, later)
 
 
 def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:

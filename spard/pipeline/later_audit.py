@@ -10,7 +10,7 @@ from spard.config.run_spec import to_mapping
 from spard.data.rows import read_examples
 from spard.models.base import load_base
 from spard.models.lora import go_on_from_, trainable_model
-from spard.pipeline import audit
+from spard.pipeline import agent, audit
 from spard.pipeline.context import Context
 from spard.pipeline.package import audit_figures
 from spard.release.report import Measured
@@ -25,7 +25,8 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
     """
     examples = read_examples(context.run.training_file)
     base = audit.measure_base(context, examples)
-    measured = audit.run(context, examples, _released(context, weights), base)
+    model = _released(context, weights)
+    measured = agent.looked_at(context, examples, model, audit.run(context, examples, model, base))
     summary = summarize(measured)
     context.report.event(summary.sentence(measured.gate.decision), to_mapping(summary), type="moderation_checks")
     facts = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from spard.pipeline import audit, package, train
+from spard.pipeline import agent, audit, package, train
 from spard.pipeline.checkpoints import taker
 from spard.pipeline.context import Context
 from spard.pipeline.package import Release
@@ -45,5 +45,6 @@ def run_stages(
     with together():
         tuned = train.run(context, rows, taker(context, release, rows, base, clean))
     measured = audit.run(context, rows.examples, tuned.trained.model, base)
+    measured = agent.looked_at(context, rows.examples, tuned.trained.model, measured)
     report = package.run(context, release, rows, tuned, measured, clean)
     return Outcome(rows.selected, tuned.trained, measured, report)
