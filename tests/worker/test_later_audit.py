@@ -90,7 +90,9 @@ def test_today_s_audit_decides_on_the_very_weights_of_the_archive(
     assert audit.signature
     facts = json.loads(audit.record)
     assert (facts["job_id"], facts["gate"]["decision"]) == (released, audit.decision)
-    assert facts["archive_sha256"] == (light_shop.job(released).adapter or {})["sha256"]
+    adapter = light_shop.job(released).adapter
+    assert adapter is not None
+    assert facts["archive_sha256"] == adapter["sha256"]
     assert facts["audit_version"] == AUDIT_VERSION
     assert {each["suite"] for each in facts["audit"]["adapter"]} >= set(SUITES)
     public = Ed25519PublicKey.from_public_bytes(base64.b64decode(audit.signature["public_key"]))
