@@ -28,7 +28,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_later_audits_job_id"),
         sa.ForeignKeyConstraint(["asked_by"], ["api_keys.id"], name="fk_later_audits_asked_by"),
         sa.PrimaryKeyConstraint("id", name="pk_later_audits"),
-        sa.UniqueConstraint("job_id", "step", "round", name="uq_later_audits_job_id"),
+        sa.UniqueConstraint("job_id", "step", "round", name="uq_later_audits_job_id_step_round"),
     )
     op.create_index("ix_later_audits_audit_job_id", "later_audits", ["audit_job_id"])
     op.create_index("ix_later_audits_decided_at", "later_audits", ["decided_at"])
