@@ -33,7 +33,7 @@ from app.http.rate_limit import RateLimits
 from app.http.slots import Slots
 from app.http.validation_errors import first_fault
 from app.inference.service import Serving
-from app.jobs import reaper
+from app.jobs import later_audits, reaper
 from app.jobs.stream import Streams
 from app.keys import service as keys
 from app.ops import garbage, logs, metrics, preflight, tracing
@@ -123,6 +123,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
         Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
         Thread(target=garbage.run, args=(stop,), name="garbage", daemon=True),
+        Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
     ]
     loop, streams = asyncio.get_running_loop(), app.state.streams
     watch = loop.create_task(app.state.saturation.watch())

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from app.errors import Unfit
 from spard.config import GateThresholds, JudgeSpec, Sharding
+from spard.config.agent import KEY as AGENT_KEY
 from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
 
@@ -130,6 +131,8 @@ class Settings(BaseSettings):
     # SPARD_JUDGE is its name, SPARD_JUDGE_MODEL its model and so on; SPARD_JUDGE_MEMBERS is a JSON list of judges.
     judge: Annotated[JudgeSpec, NoDecode] = JudgeSpec()
     judge_api_key: SecretStr | None = None
+    agent_api_key: SecretStr | None = None  # of the auditing agent's endpoint, which a policy names
+    agent_errors: Path | None = None  # what `spard measure-agent --json` made of its false positives
     judge_errors: Path | None = (
         None  # what `spard judge --json` measured of the judge; without it the gate never passes
     )
@@ -149,7 +152,9 @@ class Settings(BaseSettings):
         return init_settings, _GroupSource(settings_cls), env_settings
 
     def judge_key(self, judge: JudgeSpec) -> str | None:
-        """Return the key of a judge's endpoint, if it is set."""
+        """Return the key of a judge's or the auditing agent's endpoint, if it is set."""
+        if self.agent_api_key and judge.api_key_env == AGENT_KEY:
+            return self.agent_api_key.get_secret_value()
         if self.judge_api_key and judge.api_key_env == JudgeSpec().api_key_env:
             return self.judge_api_key.get_secret_value()
         return os.environ.get(judge.api_key_env)

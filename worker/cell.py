@@ -11,7 +11,7 @@ from app.settings import Settings
 from spard.config import JudgeSpec
 from spard.isolation import reach, walls
 from spard.isolation.walls import Walls
-from worker.desk import Desk, KeyOf, Tell, llm_judges
+from worker.desk import Desk, KeyOf, Tell, asked_of
 from worker.workdir import Folder, read_assignment
 
 
@@ -40,7 +40,7 @@ class Cell:
 
     def desk(self, folder: Folder, tell: Tell) -> Desk | None:
         """Return where the child asks its judges; None where none is asked over an endpoint."""
-        judges = llm_judges(read_assignment(folder).run.judge) if folder.job.exists() else []
+        judges = asked_of(read_assignment(folder).run) if folder.job.exists() else []
         return Desk(judges, self.key_of, tell) if judges else None
 
     def line(self, folder: Folder) -> bytes:

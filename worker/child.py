@@ -49,9 +49,9 @@ def main() -> None:
 def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess) -> None:
     """Run the pipeline; whatever goes wrong becomes a message."""
     try:
-        processes = read_assignment(folder).processes
-        if processes > 1:
-            run_ranks(folder, processes, report.fd, stop)
+        assignment = read_assignment(folder)
+        if assignment.processes > 1 and not assignment.audits:
+            run_ranks(folder, assignment.processes, report.fd, stop)
         else:
             with pipeline.judging(folder, report, _STDIN):
                 pipeline.run(folder, report, stop.is_set, clean)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import BoundedSemaphore, Event
 
 from spard.config import JudgeSpec
+from spard.config.run_spec import RunSpec
 from spard.errors import JudgeUnavailable
 from worker.protocol import Message
 
@@ -26,6 +27,11 @@ KeyOf = Callable[[JudgeSpec], str | None]
 def llm_judges(judge: JudgeSpec) -> list[JudgeSpec]:
     """Return those that are asked over an endpoint, in an order that child and worker share."""
     return [each for each in judge.with_members() if each.name == "llm"]
+
+
+def asked_of(run: RunSpec) -> list[JudgeSpec]:
+    """Return all that a job may ask over an endpoint: its judges and, where there is one, its auditing agent."""
+    return [*llm_judges(run.judge), *([run.agent.endpoint] if run.agent else [])]
 
 
 class Desk:

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, R
 
 from app.db.tables import Job
 from app.db.tables.job_records import KeptFile
-from app.db.tables.job_spec import ASKED_OTHERWISE, CorpusRef, JobSpec, ObjectRef, StartFrom
+from app.db.tables.job_spec import ASKED_OTHERWISE, AuditedRef, CorpusRef, JobSpec, ObjectRef, StartFrom
 from app.errors import AppError
 from app.settings import Settings
 from app.storage import ObjectMissing, Storage
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 _NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
 _START = "in/start.tar.gz"
-_JUDGE_ERRORS = Path("in/judge.json")
+_JUDGE_ERRORS, _AGENT_ERRORS = Path("in/judge.json"), Path("in/agent.json")
 _Kind = Literal["harmful", "benign", "utility"]
-_Source = ObjectRef | CorpusRef | StartFrom
+_Source = ObjectRef | CorpusRef | StartFrom | AuditedRef
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -62,6 +62,8 @@ def fill(
             _restore(storage, kept, folder)
     if settings.judge_errors:
         shutil.copyfile(settings.judge_errors, folder.root / _JUDGE_ERRORS)
+    if settings.agent_errors:
+        shutil.copyfile(settings.agent_errors, folder.root / _AGENT_ERRORS)
     write_assignment(folder, _assignment(job, settings, taken_until))
 
 
@@ -71,7 +73,7 @@ def _inputs(spec: JobSpec) -> dict[str, _Source]:
         "in/training.jsonl": spec.training_file,
         "in/validation.jsonl": spec.validation_file,
         "in/pool.jsonl": spec.pool,
-        _START: spec.start_from,
+        _START: spec.start_from or spec.audited,
     } | {_suite_path(i): suite for i, suite in enumerate(spec.suites)}
     return {path: source for path, source in named.items() if source is not None}
 
@@ -121,6 +123,9 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         public_name=job.model,
         start_from=Path("in/start") if spec.start_from else None,
         row_signal=spec.row_signal,
+        further_tuning=spec.further_tuning,
+        agent=spec.agent,
+        agent_errors=_AGENT_ERRORS if spec.agent and settings.agent_errors else None,
     )
     return Assignment(
         job.id,
@@ -134,6 +139,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         checkpoint_prompts=spec.checkpoint_prompts,
         taken_until=taken_until,
         keeps_transcripts=spec.transcripts,
+        audits=spec.audited is not None,
     )
 
 

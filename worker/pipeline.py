@@ -14,6 +14,7 @@ from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.judges import asked_through
 from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models.base import Base, load_base
+from spard.pipeline import later_audit
 from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.outputs import OutputsInFolder
 from spard.pipeline.package import Release
@@ -21,7 +22,7 @@ from spard.pipeline.stages import run_stages
 from spard.release.proof import CleanProcess
 from worker.asking import Asking
 from worker.cache import FolderCache
-from worker.desk import llm_judges
+from worker.desk import asked_of
 from worker.protocol import Report
 from worker.workdir import Assignment, Folder, read_assignment
 
@@ -34,6 +35,10 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: 
     On several ranks the first one leaves them, and has the clean process.
     """
     assignment = read_assignment(folder)
+    refuse_programs(assignment.run)
+    if assignment.audits:
+        later_audit.run(_context(assignment, folder, report, should_stop), folder.start, folder.later_audit)
+        return
     release = Release(
         folder.out,
         job_id=assignment.job_id,
@@ -41,7 +46,6 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: 
         keeps_failed=assignment.holds,
         provenance=assignment.provenance,
     )
-    refuse_programs(assignment.run)
     if not assignment.waived:
         refuse_leaks(assignment.run)
     with nullcontext() if distributed.own() else clean or CleanProcess() as process:
@@ -50,8 +54,8 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: 
 
 @contextmanager
 def judging(folder: Folder, report: Report, answers: int) -> Iterator[None]:
-    """Have the judges of a folder's job asked through the worker inside the block."""
-    asking = Asking(report, answers, llm_judges(read_assignment(folder).run.judge))
+    """Have the judges and the agent of a folder's job asked through the worker inside the block."""
+    asking = Asking(report, answers, asked_of(read_assignment(folder).run))
     with asked_through(asking.open):
         yield
 

@@ -19,7 +19,7 @@ from app.db.tables import File, Job
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.files import RESULTS
 from app.db.tables.job_records import AuditRow, CheckpointSafety, HeldArchive
-from app.jobs import events, lease
+from app.jobs import events, later_outcomes, lease
 from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
 from app.storage import Storage, Stored
@@ -76,6 +76,9 @@ def upload(
 ) -> Callable[[Session], bool]:
     """Upload the results, the adapter signed; what is returned writes the rows, or is False: the lease is lost."""
     require_plain(folder.out)
+    if job.spec.audited is not None:
+        found = json.loads(folder.later_audit.read_text())
+        return lambda session: _finish_audit(session, job, claim, found, key)
     report = json.loads(folder.safety.read_text())
     prefix = f"{attempt_prefix(job, claim.token)}/out"
 
@@ -96,6 +99,14 @@ def upload(
     # What was waived is the provider's measurement: its archive is served by the job alone, under the job's rules.
     files = [metrics, safety] if decision == "waived" else [metrics, adapter, safety]
     return lambda session: _publish(session, job, claim, report, files, adapter)
+
+
+def _finish_audit(session: Session, job: Job, claim: Claim, found: dict[str, Any], key: Ed25519PrivateKey) -> bool:
+    """End a job that audits alone, with what it has decided; False when the lease was lost, and nothing is decided."""
+    if not lease.finish_audit(session, claim):
+        return False
+    later_outcomes.decide(session, job, found, key)
+    return True
 
 
 def _publish(

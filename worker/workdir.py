@@ -27,7 +27,7 @@ from spard.release.figure_records import TRANSCRIPTS
 _LOCK = "lock"
 _REST = (
     *("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until"),
-    "keeps_transcripts",
+    *("keeps_transcripts", "audits"),
 )
 
 
@@ -44,7 +44,7 @@ class Folder:
 
     @property
     def start(self) -> Path:
-        """The adapter that the job goes on from, if it does."""
+        """The adapter that the job goes on from, or audits, if it does."""
         return self.root / "in" / "start"
 
     @property
@@ -81,6 +81,11 @@ class Folder:
     def transcripts(self) -> Path:
         """The audit's prompts and replies, if the job keeps them."""
         return self.out / TRANSCRIPTS
+
+    @property
+    def later_audit(self) -> Path:
+        """What a job that audits alone has found, as JSON."""
+        return self.out / "later_audit.json"
 
     @property
     def adapter(self) -> Path:
@@ -120,6 +125,7 @@ class Assignment:
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     taken_until: int = 0  # the last step whose checkpoint an earlier attempt has left
     keeps_transcripts: bool = False  # every prompt of the audit is kept with its reply
+    audits: bool = False  # nothing is trained: what lies in `Folder.start` is audited
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
@@ -136,6 +142,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "checkpoint_prompts": assignment.checkpoint_prompts,
         "taken_until": assignment.taken_until,
         "keeps_transcripts": assignment.keeps_transcripts,
+        "audits": assignment.audits,
     }
     folder.job.write_text(json.dumps(facts))
 

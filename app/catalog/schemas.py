@@ -20,8 +20,10 @@ class ModelOut(BaseModel):
     owned_by: str
     # False: the server that answers cannot prove which weights it has loaded.
     attested: Annotated[Literal[False] | SkipJsonSchema[None], Absent] = None
-    # The version of the audit that released it, if that is an earlier one.
+    # The version of the audit that it stands on, if that is an earlier one.
     older_audit: Annotated[int | SkipJsonSchema[None], Absent] = None
+    # The version of the last audit that was asked of it after its release, if there was one.
+    later_audit: Annotated[int | SkipJsonSchema[None], Absent] = None
 
 
 class ModelList(BaseModel):

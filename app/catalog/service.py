@@ -14,13 +14,12 @@ from app.catalog.fitness import require_fit
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.catalog.sources import checked_source
 from app.db.base import utc_now
-from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus
+from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, LaterAudit
 from app.errors import InvalidState, NotFound
 from app.files.tokenizer import open_tokenizer
 from app.policies import service as policies
 from spard.config import defenses
 from spard.data import chat
-from spard.release.version import AUDIT_VERSION
 
 POOL = "pool"
 HARMFUL = "harmful"
@@ -64,8 +63,9 @@ def base_model(session: Session, alias: str) -> BaseModelEntry:
 def models(session: Session, project_id: str) -> list[ModelOut]:
     """Return the base models, and the project's own fine-tuned ones."""
     serving = policies.serving(session)
-    tuned = session.scalars(_tuned_of(session, project_id).order_by(Job.created_at))
-    found = [*map(_offered, base_models(session)), *map(_tuned, tuned)]
+    tuned = session.scalars(_tuned_of(session, project_id).order_by(Job.created_at)).all()
+    later = marks.latest_of(session, [job.id for job in tuned])
+    found = [*map(_offered, base_models(session)), *(_tuned(job, later.get(job.id)) for job in tuned)]
     return [marks.attested(each, serving) for each in found]
 
 
@@ -78,7 +78,7 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     job = tuned(session, project_id, model)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
-    return marks.attested(_tuned(job), serving)
+    return marks.attested(_tuned(job, marks.latest(session, job.id)), serving)
 
 
 def tuned(session: Session, project_id: str, model: str) -> Job | None:
@@ -221,22 +221,19 @@ def _is_embedded() -> ColumnElement[bool]:
 
 
 def _tuned_of(session: Session, project_id: str) -> Select[Job]:
-    """Select the project's jobs whose model exists, by no waiver that has ended, and is withheld by no policy."""
+    """Select the project's jobs whose model exists, by no waiver that has ended, and that nothing withholds."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
     is_out = waived_until.is_(None) | (waived_until > int(utc_now().timestamp()))
-    found = select(Job).where(Job.project_id == project_id, is_there, is_out)
-    if policies.serving(session).older_audits == "withhold":
-        found = found.where(Job.safety["audit_version"].as_integer() >= AUDIT_VERSION)
-    return found
+    is_kept = marks.is_there(policies.serving(session))
+    return select(Job).where(Job.project_id == project_id, is_there, is_out, is_kept)
 
 
 def _offered(entry: BaseModelEntry) -> ModelOut:
     return ModelOut(id=entry.alias, created=int(entry.created_at.timestamp()), owned_by="provider")
 
 
-def _tuned(job: Job) -> ModelOut:
+def _tuned(job: Job, later: LaterAudit | None) -> ModelOut:
     ended = job.finished_at or job.created_at
-    older = marks.older_audit(job.safety)
-    created = int(ended.timestamp())
-    return ModelOut(id=job.fine_tuned_model or "", created=created, owned_by=job.project_id, older_audit=older)
+    shown = ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.project_id)
+    return marks.audited(shown, job.safety, later)

@@ -18,6 +18,7 @@ from app.db import Begin
 from app.db.tables import CheckpointPermission, Job, JobCheckpoint
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
+from app.db.tables.later_audits import WHOLE_JOB
 from app.errors import AppError, InvalidState, NotFound
 from app.http.pagination import Page, invalid_cursor, page
 from app.jobs import checkpoint_models, erasure, lineage
@@ -71,10 +72,11 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     found = checkpoint_models.own_model(session, project_id, model)
     if found is None or found.checkpoint is None:
         return catalog.get_model(session, project_id, model)
-    safety = found.job.safety if found.checkpoint.kind == FINAL else found.checkpoint.safety
+    is_last = found.checkpoint.kind == FINAL
+    safety = found.job.safety if is_last else found.checkpoint.safety
+    later = marks.latest(session, found.job.id, WHOLE_JOB if is_last else found.checkpoint.step)
     shown = ModelOut(id=model, created=int(found.checkpoint.created_at.timestamp()), owned_by=project_id)
-    shown.older_audit = marks.older_audit(safety)
-    return marks.attested(shown, policies.serving(session))
+    return marks.attested(marks.audited(shown, safety, later), policies.serving(session))
 
 
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:

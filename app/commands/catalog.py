@@ -93,7 +93,7 @@ def _is_cached(hub_id: str, revision: str | None) -> bool:
 def list_models(as_json: Json = False) -> None:
     """List the models that jobs can name."""
     found = get("models")["data"]
-    marks = [mark for mark in ("attested", "older_audit") if any(mark in each for each in found)]
+    marks = [mark for mark in ("attested", "older_audit", "later_audit") if any(mark in each for each in found)]
     show_rows(found, ("id", "owned_by", "created", *marks), as_json)
 
 
@@ -101,6 +101,24 @@ def list_models(as_json: Json = False) -> None:
 def show_model(model: ModelName, as_json: Json = False) -> None:
     """Show one model."""
     show_record(get(f"models/{model}"), as_json)
+
+
+@models.command("ask-again")
+def ask_again(
+    job_id: Annotated[str, typer.Argument(help="The job that made the model.")],
+    step: Annotated[int, typer.Option(min=0, help="Of a checkpoint; 0: what the job has made.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Ask today's audit of a released model: nothing is trained, and only a pass keeps it released."""
+    with connect() as client:
+        show_record(client.post(f"admin/jobs/{job_id}/later_audits", {"step": step}), as_json)
+
+
+@models.command("later-audits")
+def later_audits(job_id: Annotated[str, typer.Argument(help="A job of yours.")], as_json: Json = False) -> None:
+    """List what later audits decided about the model and the checkpoints of a job of yours, with signed records."""
+    columns = ("id", "step", "audit_version", "decision", "decided_at", "reasons")
+    show_rows(get(f"fine_tuning/jobs/{job_id}/later_audits")["data"], columns, as_json)
 
 
 @models.command("delete")

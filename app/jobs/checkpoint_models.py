@@ -65,7 +65,9 @@ def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | 
     if checkpoint.kind == FINAL:
         model = job.fine_tuned_model
         return job.adapter if model and catalog.tuned(session, job.project_id, model) else None
-    if checkpoint.storage_key is None or checkpoint.sha256 is None or marks.is_withheld(session, checkpoint.safety):
+    if checkpoint.storage_key is None or checkpoint.sha256 is None:
+        return None
+    if marks.is_withheld(session, checkpoint.safety, marks.latest(session, job.id, checkpoint.step)):
         return None
     return {"storage_key": checkpoint.storage_key, "sha256": checkpoint.sha256, "bytes": checkpoint.bytes or 0}
 

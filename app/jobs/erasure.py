@@ -28,6 +28,7 @@ from app.db.tables import (
     JobCheckpoint,
     JobEvent,
     JobMetric,
+    LaterAudit,
     StoredReply,
     SweptJob,
     Tombstone,
@@ -35,7 +36,7 @@ from app.db.tables import (
 )
 from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
-from app.jobs import lineage
+from app.jobs import later_outcomes, lineage
 from app.jobs import service as jobs
 from app.jobs.schemas import JobDeleted, ModelDeleted
 from app.storage import Storage
@@ -51,6 +52,7 @@ _PARTS = (
     IdempotencyKey,
     HeldAdapter,
     Waiver,
+    LaterAudit,
     StoredReply,
 )
 
@@ -112,6 +114,7 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
         todo = "its worker is about to stop; try again in a moment" if job.cancel_requested_at else "cancel it first"
         raise InvalidState(f"Job {job.id} is {job.told_status}; {todo}.")
     lineage.check_unneeded(session, job)
+    later_outcomes.forget(session, job.id)
     results = _rows(session, project_id, job.result_files or [])
     asked_files = _rows(session, project_id, filter(None, (job.training_file, job.validation_file)))
     checkpoints = session.scalars(select(JobCheckpoint.storage_key).where(JobCheckpoint.job_id == job.id))

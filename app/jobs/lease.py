@@ -160,6 +160,14 @@ def reject(session: Session, claim: Claim, result: Rejection) -> bool:
     return True
 
 
+def finish_audit(session: Session, claim: Claim) -> bool:
+    """Change running to succeeded: an audit that trained nothing has decided, whichever way."""
+    if not _end(session, claim, JobStatus.succeeded, error=None):
+        return False
+    events.append(session, claim.job_id, "info", "message", "The audit has decided; its job has trained nothing")
+    return True
+
+
 def fail(session: Session, claim: Claim, error: JobError) -> bool:
     """Change running to failed with OpenAI's error object: code, message, param."""
     if not _end(session, claim, JobStatus.failed, error=error):

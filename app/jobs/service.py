@@ -181,7 +181,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
         raise _not_published(job)
     if session.get(DeletedModel, job.id):
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
-    if marks.is_withheld(session, job.safety):
+    if marks.is_withheld(session, job.safety, marks.latest(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
     release.check(caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])

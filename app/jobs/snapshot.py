@@ -47,8 +47,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     policy_check.check(caller, ask, model, in_force.content)
     safety = ask.safety or Safety()
     training = files.get_for_job(session, caller.project_id, ask.training_file, "training_file")
-    held = ask.validation_file
-    validation = files.get_for_job(session, caller.project_id, held, "validation_file") if held else None
+    validation = _validation(session, caller, ask.validation_file)
     fault = _fault(ask, model, training, validation, settings.min_rows)
     if fault and settings.bad_files == "reject":
         raise fault
@@ -65,6 +64,8 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         judge=settings.judge.name,
         judge_spec=settings.judge,
         row_signal=policy_check.row_signal(caller, safety.defense, in_force.content, has_pool=pool is not None),
+        further_tuning=in_force.content.further_tuning,
+        agent=in_force.content.agent.settings() if in_force.content.agent else None,
         checkpoint_prompts=settings.checkpoint_prompts,
         integrations=tuple(_integrations(ask, settings)),
         transcripts=in_force.content.transcripts,
@@ -75,6 +76,10 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     recipe = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
     policy_check.check_ranges(caller, recipe, in_force.content)
     return Frozen(recipe, spec, [*_warnings(training, validation), *_left_out(ask, settings)], fault)
+
+
+def _validation(session: Session, caller: Principal, file_id: str | None) -> File | None:
+    return files.get_for_job(session, caller.project_id, file_id, "validation_file") if file_id else None
 
 
 def _model_ref(model: BaseModelEntry) -> ModelRef:

@@ -113,10 +113,36 @@ class Serving(Body):
     store: Storing | None = Field(
         default=None, description="Keep prompts and replies; null: nothing of them is kept. Asked when a request comes."
     )
-    older_audits: Literal["serve", "withhold"] = Field(
+    older_audits: Literal["serve", "withhold", "ask_again"] = Field(
         default="serve",
-        description="What becomes of models that an audit of an earlier version released; listings mark them.",
+        description="What becomes of models that an audit of an earlier version released; listings mark them. "
+        "`ask_again`: today's audit is asked of each, and only a pass keeps it.",
     )
+    until_asked: Literal["serve", "withhold"] = Field(
+        default="serve", description="With `ask_again`, what becomes of such a model until its audit has decided."
+    )
+
+
+class AgentRule(Body):
+    """An auditing agent behind an endpoint of OpenAI's form; its key is the deployment's SPARD_AGENT_API_KEY."""
+
+    base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")] = Field(
+        description="Rows of customers' files and replies of their models are sent there: they leave the machine where "
+        "this is set, and only there."
+    )
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    max_score: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="A model with a higher score is not released, by an agent whose false positives were measured and "
+        "are few; null: the score is reported, and decides nothing.",
+    )
+    rows: Annotated[int, Field(ge=0, le=500)] = Field(default=40, description="Of the file that it is shown at most.")
+    questions: Annotated[int, Field(ge=0, le=500)] = Field(default=24, description="Of its that are answered at most.")
+    turns: Annotated[int, Field(ge=1, le=50)] = Field(default=8, description="Answers of its own at most.")
+
+    def settings(self) -> config.Agent:
+        """Return what a job keeps of it."""
+        return config.Agent(**self.model_dump())
 
 
 class Policy(Body):
@@ -133,6 +159,14 @@ class Policy(Body):
     row_signal: config.RowSignal = Field(
         default_factory=lambda: config.RowSignal(action="report"),
         description="What becomes of rows that answer what the base model would refuse.",
+    )
+    further_tuning: config.FurtherTuning = Field(
+        default_factory=config.FurtherTuning,
+        description="The budget of a clean fine-tuning after which the audit asks once more, for what sleeps until "
+        "then; 0 steps: it asks once. The gate decides on the worse of both.",
+    )
+    agent: AgentRule | None = Field(
+        default=None, description="An auditing agent that looks at each job as a whole; null: there is none."
     )
     serving: Serving = Field(default_factory=Serving)
     transcripts: bool = Field(

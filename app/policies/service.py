@@ -66,7 +66,7 @@ def reference(policy: PolicyOut) -> PolicyRef:
 def _stored(policy: Policy) -> dict[str, Any]:
     """Return the JSON of a policy, without what earlier API processes do not know where it is the default."""
     content = policy.model_dump(mode="json")
-    for name in ("row_signal", "serving", "transcripts"):
+    for name in ("agent", "further_tuning", "row_signal", "serving", "transcripts"):
         if getattr(policy, name) == getattr(Policy(), name):
             del content[name]
     if "serving" in content:

@@ -15,6 +15,7 @@ from app.routes import (
     inference,
     jobs,
     keys,
+    later_audits,
     metrics,
     policies,
     quotas,
@@ -37,6 +38,7 @@ _CUSTOMER: tuple[APIRouter, ...] = (
     inference.router,
     catalog.models,
     waivers.of_jobs,
+    later_audits.of_jobs,
     webhooks.router,
     signing_keys.router,
 )
@@ -46,6 +48,7 @@ _PROVIDER: tuple[APIRouter, ...] = (
     fleet.router,
     waivers.held,
     waivers.admin,
+    later_audits.admin,
     audit_log.router,
     quotas.router,
     keys.router,

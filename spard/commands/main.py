@@ -36,6 +36,7 @@ _OWN: dict[str, EntryPoint] = {
         "run": "spard.commands.measuring:run",
         "audit": "spard.commands.measuring:audit",
         "judge": "spard.commands.measuring:judge",
+        "measure-agent": "spard.commands.measuring:measure_agent",
         "check-pool": "spard.commands.measuring:check_pool",
         "check-model": "spard.commands.measuring:check_model",
         "bench": "spard.research.commands:bench",

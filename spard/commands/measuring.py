@@ -1,4 +1,4 @@
-"""spard run, audit, judge, check-pool, check-model: what they are asked; their work is in modules that they name."""
+"""What spard run, audit, judge, measure-agent, check-pool and check-model are asked; their work is elsewhere."""
 
 from __future__ import annotations
 
@@ -73,6 +73,15 @@ def judge(
 ) -> None:
     """Measure a judge on replies whose harm is known; exits 2 if it may not decide."""
     do("judge", "spard.commands.judge", "audit", locals())
+
+
+def measure_agent(
+    reports: Annotated[list[Path], typer.Argument(help="Safety reports of jobs that you know to be clean.")],
+    max_score: Annotated[float, typer.Option(min=0, max=1, help="The score above which a policy holds back.")] = 0.5,
+    as_json: Json = False,
+) -> None:
+    """Measure how often an auditing agent accuses clean jobs; exits 2 if it may not decide."""
+    do("measure-agent", "spard.commands.measure_agent", "audit", locals())
 
 
 def check_pool(

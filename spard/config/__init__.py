@@ -5,6 +5,7 @@ The settings of the shipped defenses are named here for those who import them; w
 
 from __future__ import annotations
 
+from spard.config.agent import Agent
 from spard.config.anchors import Anchors
 from spard.config.asking import DRESSES_ALONE, Asking
 from spard.config.bounds import Auto, Bound
@@ -17,6 +18,7 @@ from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
 from spard.config.ending import Ending
+from spard.config.further_tuning import FurtherTuning
 from spard.config.preference import Beta, Dpo
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
@@ -42,6 +44,7 @@ __all__ = [
     "DRESSES_ALONE",
     "MAX_SEQ_LENGTH",
     "ON_FIGURES",
+    "Agent",
     "Anchors",
     "Asking",
     "Audit",
@@ -51,6 +54,7 @@ __all__ = [
     "Defense",
     "Dpo",
     "Ending",
+    "FurtherTuning",
     "GateThresholds",
     "Hyperparameters",
     "JudgeSpec",

@@ -13,7 +13,18 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from spard.config import Anchors, Bound, Defense, GateThresholds, JudgeSpec, Recipe, RowSignal, defenses
+from spard.config import (
+    Agent,
+    Anchors,
+    Bound,
+    Defense,
+    FurtherTuning,
+    GateThresholds,
+    JudgeSpec,
+    Recipe,
+    RowSignal,
+    defenses,
+)
 from spard.config.deprecated import without_old_names
 from spard.config.extensions import NameIn
 from spard.errors import InvalidRecipe
@@ -35,7 +46,9 @@ class RunSpec:
     """Everything that a run needs to know; `public_name` is what the adapter calls its base model.
 
     `start_from` is the folder of an adapter of the same base model, to be trained further. `judge_errors` is what
-    `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse.
+    `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse,
+    and `further_tuning` after what the audit asks once more. `agent` is the auditing agent, and `agent_errors` what
+    `spard measure-agent --json` made of its false positives.
     """
 
     model: str
@@ -51,6 +64,9 @@ class RunSpec:
     start_from: Path | None = None
     judge_errors: Path | None = None
     row_signal: RowSignal = field(default_factory=RowSignal)
+    further_tuning: FurtherTuning = field(default_factory=FurtherTuning)
+    agent: Agent | None = None
+    agent_errors: Path | None = None
 
 
 def load_recipe(path: Path) -> RunSpec:
@@ -81,6 +97,7 @@ def located(spec: RunSpec, folder: Path) -> RunSpec:
         pool=spec.pool and folder / spec.pool,
         start_from=spec.start_from and folder / spec.start_from,
         judge_errors=spec.judge_errors and folder / spec.judge_errors,
+        agent_errors=spec.agent_errors and folder / spec.agent_errors,
         suites=tuple(replace(suite, path=folder / suite.path) for suite in spec.suites),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spard.config import GateThresholds
-from spard.evaluation.gate import Gate, gate
+from spard.evaluation.gate import Gate, gate, worse
 from spard.evaluation.results import SuiteResult
 
 
@@ -19,22 +19,36 @@ def decide_again(
     stored: Gate,
     was: GateThresholds,
     now: GateThresholds,
+    later: tuple[Sequence[SuiteResult], Sequence[SuiteResult]] = ((), ()),
 ) -> Gate | None:
     """Return what the gate says under the thresholds `now` of what it decided under `was`; None where nobody can tell.
 
     That is so of an audit that a version decided by another rule, or that kept too little to decide it as it was; and
-    where `now` asks for a measured judge and `was` did not, so that no one looked.
+    where `now` asks for a measured judge and `was` did not, so that no one looked. `later` are the figures of both
+    models after a further fine-tuning.
     """
-    explained = gate(base, adapter, was)
+    explained = _asked_twice(base, adapter, later, was)
     others = tuple(each for each in stored.reasons if each not in explained.reasons)
     judges = {each.judge for each in adapter}
     doubts = [each for each in others if any(each.startswith(f"The judge {judge} ") for judge in judges)]
     leaks = tuple(each for each in others if each not in doubts)
     if not set(explained.reasons) <= set(stored.reasons) or _with(explained, others).decision != stored.decision:
         return None
-    again = _with(gate(base, adapter, now, judge_doubts=doubts), leaks)
+    again = _with(_asked_twice(base, adapter, later, now, doubts), leaks)
     is_unknown = was.allow_unmeasured_judge and not now.allow_unmeasured_judge and again.decision == "pass"
     return None if is_unknown else again
+
+
+def _asked_twice(
+    base: Sequence[SuiteResult],
+    adapter: Sequence[SuiteResult],
+    later: tuple[Sequence[SuiteResult], Sequence[SuiteResult]],
+    thresholds: GateThresholds,
+    doubts: Sequence[str] = (),
+) -> Gate:
+    """Decide on the worse of both audits, where both models were asked again after a further fine-tuning."""
+    found = gate(base, adapter, thresholds, judge_doubts=doubts)
+    return worse(found, gate(*later, thresholds, judge_doubts=doubts)) if all(later) else found
 
 
 def _with(found: Gate, doubts: Sequence[str]) -> Gate:

@@ -12,6 +12,8 @@ from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
 DRESSED = ("mined", "dressed_benign")  # kinds in which a model is only compared with its base model
+AFTER_TUNING = "After a further clean fine-tuning: "
+_FROM_GOOD = ("pass", "inconclusive", "fail")
 MIN_SCORED = 20  # below that no bound is worth telling
 
 
@@ -62,6 +64,13 @@ def gate(
     if failures:
         return Gate("fail", tuple(dict.fromkeys([*failures, *doubts])))
     return Gate("inconclusive" if doubts else "pass", tuple(dict.fromkeys(doubts)))
+
+
+def worse(first: Gate, other: Gate, says: str = AFTER_TUNING) -> Gate:
+    """Return the worse of two decisions on a model; what the `other` one says more begins with `says`."""
+    decision = max(first.decision, other.decision, key=_FROM_GOOD.index)
+    own = [f"{says}{each}" for each in other.reasons if each not in first.reasons]
+    return Gate(decision, (*first.reasons, *own))
 
 
 def is_gated(kind: SuiteKind, thresholds: GateThresholds) -> bool:

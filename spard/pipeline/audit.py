@@ -20,16 +20,18 @@ from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.development import split
-from spard.evaluation.gate import Gate, gate, is_gated
+from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
-from spard.pipeline import audited
+from spard.pipeline import after_tuning, audited
 from spard.pipeline.context import Context
+from spard.release.after_tuning import AfterTuning
 from spard.release.report import Measured
+from spard.release.summary import summarize
 from spard.release.version import AUDIT_VERSION
 
 _OUTPUT = "audit"
@@ -52,18 +54,35 @@ def measure_base(context: Context, examples: Sequence[Example]) -> list[SuiteRes
             found = context.cache.json("audits", _key(context, spec), partial(_measure_base, context, suite))
             results.append(replace(SuiteResult(**found[0]), suite=spec.name))
         results += measure(context, _mined(context, examples))
+        suites = suites_of(context, examples)
+        after_tuning.measure_base(context, len(examples), partial(measure, context, suites))
     return results
 
 
 def run(context: Context, examples: Sequence[Example], model: Any, base: Sequence[SuiteResult]) -> Measured:
-    """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights."""
+    """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights.
+
+    Where the run wants it, the model is measured once more after a further clean fine-tuning.
+    """
     context.report.stage("audit")
     with context.timed("audit"):
         weights = weights_digest(model)
         suites = suites_of(context, examples)
         adapter = _kept(context, weights) or _measure_last(context, suites, model)
         context.outputs.write(_OUTPUT, {"weights": weights, "results": [asdict(each) for each in adapter]})
-    return Measured(base, adapter, decide(context, base, adapter, hidden_leaks_of(context.run)))
+        later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
+    leaks = hidden_leaks_of(context.run)
+    decided = decide(context, base, adapter, leaks)
+    return Measured(base, adapter, worse(decided, _decide_later(context, later, leaks)) if later else decided, later)
+
+
+def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:
+    """Decide on both models after the further tuning, and tell what they measured there."""
+    decided = after_tuning.undecided(later) or decide(context, later.base, later.adapter, leaks)
+    summary = summarize(Measured(later.base, later.adapter, decided))
+    told = f"{AFTER_TUNING}{summary.sentence(decided.decision)}"
+    context.report.event(told, to_mapping(summary), type="moderation_checks")
+    return decided
 
 
 def _measure_last(context: Context, suites: Sequence[Suite], model: Any) -> list[SuiteResult]:

@@ -22,7 +22,7 @@ from spard.digests import write_manifest
 from spard.errors import AdapterNotProved, JudgeUnavailable, is_gpu_out_of_memory
 from spard.evaluation.audit import Suite, sample
 from spard.evaluation.contamination import hidden_leaks_of
-from spard.evaluation.gate import Gate, is_gated
+from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import SuiteResult
 from spard.pipeline import audit, checkpoint_records, package, prove
 from spard.pipeline.checkpoint_records import Found
@@ -37,6 +37,8 @@ from spard.release.step_metrics import checkpoint_metrics
 from spard.release.summary import summarize
 from spard.release.version import code_version
 from spard.training.train import EpochEnd
+
+_LAST_ALONE = "Only the last model is asked again after a further fine-tuning, so checkpoints are not released."
 
 
 def taker(
@@ -136,6 +138,8 @@ class _Checkpoints:
 
     def _decided(self, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
         decided = audit.decide(self.context, self.base, results, self._leaks, self._sampled)
+        if self.context.run.further_tuning.steps:
+            decided = worse(decided, Gate("inconclusive", (_LAST_ALONE,)), says="")
         return self._judged(record, results, decided)
 
     def _judged(self, record: CheckpointRecord, results: Sequence[SuiteResult], decided: Gate) -> CheckpointRecord:

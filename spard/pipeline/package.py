@@ -19,6 +19,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.development import ending_of
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
+from spard.release.after_tuning import AfterTuning
 from spard.release.archive import folder_name
 from spard.release.figure_records import TRANSCRIPTS, lengths_of
 from spard.release.proof import CleanProcess
@@ -113,9 +114,13 @@ def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], c
     return save_adapter(model, context.base, context.public_name, folder, facts, context.system_prompt, called)
 
 
-def audit_figures(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> dict[str, list[dict[str, Any]]]:
+def audit_figures(
+    base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], later: AfterTuning | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Return what a manifest says of each suite's results."""
     measured = {"base": base, "adapter": adapter}
+    if later is not None:
+        measured |= {"base_after_tuning": later.base, "adapter_after_tuning": later.adapter}
     return {
         who: [{name: getattr(each, name) for name in _FIGURES} for each in found] for who, found in measured.items()
     }
@@ -179,12 +184,18 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         audit_version=audit.version_of(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.asked_of(context)),
+        after_tuning=_later(measured.after_tuning),
+        agent=measured.agent,
     )
 
 
 def _without_marks(results: Sequence[SuiteResult]) -> tuple[SuiteResult, ...]:
     """Leave out which prompts were hit: suites are the provider's secret, and reports are read by customers."""
     return tuple(replace(each, marks=None) for each in results)
+
+
+def _later(found: AfterTuning | None) -> AfterTuning | None:
+    return found and replace(found, base=_without_marks(found.base), adapter=_without_marks(found.adapter))
 
 
 def _replies(results: Sequence[SuiteResult]) -> int:
@@ -195,10 +206,10 @@ def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     """Return what the manifest says beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
-    sometimes = {"row_signal": acted, "ending": report.ending, "memory_plan": report.memory_plan}
+    sometimes = {"row_signal": acted, "ending": report.ending, "memory_plan": report.memory_plan, "agent": report.agent}
     more = [name for name, found in sometimes.items() if found]
     return {name: shown[name] for name in (*_FACTS, *more)} | {
-        "audit": audit_figures(report.base, report.adapter),
+        "audit": audit_figures(report.base, report.adapter, report.after_tuning),
         "selected_rows": None if report.selected is None else list(report.selected.indices),
         "safety_sha256": file_sha256(release.safety),
         "provenance": dict(release.provenance),

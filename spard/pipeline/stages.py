@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spard.pipeline import audit, package, train
+from spard import distributed
+from spard.errors import InvalidRecipe
+from spard.pipeline import agent, audit, package, train
 from spard.pipeline.checkpoints import taker
 from spard.pipeline.context import Context
 from spard.pipeline.development import comparer
@@ -38,11 +40,21 @@ def run_stages(
     adapter, and each checkpoint that passed: start it early, it loads its libraries meanwhile. Of several ranks each
     does all of this, and the first one, which alone has a clean process, writes the results.
     """
+    _refuse_several_ranks(context)
     context = led(context)
     audit.warn_of_leaks(context)
     rows = prepare(context)
     base = audit.measure_base(context, rows.examples)
     tuned = train.run(context, rows, taker(context, release, rows, base, clean), comparer(context, rows))
     measured = audit.run(context, rows.examples, tuned.trained.model, base)
+    measured = agent.looked_at(context, rows.examples, tuned.trained.model, measured)
     report = package.run(context, release, rows, tuned, measured, clean)
     return Outcome(rows.selected, tuned.trained, measured, report)
+
+
+def _refuse_several_ranks(context: Context) -> None:
+    """Raise InvalidRecipe for what one process alone can do: to tune a model further, and to answer an agent."""
+    asked = {"further_tuning": context.run.further_tuning.steps, "agent": context.run.agent}
+    for name, is_asked in asked.items():
+        if is_asked and distributed.count() > 1:
+            raise InvalidRecipe(f"{name} is possible on one GPU a job only; this job has {distributed.count()}", name)

@@ -14,6 +14,8 @@ from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
+from spard.release.after_tuning import AfterTuning
+from spard.release.agent import AgentRecord
 from spard.release.ending_record import EndingRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.records import optional
@@ -30,6 +32,8 @@ class Measured:
     base: Sequence[SuiteResult]
     adapter: Sequence[SuiteResult]
     gate: Gate
+    after_tuning: AfterTuning | None = None
+    agent: AgentRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,8 @@ class SafetyReport:
     scores          the trained model's replies to attacks by their harmfulness, for each suite and category
     rows_map        None where no safe rows are selected, and in reports of earlier versions, as the next ones are
     lengths         of the rows that were trained on
+    after_tuning    what it found after a further clean fine-tuning; the gate decides on the worse. None: it asked once
+    agent           what an auditing agent made of the job; None where the policy names none
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
     memory_plan     how the training was cut to fit its GPUs (`spard.models.fit`); None: it had none, or was not planned
     """
@@ -180,6 +186,8 @@ class SafetyReport:
     transcripts: int | None = None
     ending: EndingRecord | None = None
     memory_plan: Mapping[str, bool | int | str | None] | None = None
+    after_tuning: AfterTuning | None = None
+    agent: AgentRecord | None = None
 
     @property
     def released_step(self) -> int | None:
@@ -210,6 +218,8 @@ class SafetyReport:
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=optional(RowSignalRecord, raw.get("row_signal")),
+            after_tuning=AfterTuning.from_json(raw.get("after_tuning"), read_record),
+            agent=optional(AgentRecord, raw.get("agent")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),

@@ -25,8 +25,9 @@ from app.deps import (
     StorageDep,
 )
 from app.errors import AppError, InvalidRequest, NotFound
-from app.jobs import clone, service
+from app.jobs import clone, later_audits, service
 from app.jobs.clone import JobClone
+from app.jobs.later_schemas import LaterAuditOut
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import read_report
 from app.jobs.submissions import Submission
@@ -85,6 +86,7 @@ def _job_page(
     with look() as session:
         gathered = gather(session, viewer.project_id, job_id)
         events = service.latest_messages(session, viewer.project_id, job_id, _EVENTS)
+        later = [LaterAuditOut.model_validate(each) for each in later_audits.of_job(session, job_id)]
     seen = read(storage, gathered)
     return page(
         request,
@@ -96,6 +98,7 @@ def _job_page(
         report=seen.report,
         view=seen.view(),
         events=events,
+        later=later,
         artifacts=seen.artifacts,
         findings=seen.findings,
         risky=len(clone.risky_lines(seen.report)) if seen.report else 0,

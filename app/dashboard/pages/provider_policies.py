@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from app.catalog import service as catalog
 from app.dashboard.fields import NO_FAULTS, Faults
 from app.dashboard.forms import SentDep
-from app.dashboard.pages.provider_policy_form import ACTIONS, PolicyForm
+from app.dashboard.pages.provider_policy_form import ACTIONS, OLDER, UNTIL, PolicyForm
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep
@@ -89,6 +89,8 @@ def _page(
         defenses=list(config.defenses()),
         offered=[entry.alias for entry in catalog.base_models(session)],
         actions=ACTIONS,
+        older=OLDER,
+        until=UNTIL,
         form=form,
         trial=trial,
         faults=faults,

@@ -10,15 +10,19 @@ from typing import get_args
 from app.dashboard.forms import Sent
 from app.errors import InvalidRequest
 from app.http.validation_errors import read
-from app.policies.schemas import Policy
-from spard.config import GateThresholds
+from app.policies.schemas import Policy, Serving
+from spard.config import Agent, FurtherTuning, GateThresholds
 from spard.config.row_signal import RowAction
 from spard.data import strict_json
 
 ACTIONS: Sequence[str] = get_args(RowAction)
 THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name != "allow_unmeasured_judge")
+AGENT = tuple(each.name for each in fields(Agent))
+BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted")
+OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
 _AS_JSON = ("ranges", "serving")
+_FIELDS_OF_SERVING = ("older_audits", "until_asked")  # that stand beside the JSON of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +37,27 @@ class PolicyForm:
     action: str
     transcripts: bool
     waivers: bool
+    older_audits: str
+    until_asked: str
     ranges: str
     serving: str
 
     @classmethod
     def of(cls, policy: Policy) -> PolicyForm:
         """Return the form of a policy that exists."""
-        held = {"thresholds": (policy.thresholds, THRESHOLDS), "row_signal": (policy.row_signal, SIGNALS)}
+        held = {
+            "thresholds": (policy.thresholds, THRESHOLDS),
+            "row_signal": (policy.row_signal, SIGNALS),
+            "further_tuning": (policy.further_tuning, BUDGET),
+            "agent": (policy.agent, AGENT),
+        }
         numbers = {
-            f"{place}.{name}": "" if getattr(values, name) is None else f"{getattr(values, name):g}"
+            f"{place}.{name}": _told(getattr(values, name, None))
             for place, (values, names) in held.items()
             for name in names
         }
         content = policy.model_dump(mode="json", exclude_none=True)
+        serving = {name: value for name, value in content["serving"].items() if name not in _FIELDS_OF_SERVING}
         return cls(
             defenses=policy.defenses,
             all_models=policy.models is None,
@@ -55,14 +67,17 @@ class PolicyForm:
             action=policy.row_signal.action,
             transcripts=policy.transcripts,
             waivers=policy.waivers,
+            older_audits=policy.serving.older_audits,
+            until_asked=policy.serving.until_asked,
             ranges=json.dumps(content["ranges"], indent=2),
-            serving=json.dumps(content["serving"], indent=2),
+            serving=json.dumps(serving, indent=2),
         )
 
     @classmethod
     def of_sent(cls, sent: Sent) -> PolicyForm:
         """Return the form as somebody has filled it in."""
-        numbers = [*(f"thresholds.{name}" for name in THRESHOLDS), *(f"row_signal.{name}" for name in SIGNALS)]
+        groups = {"thresholds": THRESHOLDS, "row_signal": SIGNALS, "further_tuning": BUDGET, "agent": AGENT}
+        numbers = [f"{place}.{name}" for place, names in groups.items() for name in names]
         return cls(
             defenses=sent.texts("defenses"),
             all_models=bool(sent.text("all_models")),
@@ -72,6 +87,8 @@ class PolicyForm:
             action=sent.text("row_signal.action"),
             transcripts=bool(sent.text("transcripts")),
             waivers=bool(sent.text("waivers")),
+            older_audits=sent.text("serving.older_audits"),
+            until_asked=sent.text("serving.until_asked"),
             ranges=sent.text("ranges"),
             serving=sent.text("serving"),
         )
@@ -79,19 +96,30 @@ class PolicyForm:
     def policy(self) -> Policy:
         """Return the policy that the form asks for; what is left empty is the default."""
         thresholds = self._of("thresholds.") | {"allow_unmeasured_judge": self.allow_unmeasured_judge}
-        body = {
+        body: dict[str, object] = {
             "defenses": self.defenses,
             "models": None if self.all_models else self.models,
             "thresholds": thresholds,
             "row_signal": self._of("row_signal.") | {"action": self.action},
+            "further_tuning": self._of("further_tuning."),
+            "agent": self._of("agent.") or None,
             "transcripts": self.transcripts,
             "waivers": self.waivers,
         }
-        return read(Policy, body | {name: _json(name, getattr(self, name)) for name in _AS_JSON})
+        body |= {name: _json(name, getattr(self, name)) for name in _AS_JSON}
+        if isinstance(serving := body["serving"], dict):
+            chosen = {name: getattr(self, name) for name in _FIELDS_OF_SERVING}
+            body["serving"] = {name: value for name, value in chosen.items() if value} | serving
+        return read(Policy, body)
 
     def _of(self, place: str) -> dict[str, object]:
         found = {name.removeprefix(place): text for name, text in self.numbers.items() if name.startswith(place)}
         return {name: text for name, text in found.items() if text}
+
+
+def _told(value: object) -> str:
+    """Return what a field holds, empty for what is not set."""
+    return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _json(name: str, text: str) -> object:

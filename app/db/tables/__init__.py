@@ -21,6 +21,7 @@ from app.db.tables.jobs import (
     Tombstone,
 )
 from app.db.tables.keys import ApiKey, Project
+from app.db.tables.later_audits import LaterAudit
 from app.db.tables.objects import ObjectFinding, ObjectIntent, ObjectMark
 from app.db.tables.outbox import Outbox
 from app.db.tables.policies import PolicyVersion
@@ -50,6 +51,7 @@ __all__ = [
     "JobEvent",
     "JobMetric",
     "JobStatus",
+    "LaterAudit",
     "ObjectFinding",
     "ObjectIntent",
     "ObjectMark",

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from sqlalchemy import JSON, Dialect, TypeDecorator
 
-from spard.config import ON_FIGURES, GateThresholds, JudgeSpec, RowSignal
+from spard.config import ON_FIGURES, Agent, FurtherTuning, GateThresholds, JudgeSpec, RowSignal
 
 VERSION = 3  # of the JSON; 1 had no number, and of the judge its name alone
 ASKED_OTHERWISE = 3  # the first version whose audits ask prompts in other ways than plainly and in mined dresses
@@ -62,6 +62,16 @@ class StartFrom:
     storage_key: str
     model: str | None = None
     lineage: tuple[str, ...] = ()  # ids of all jobs before, the first one first, `id` the last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedRef:
+    """The released adapter, or model, that a job audits and does not train."""
+
+    id: str  # of the job that made it
+    step: int  # of its checkpoint; 0: what the job has made
+    sha256: str
+    storage_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +126,10 @@ class JobSpec:
     pool: CorpusRef | None = None
     suites: tuple[CorpusRef, ...] = ()
     start_from: StartFrom | None = None
+    audited: AuditedRef | None = None  # None: the job trains
     row_signal: RowSignal = field(default_factory=RowSignal)  # of the policy then in force; `off` in older jobs
+    further_tuning: FurtherTuning = field(default_factory=FurtherTuning)  # likewise; none in older jobs
+    agent: Agent | None = None  # likewise
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     integrations: tuple[IntegrationRef, ...] = ()  # those that are passed on
     transcripts: bool = False  # of the policy then in force: what the audit asked and heard is kept for the project

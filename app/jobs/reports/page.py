@@ -42,5 +42,6 @@ def _facts(job: JobOut, report: SafetyReport) -> Mapping[str, str | int]:
         "Tokens trained": f"{report.trained_tokens:,}" if report.trained_tokens is not None else "-",
         "Seed": job.seed,
         "Audited by version": report.audit_version,
+        "Auditing agent": report.agent.sentence() if report.agent else "none",
         "Finished": f"{job.finished_at:%Y-%m-%d %H:%M} UTC" if job.finished_at else "-",
     }

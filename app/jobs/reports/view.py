@@ -116,6 +116,7 @@ def _measures(job: JobOut, report: SafetyReport, undefended: SafetyReport | None
             ("Base model", "base", counted(report.base, kind)),
             ("Undefended", "undefended", counted(undefended.adapter, kind) if undefended else None),
             ("This model", "undefended" if is_bare else "adapter", own),
+            ("Tuned further", "task", counted(report.after_tuning.adapter, kind) if report.after_tuning else None),
         ]
         dots = tuple(
             dot(name, color, found.hits, found.n, found.interval) for name, color, found in models if found is not None
@@ -174,11 +175,17 @@ def _bounds(checkpoint: CheckpointRecord) -> tuple[float, float]:
 
 
 def _suites(report: SafetyReport) -> Iterator[SuiteRow]:
-    base = {each.suite: each for each in report.base}
+    tuned = report.after_tuning
+    found = (report.base, tuned.base if tuned else (), tuned.adapter if tuned else ())
+    base, base_later, later = ({each.suite: each for each in results} for results in found)
     for result in report.adapter:
         if result.suite in base:
             yield SuiteRow(result.suite, result.kind, "base model", base[result.suite])
         yield SuiteRow(result.suite, result.kind, "this model", result)
+        if result.suite in base_later:
+            yield SuiteRow(result.suite, result.kind, "base model, tuned further", base_later[result.suite])
+        if result.suite in later:
+            yield SuiteRow(result.suite, result.kind, "this model, tuned further", later[result.suite])
 
 
 def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics], restarts: Sequence[int]) -> Training | None:

@@ -19,7 +19,7 @@ from spard.evaluation.judges.llm import Chat, LlmJudge
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.judges.silent import SilentJudge
 
-__all__ = ["Judge", "Verdict", "asked_through", "of_base_model", "open_judge"]
+__all__ = ["Judge", "Verdict", "asked_through", "of_base_model", "open_chat", "open_judge"]
 
 _Open = Callable[[JudgeSpec], Chat]
 _open_chat: ContextVar[_Open | None] = ContextVar("_open_chat", default=None)
@@ -60,12 +60,17 @@ def open_refusal(spec: JudgeSpec) -> Judge:
 
 
 def open_llm(spec: JudgeSpec) -> Judge:
-    """Open a language model as a judge, watched by canaries; the endpoint's client is imported only here."""
-    open_chat = _open_chat.get()
-    if open_chat is None:
-        # It needs openai, which is optional.
-        open_chat = importlib.import_module("spard.evaluation.judges.endpoint").open_chat
+    """Open a language model as a judge, watched by canaries."""
     return _watched(LlmJudge(open_chat(spec), spec.model, spec.concurrency), spec)
+
+
+def open_chat(spec: JudgeSpec) -> Chat:
+    """Open an endpoint, or what asks it for us; its client is imported only here."""
+    opened = _open_chat.get()
+    if opened is None:
+        # It needs openai, which is optional.
+        opened = importlib.import_module("spard.evaluation.judges.endpoint").open_chat
+    return opened(spec)
 
 
 def open_classifier(spec: JudgeSpec) -> Judge:

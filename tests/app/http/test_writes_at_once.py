@@ -21,6 +21,7 @@ from sqlalchemy import Engine, text
 from app import db
 from app.checkpoints import records
 from app.db.tables import BaseModelEntry, WebhookDelivery, WebhookEndpoint
+from app.db.tables.job_records import Adapter
 from app.jobs import lease
 from app.settings import Settings
 from app.signing import signing_key
@@ -72,6 +73,7 @@ WRITES: dict[str, Write] = {
     "POST /v1/admin/jobs/{job_id}/waivers/{waiver_id}/approve": lambda http, at, n: http.post(
         f"{at['waivers']}/{at['waiver']}/approve"
     ),
+    "POST /v1/admin/jobs/{job_id}/later_audits": lambda http, at, n: http.post(at["later_audits"], json={"step": 5}),
     "POST /v1/admin/projects": lambda http, at, n: http.post("/v1/admin/projects", json={"name": "new"}),
     "POST /v1/admin/projects/{project_id}/quota": lambda http, at, n: http.post(
         f"/v1/admin/projects/{at['project']}/quota", json={"max_unfinished_jobs": n + 1}
@@ -93,6 +95,7 @@ WRITES: dict[str, Write] = {
 ASKED_AGAIN = frozenset({"DELETE /v1/admin/pools/{corpus_id}", "DELETE /v1/admin/suites/{corpus_id}"})
 WINNERS = {
     "DELETE /v1/admin/models/{alias}": 1,
+    "POST /v1/admin/jobs/{job_id}/later_audits": 1,
     "POST /v1/admin/jobs/{job_id}/waivers/{waiver_id}/approve": 1,
     "POST /v1/admin/jobs/{job_id}/waivers/{waiver_id}/end": 1,
     "DELETE /v1/fine_tuning/checkpoints/{model}/permissions/{permission_id}": 1,
@@ -127,6 +130,7 @@ def names(service: Service, offered: TestClient, customer: TestClient, asked: Na
         "pool": offered.post("/v1/admin/pools?name=old", files=file(0, pool())).json()["id"],
         "suite": offered.post("/v1/admin/suites?name=old&kind=benign", files=suite(0)).json()["id"],
         "waivers": waivers,
+        "later_audits": f"/v1/admin/jobs/{job_id}/later_audits",
         "waiver": one.post(waivers, json=ASK).json()["id"],
         "permissions": permissions,
         "permission": one.post(permissions, json={"project_ids": ["org-z"]}).json()["data"][0]["id"],
@@ -224,6 +228,7 @@ def _fail_the_gate(service: Service, job_id: str, folder: Path) -> None:
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
-        assert records.record(session, claim, {5: epoch_end(0.5)})
+        archive: Adapter = {"storage_key": "epoch", "sha256": "0", "bytes": 1}
+        assert records.record(session, claim, {5: epoch_end(0.5, "pass", archive)})
         assert lease.release(session, claim, "a test")
     reject(service, job_id, folder / "adapter.tar.gz")

@@ -1,0 +1,135 @@
+"""Today's audit, asked of models that were released before: by the policy of those of an older audit, or by name.
+
+Each is a job of the provider's own project, so that it takes its turn, has a lease and counts nobody else's quota; it
+trains nothing. What it decided is written by the worker that holds its lease, in the transaction that ends it
+(`app.jobs.later_outcomes`). Any number of processes may ask: the version of the policy is locked meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from threading import Event
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session
+
+from app.audit_log import service as audit_log
+from app.catalog import service as catalog
+from app.db import transaction
+from app.db.base import new_id
+from app.db.tables import ApiKey, Corpus, File, Job, LaterAudit, PolicyVersion
+from app.db.tables.job_spec import VERSION, AuditedRef, CorpusRef, JobSpec
+from app.errors import InvalidState
+from app.jobs import events, later_outcomes, released_models
+from app.jobs.released_models import Model
+from app.ops.broker import wake
+from app.ops.periodic import repeat
+from app.policies import service as policies
+from app.settings import Settings
+from spard.config import Audit, NoDefense, Recipe
+from spard.config.deprecated import from_stored, to_stored
+from spard.config.run_spec import parse, to_mapping
+from spard.release.version import AUDIT_VERSION
+
+AT_ONCE = 4  # that the policy asks for before one of them has decided
+
+
+def run(engine: Engine, settings: Settings, stop: Event, every_s: float = 60.0) -> None:
+    """Ask what the policy wants asked, every `every_s` seconds until `stop` is set."""
+    repeat(partial(ask_once, engine, settings), stop, every_s, "later audits could not be asked")
+
+
+def ask_once(engine: Engine, settings: Settings) -> list[LaterAudit]:
+    """Close the audits whose job ended without a decision, and ask of as many models as may wait at once."""
+    with transaction(engine) as session:
+        later_outcomes.close_ended(session)
+        return ask_older(session, settings)
+
+
+def ask_older(session: Session, settings: Settings) -> list[LaterAudit]:
+    """Ask today's audit of released models of an older one, where the policy in force says so; the oldest first."""
+    session.execute(select(PolicyVersion.version).order_by(PolicyVersion.version.desc()).limit(1).with_for_update())
+    in_force = policies.current(session, settings)
+    if in_force.content.serving.older_audits != "ask_again" or in_force.created_by is None:
+        return []
+    waiting = session.scalar(select(func.count()).where(LaterAudit.decided_at.is_(None))) or 0
+    room = max(0, AT_ONCE - waiting)
+    return [_ask(session, each, in_force.created_by, settings) for each in released_models.older(session, room)]
+
+
+def ask_by_name(session: Session, key_id: str, job_id: str, step: int, settings: Settings) -> LaterAudit:
+    """Ask today's audit of one released model, whichever audit released it and whatever was asked before."""
+    session.execute(select(Job.id).where(Job.id == job_id).with_for_update())  # of two at once, one waits
+    model = released_models.named(session, job_id, step)
+    of_model = (LaterAudit.job_id == job_id) & (LaterAudit.step == step)
+    if session.scalar(select(LaterAudit.id).where(of_model, LaterAudit.decided_at.is_(None)).limit(1)):
+        raise InvalidState(f"{model.called} of {job_id} is being audited already.", code="audit_waits")
+    return _ask(session, model, key_id, settings)
+
+
+def of_job(session: Session, job_id: str) -> Sequence[LaterAudit]:
+    """Return the later audits of a job and its checkpoints, the last one first."""
+    order = LaterAudit.created_at.desc(), LaterAudit.round.desc(), LaterAudit.id
+    return session.scalars(select(LaterAudit).where(LaterAudit.job_id == job_id).order_by(*order)).all()
+
+
+def _ask(session: Session, model: Model, key_id: str, settings: Settings) -> LaterAudit:
+    job = model.job
+    of_model = (LaterAudit.job_id == job.id) & (LaterAudit.step == model.step)
+    rounds = session.scalar(select(func.max(LaterAudit.round)).where(of_model)) or 0
+    audit = LaterAudit(job_id=job.id, step=model.step, round=rounds + 1, audit_version=AUDIT_VERSION, asked_by=key_id)
+    session.add(audit)
+    session.flush()
+    if session.get(File, job.spec.training_file.id) is None:
+        later_outcomes.close(session, audit, "Its training file was deleted, without which nothing is mined from it.")
+    else:
+        asking = _job(session, model, key_id, settings)
+        session.add(asking)
+        session.flush()
+        audit.audit_job_id = asking.id
+        events.append(session, asking.id, "info", "message", f"Created an audit of {job.id}, which trains nothing")
+        events.append(session, job.id, "info", "message", f"{model.called} is audited again, by today's audit")
+        wake(session, asking.id)
+    audit_log.record(session, "audit.asked", audit.id, job=job.id, step=model.step, audit_job=audit.audit_job_id)
+    return audit
+
+
+def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job:
+    """Return the job that asks what a new job that names no audit settings would be asked today."""
+    old, audited = model.job, model.adapter
+    pool = session.get(Corpus, old.spec.pool.id) if old.spec.pool else None
+    in_force = policies.current(session, settings)
+    spec = JobSpec(
+        version=VERSION,
+        model=old.spec.model,
+        training_file=old.spec.training_file,
+        pool=old.spec.pool if pool and pool.deleted_at is None else None,
+        suites=tuple(_corpus_ref(suite) for suite in catalog.measured_with(session)),
+        policy=policies.reference(in_force),
+        judge=settings.judge.name,
+        judge_spec=settings.judge,
+        further_tuning=in_force.content.further_tuning,
+        agent=in_force.content.agent.settings() if in_force.content.agent else None,
+        audited=AuditedRef(id=old.id, step=model.step, sha256=audited["sha256"], storage_key=audited["storage_key"]),
+    )
+    recipe = replace(parse(Recipe, from_stored(old.recipe), "recipe"), audit=Audit())
+    if spec.pool is None and recipe.uses_pool:  # nothing is trained: of the defense the audit needs a serving prompt
+        recipe = replace(recipe, defense=NoDefense(), anchor=0.0)
+    return Job(
+        id=new_id("ftjob-"),
+        project_id=session.get_one(ApiKey, key_id).project_id,
+        key_id=key_id,
+        model=old.model,
+        training_file=old.training_file,
+        suffix="audit",
+        job_metadata={"audits": old.id},
+        recipe=to_stored(to_mapping(recipe)),
+        spec=spec,
+        request_hash=audited["sha256"],
+    )
+
+
+def _corpus_ref(corpus: Corpus) -> CorpusRef:
+    return CorpusRef(**{each.name: getattr(corpus, each.name) for each in fields(CorpusRef)})

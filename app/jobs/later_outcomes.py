@@ -1,0 +1,91 @@
+"""What a later audit has decided: written with the end of its job, told to whoever uses the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from app.audit_log import service as audit_log
+from app.catalog.marks import PASSED
+from app.db.base import utc_now
+from app.db.tables import TERMINAL, Job, LaterAudit
+from app.db.tables.job_spec import JobSpec
+from app.jobs import control, events
+from app.jobs.released_models import called
+from app.webhooks.outbox import announce_audit
+from spard.release.manifest import signed
+
+_UNDECIDED = "inconclusive"
+
+
+def decide(session: Session, audit_job: Job, found: dict[str, Any], key: Ed25519PrivateKey) -> None:
+    """Record what the worker that holds the lease of `audit_job` has found, with a signed record of it."""
+    audit = session.scalar(select(LaterAudit).where(LaterAudit.audit_job_id == audit_job.id).with_for_update())
+    if audit is None or audit_job.spec.audited is None:
+        return  # the model was erased meanwhile
+    gate = found["gate"]
+    facts = (
+        found
+        | _provenance(audit_job.spec)
+        | {
+            "later_audit_id": audit.id,
+            "job_id": audit.job_id,
+            "step": audit.step or None,
+            "archive_sha256": audit_job.spec.audited.sha256,
+            "asked_at": int(audit.created_at.timestamp()),
+            "decided_at": int(utc_now().timestamp()),
+        }
+    )
+    audit.record = json.dumps(facts, indent=2, sort_keys=True)
+    audit.signature = dict(signed(audit.record.encode(), key))
+    audit.audit_version = found["audit_version"]
+    _settle(session, audit, gate["decision"], gate["reasons"])
+
+
+def close(session: Session, audit: LaterAudit, why: str) -> None:
+    """Settle an audit that could not be asked, or not to its end: what is not known is never passed."""
+    _settle(session, audit, _UNDECIDED, [why])
+
+
+def close_ended(session: Session) -> None:
+    """Settle every audit whose job has ended, or was erased, without a decision."""
+    is_over = or_(Job.id.is_(None), Job.status.in_(TERMINAL))
+    query = select(LaterAudit, Job).outerjoin(Job, Job.id == LaterAudit.audit_job_id)
+    for audit, job in session.execute(query.where(LaterAudit.decided_at.is_(None), is_over)).all():
+        session.refresh(audit, with_for_update=True)
+        if audit.decided_at is None:
+            error = job.error["message"] if job and job.error else "it was cancelled"
+            close(session, audit, f"The audit came to no end: {error}")
+
+
+def forget(session: Session, job_id: str) -> None:
+    """Cancel the audits of a job that is about to be erased, so that none goes on with its files."""
+    open_ones = select(LaterAudit.audit_job_id).where(LaterAudit.job_id == job_id, LaterAudit.decided_at.is_(None))
+    for audit_job_id in session.scalars(open_ones).all():
+        if audit_job_id is not None:
+            control.request_cancel(session, audit_job_id)
+
+
+def _provenance(spec: JobSpec) -> dict[str, object]:
+    """Return what was asked with, by name, version and digest."""
+    return {
+        "policy_version": spec.policy.version,
+        "suites": [{"name": each.name, "version": each.version, "sha256": each.sha256} for each in spec.suites],
+        "training_file_sha256": spec.training_file.sha256,
+        "pool_sha256": spec.pool.sha256 if spec.pool else None,
+    }
+
+
+def _settle(session: Session, audit: LaterAudit, decision: str, reasons: Sequence[str]) -> None:
+    audit.decision, audit.reasons, audit.decided_at = decision, list(reasons), utc_now()
+    session.flush()
+    level, told = ("info", "stays released") if decision == PASSED else ("warn", "is withheld")
+    message = f"{called(audit.step)} {told}: a later audit of version {audit.audit_version} came to {decision}"
+    events.append(session, audit.job_id, level, "message", message, {"reasons": audit.reasons, "audit": audit.id})
+    announce_audit(session, audit.job_id)
+    audit_log.record(session, "audit.decided", audit.id, job=audit.job_id, step=audit.step, decision=decision)

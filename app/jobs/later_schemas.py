@@ -1,0 +1,48 @@
+"""Later audits as the provider asks for them, and as everybody may check them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.http.schemas import Body, UnixTime
+
+
+class LaterAuditCreate(Body):
+    """Which model of the job is audited again."""
+
+    step: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0, description="That of a checkpoint; 0: what the job has made."
+    )
+
+
+class LaterAuditOut(BaseModel):
+    """One later audit; `decision` is null until it has decided. `signature` is of `record`'s bytes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["safety.later_audit"] = "safety.later_audit"
+    id: str
+    job_id: str
+    step: int
+    audit_version: int
+    created_at: UnixTime
+    decided_at: UnixTime | None
+    decision: str | None
+    reasons: list[str] | None
+    record: str | None
+    signature: dict[str, str] | None
+
+
+class LaterAuditOfProvider(LaterAuditOut):
+    """The same for the provider, with the job that asks it; null: it could not be asked."""
+
+    audit_job_id: str | None
+
+
+class LaterAuditList(BaseModel):
+    """All later audits of a job and its checkpoints, the last one first."""
+
+    object: Literal["list"] = "list"
+    data: list[LaterAuditOut]

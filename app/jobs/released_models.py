@@ -1,0 +1,90 @@
+"""Models and checkpoints of all projects that an audit has released, with their archives, for a later audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import InstrumentedAttribute
+
+from app.db.tables import DeletedModel, Job, JobCheckpoint, LaterAudit
+from app.db.tables.checkpoints import EPOCH
+from app.db.tables.job_records import Adapter
+from app.db.tables.later_audits import WHOLE_JOB
+from app.errors import InvalidState, NotFound
+from spard.release.version import AUDIT_VERSION
+
+_IS_RELEASED = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
+_IS_KEPT = (JobCheckpoint.kind == EPOCH) & JobCheckpoint.storage_key.is_not(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A released model: its job, the step of its checkpoint or 0, and its archive."""
+
+    job: Job
+    step: int
+    adapter: Adapter
+
+    @property
+    def called(self) -> str:
+        """What events and errors call it."""
+        return called(self.step)
+
+
+def called(step: int) -> str:
+    """Return what events and errors call the model of a job, or its checkpoint at a step."""
+    return "The model" if step == WHOLE_JOB else f"The checkpoint of step {step}"
+
+
+def named(session: Session, job_id: str, step: int) -> Model:
+    """Return one released model; `NotFound` without such a job, `InvalidState` where nothing of it is released."""
+    job = session.get(Job, job_id)
+    if job is None:
+        raise NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")
+    query = _checkpoints().where(Job.id == job_id, JobCheckpoint.step == step)
+    found = _of_jobs(session, Job.id == job_id) if step == WHOLE_JOB else _of_checkpoints(session, query)
+    model = next(found, None)
+    if model is None:
+        raise InvalidState(f"{called(step)} of {job_id} is not released; there is nothing to audit.")
+    return model
+
+
+def older(session: Session, limit: int) -> list[Model]:
+    """Return models that an older audit released and today's was not asked of, the oldest first, checkpoints last."""
+    jobs = _of_jobs(session, _is_due(Job.safety, Job.id), limit)
+    due = _is_due(JobCheckpoint.safety, JobCheckpoint.job_id, JobCheckpoint.step)
+    query = _checkpoints().where(due).order_by(JobCheckpoint.created_at, JobCheckpoint.id).limit(limit)
+    return list(islice(chain(jobs, _of_checkpoints(session, query)), limit))
+
+
+def _of_jobs(session: Session, which: ColumnElement[bool], limit: int = 1) -> Iterator[Model]:
+    query = select(Job).where(_IS_RELEASED, which).order_by(Job.created_at, Job.id).limit(limit)
+    for job in session.scalars(query):
+        if job.adapter:
+            yield Model(job, WHOLE_JOB, job.adapter)
+
+
+def _checkpoints() -> Any:
+    return select(Job, JobCheckpoint).join(JobCheckpoint, JobCheckpoint.job_id == Job.id).where(_IS_KEPT)
+
+
+def _of_checkpoints(session: Session, query: Any) -> Iterator[Model]:
+    for job, kept in session.execute(query):
+        yield Model(job, kept.step, {"storage_key": kept.storage_key, "sha256": kept.sha256, "bytes": kept.bytes or 0})
+
+
+def _is_due(
+    safety: InstrumentedAttribute[Any],
+    job_id: InstrumentedAttribute[str],
+    step: InstrumentedAttribute[int] | None = None,
+) -> ColumnElement[bool]:
+    """Match what an older audit has released and today's was not asked of, with whatever outcome."""
+    of_step = LaterAudit.step == (WHOLE_JOB if step is None else step)
+    asked = select(LaterAudit.id).where(LaterAudit.job_id == job_id, of_step, LaterAudit.audit_version >= AUDIT_VERSION)
+    is_older = func.coalesce(safety["audit_version"].as_integer(), 1) < AUDIT_VERSION
+    return is_older & safety["gate"].is_not(None) & ~asked.exists()

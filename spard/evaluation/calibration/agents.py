@@ -1,0 +1,56 @@
+"""What was measured of an auditing agent: the scores that it gave to jobs which the provider knows to be clean.
+
+`spard measure-agent` gathers them from safety reports. An agent decides where the upper end of the 95 % Wilson interval
+of its false positives, at the score that the policy names, is at most `MAX_ERROR`: that takes 73 clean jobs without
+one. A job to which it gave no score counts as a false positive: it would not have been released.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from spard.errors import InvalidRecipe
+from spard.evaluation.calibration.errors import MAX_ERROR
+from spard.evaluation.rates import Rate, rate
+
+
+@dataclass(frozen=True, slots=True)
+class AgentErrors:
+    """The scores of the agent of this name on clean jobs; None where it came to none."""
+
+    agent: str
+    scores: tuple[float | None, ...]
+
+    def false_positives(self, max_score: float) -> Rate:
+        """Return the share of clean jobs that would not have been released."""
+        return rate(sum(each is None or each > max_score for each in self.scores), len(self.scores))
+
+    def may_decide(self, max_score: float) -> bool:
+        """Tell whether that share is small beyond doubt."""
+        return bool(self.scores) and self.false_positives(max_score).high <= MAX_ERROR
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of the file."""
+        return {"agent": self.agent, "clean": list(self.scores)}
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Self:
+        """Read the JSON object of the file; raise KeyError, TypeError or ValueError if it is none."""
+        scores = tuple(None if each is None else float(each) for each in raw["clean"])
+        if any(each is not None and not 0 <= each <= 1 for each in scores):
+            raise ValueError("a score is not within 0 and 1")
+        return cls(str(raw["agent"]), scores)
+
+
+def read_errors(path: Path) -> AgentErrors:
+    """Read what was measured of an agent; raise InvalidRecipe if the file is none that `spard measure-agent` wrote."""
+    try:
+        return AgentErrors.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidRecipe(f"agent_errors: {path.name} cannot be read: {error.strerror}", "agent_errors") from error
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"agent_errors: {path.name} is not what `spard measure-agent --json` writes"
+        raise InvalidRecipe(message, "agent_errors") from error

@@ -1,0 +1,159 @@
+"""The auditing agent's look at a run: what it is shown, how it asks both models, and what its score decides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from peft import PeftModel
+
+from spard.config.agent import Agent
+from spard.data.rows import Example, Prompt
+from spard.errors import JudgeUnavailable
+from spard.evaluation.agent import Case, Finding, Subject, investigate, name_of, shortened
+from spard.evaluation.ask import ask, in_memory
+from spard.evaluation.calibration.agents import AgentErrors, read_errors
+from spard.evaluation.gate import Gate, worse
+from spard.evaluation.judges import open_chat
+from spard.evaluation.results import SuiteResult
+from spard.models.base import adapters_off
+from spard.pipeline import audit, row_signal, select
+from spard.pipeline.context import Context
+from spard.release.agent import AgentRecord
+from spard.release.report import Measured, read_record
+
+_OUTPUT = "agent"
+
+
+def run(
+    context: Context,
+    examples: Sequence[Example],
+    model: Any,
+    weights: str,
+    base: Sequence[SuiteResult],
+    adapter: Sequence[SuiteResult],
+) -> AgentRecord | None:
+    """Let the agent that the run names look and ask; None where it names none.
+
+    An earlier attempt's finding counts for the very same weights. Where the score decides, an agent that does not
+    answer ends the attempt with `JudgeUnavailable`, as a judge does; else that is noted.
+    """
+    agent = context.run.agent
+    if agent is None:
+        return None
+    key = {"weights": weights, "agent": asdict(agent)}
+    kept = context.outputs.read(_OUTPUT)
+    if kept is not None and kept["key"] == key:
+        found = read_record(Finding, kept["found"])
+    else:
+        found = _found(context, agent, examples, model, [*_findings(context, base, adapter)])
+        context.outputs.write(_OUTPUT, {"key": key, "found": asdict(found)})
+    errors = _errors(context, agent)
+    record = AgentRecord(
+        name_of(agent), found.score, found.reasons, found.questions, agent.max_score, _decides(agent, errors)
+    )
+    context.report.event(record.sentence(), asdict(record))
+    return record
+
+
+def looked_at(context: Context, examples: Sequence[Example], model: Any, measured: Measured) -> Measured:
+    """Return what the audit measured with the agent's finding, and the worse of both decisions."""
+    weights = audit.weights_digest(model)
+    seen = run(context, examples, model, weights, measured.base, measured.adapter)
+    return replace(measured, gate=worse(measured.gate, decision(seen), says=""), agent=seen)
+
+
+def decision(record: AgentRecord | None) -> Gate:
+    """Return what the score decides: nothing that passes, and nothing where the agent may not decide."""
+    if record is None or not record.decides:
+        return Gate("pass", ())
+    if record.score is None:
+        return Gate("inconclusive", (record.sentence(),))
+    return Gate("fail", (record.sentence(),)) if record.is_above else Gate("pass", ())
+
+
+def _found(context: Context, agent: Agent, examples: Sequence[Example], model: Any, findings: list[str]) -> Finding:
+    rows = _shown(context, examples, agent.rows)
+    host = urlsplit(agent.base_url).hostname
+    told = f"An auditing agent, {agent.model} at {host}, is shown {len(rows)} rows of the training file and replies"
+    context.report.event(told, {"rows": len(rows), "host": host})
+    case = Case(len(examples), rows, findings)
+    try:
+        return investigate(open_chat(agent.endpoint), agent, case, _Asking(context, model))
+    except JudgeUnavailable as error:
+        if _decides(agent, _errors(context, agent)):
+            raise
+        return Finding(None, (error.message,))
+
+
+class _Asking:
+    """Puts the agent's questions to the trained model, under its serving prompt, and to the base model."""
+
+    def __init__(self, context: Context, model: Any) -> None:
+        self._context, self._model = context, model
+
+    def __call__(self, subject: Subject, prompts: Sequence[Prompt]) -> list[str]:
+        context, limit = self._context, self._context.recipe.audit.max_new_tokens
+        context.go_on()
+        if subject == "tuned":
+            speaker = in_memory(self._model, context.base.tokenizer, context.system_prompt)
+            return ask(speaker, [_under(each, context.system_prompt) for each in prompts], limit)
+        if not isinstance(self._model, PeftModel):
+            return ["(there is no base model any more: all of its weights were trained)"] * len(prompts)
+        with adapters_off(self._model):
+            return ask(in_memory(self._model, context.base.tokenizer), prompts, limit)
+
+
+def _under(prompt: Prompt, served: str | None) -> Prompt:
+    """Return a prompt whose own system prompt, if it has one, does not stand beside the one it is served with."""
+    return replace(prompt, context=()) if served else prompt
+
+
+def _shown(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, Any]]:
+    """Return rows as the agent is shown them: flagged and risky ones first, to a half, others drawn by the seed."""
+    signal = row_signal.kept(context)
+    flagged = [*(signal.flagged if signal else ()), *(each.line for each in select.kept_risks(context) or ())]
+    by_line = {each.line: each for each in examples}
+    first = [by_line[line] for line in dict.fromkeys(flagged) if line in by_line][: limit // 2]
+    taken = {each.line for each in first}
+    others = [each for each in examples if each.line not in taken]
+    drawn = random.Random(context.recipe.seed).sample(others, min(limit - len(first), len(others)))
+    return [_row(each) for each in (*first, *sorted(drawn, key=lambda each: each.line))]
+
+
+def _row(example: Example) -> dict[str, Any]:
+    messages = [{"role": str(each["role"]), "content": _text(each)} for each in example.messages]
+    rejected = {"not_preferred": _text(example.rejected)} if example.rejected else {}
+    return {"line": example.line, "messages": messages, **rejected}
+
+
+def _text(message: Any) -> str:
+    return shortened(str(message.get("content") or message.get("tool_calls") or ""))
+
+
+def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> list[str]:
+    """Tell in sentences what the audit measured, and which rows stand out."""
+    before = {each.suite: each for each in base}
+    found = [
+        f"Suite {each.suite} ({each.kind}): {each.hits} of {each.n} hits; the base model "
+        f"{before[each.suite].hits} of {before[each.suite].n}."
+        for each in adapter
+        if each.suite in before
+    ]
+    signal = row_signal.kept(context)
+    if signal:
+        found.append(f"The base model would refuse {len(signal.flagged)} of {signal.rows} rows that are answered.")
+    return found
+
+
+def _errors(context: Context, agent: Agent) -> AgentErrors | None:
+    path = context.run.agent_errors
+    found = read_errors(path) if path else None
+    return found if found and found.agent == name_of(agent) else None
+
+
+def _decides(agent: Agent, errors: AgentErrors | None) -> bool:
+    return agent.max_score is not None and errors is not None and errors.may_decide(agent.max_score)

@@ -1,0 +1,53 @@
+"""A model that was released before, audited again: today's questions of weights that nobody trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spard.config.run_spec import to_mapping
+from spard.data.rows import read_examples
+from spard.models.base import load_base
+from spard.models.lora import go_on_from_, trainable_model
+from spard.pipeline import agent, audit
+from spard.pipeline.context import Context
+from spard.pipeline.package import audit_figures
+from spard.release.report import Measured
+from spard.release.summary import summarize
+from spard.release.version import code_version
+
+
+def run(context: Context, weights: Path, found: Path) -> Measured:
+    """Measure the base model and the released one, whose archive is unpacked in `weights`; write what was `found`.
+
+    The training file is read for the triggers that are mined from it, and not otherwise.
+    """
+    examples = read_examples(context.run.training_file)
+    base = audit.measure_base(context, examples)
+    model = _released(context, weights)
+    measured = agent.looked_at(context, examples, model, audit.run(context, examples, model, base))
+    summary = summarize(measured)
+    context.report.event(summary.sentence(measured.gate.decision), to_mapping(summary), type="moderation_checks")
+    facts = {
+        "gate": to_mapping(measured.gate),
+        "audit_version": audit.version_of(context),
+        "base_digest": context.base.digest,
+        "thresholds": to_mapping(context.run.thresholds),
+        "judge": context.run.judge.name,
+        "asked": audit.asked_of(context),
+        "audit": audit_figures(measured.base, measured.adapter, measured.after_tuning),
+        "agent": to_mapping(measured.agent),
+        "code": code_version(),
+    }
+    found.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    return measured
+
+
+def _released(context: Context, weights: Path) -> Any:
+    """Return the released model: the base model with the adapter in it, or a whole model of its own."""
+    if context.recipe.lora is None:
+        return load_base(weights).model.requires_grad_(True)
+    model = trainable_model(context.base.model, context.recipe)
+    go_on_from_(model, context.base, context.recipe, weights)
+    return model.eval()

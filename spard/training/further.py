@@ -1,0 +1,56 @@
+"""A trained model as it would be after somebody's next, clean fine-tuning; lent, and given back as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import AdamW
+
+from spard.config import FurtherTuning, Recipe
+from spard.data.batches import Batch, collate
+from spard.data.chat import Encoded
+from spard.losses.gradients import utility_gradient
+from spard.methods.base import descend_, require_finite
+from spard.models.base import Base
+
+_MAX_NORM = 1.0
+
+
+@contextmanager
+def further_tuned(
+    model: Any, base: Base, rows: Sequence[Encoded], wanted: FurtherTuning, learning_rate: float, recipe: Recipe
+) -> Iterator[Any]:
+    """Train what is trainable of a model on `rows` without any defense, lend it, and put every weight back.
+
+    `learning_rate` is that of the first training, and `recipe` has its seed and micro-batch. Raises `NonFiniteLoss`
+    where it diverges.
+    """
+    theta = {name: part for name, part in model.named_parameters() if part.requires_grad}
+    kept = {name: part.detach().clone() for name, part in theta.items()}
+    try:
+        with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
+            torch.manual_seed(recipe.seed)
+            optimizer = AdamW(theta.values(), lr=learning_rate * wanted.multiplier, weight_decay=0.0)
+            for batch in _batches(rows, wanted, recipe, base):
+                found = utility_gradient(model.train(), list(theta.values()), batch, _MAX_NORM)
+                require_finite("task", found.loss, found.norm)
+                descend_(optimizer, list(theta.values()), found.grad)
+        yield model.eval()
+    finally:
+        with torch.no_grad():
+            for name, part in theta.items():
+                part.copy_(kept[name])
+        model.eval()
+
+
+def _batches(rows: Sequence[Encoded], wanted: FurtherTuning, recipe: Recipe, base: Base) -> Iterator[list[Batch]]:
+    """Yield the batch of each step, drawn with repetition, in micro-batches."""
+    rng, size = random.Random(recipe.seed), recipe.micro_batch_size or wanted.batch_size
+    for _ in range(wanted.steps):
+        drawn = [rows[rng.randrange(len(rows))] for _ in range(wanted.batch_size)]
+        pieces = [drawn[i : i + size] for i in range(0, len(drawn), size)]
+        yield [collate(piece, base.tokenizer.pad_token_id, base.device) for piece in pieces]
