@@ -58,14 +58,15 @@ def take_part(folder: Folder, report: Report, rank: int, count: int) -> None:
 
 
 def _context(assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool]) -> Context:
-    base = load_base(assignment.run.model, assignment.run.revision)
+    cache = FolderCache(assignment.cache_dir)
+    base = load_base(assignment.run.model, assignment.run.revision, sha256=cache.file_sha256)
     _set_threads(base)
     return Context(
         assignment.run,
         base,
         report,
         OutputsInFolder(folder.stage),
-        FolderCache(assignment.cache_dir),
+        cache,
         folder.resume_states,
         should_stop,
         assignment.processes,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ class Run:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         if self.references:
             tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
-        return save(resume_states, self.progress.step, tensors, {"run": self._identity(), **asdict(self.progress)})
+        return save(resume_states, self.progress.step, tensors, {"run": self._identity, **asdict(self.progress)})
 
     @contextmanager
     def as_finished(self) -> Iterator[Any]:
@@ -187,7 +187,7 @@ class Run:
         """Put parameters, moments and progress back; the method's own tensors, none without a resume state."""
         for path in newest_first(resume_states):
             tensors, state = load(path)
-            if state.pop("run") != self._identity():
+            if state.pop("run") != self._identity:
                 log.warning("resume state %s belongs to another run; it is left alone", path.name)
                 continue
             with torch.no_grad():
@@ -203,8 +203,12 @@ class Run:
             return _under(_METHOD, tensors)
         return None
 
+    @cached_property
     def _identity(self) -> str:
-        """Return a digest of everything that decides this run's numbers; micro-batches and passes only round them."""
+        """A digest of everything that decides this run's numbers; micro-batches and passes only round them.
+
+        All rows are hashed, and that once for all resume states.
+        """
         same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None)
         recipe = without_added(asdict(same))
         recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
