@@ -71,6 +71,11 @@ def read_benign(path: Path) -> list[Example]:
     return [pool_example(row, line) for line, row in _checked(path, pool_row, InvalidPool) if is_benign(row)]
 
 
+def each_of_pool(path: Path) -> Iterator[Example]:
+    """Read a pool's rows of both sides, one after the other."""
+    return (pool_example(row, line) for line, row in _checked(path, pool_row, InvalidPool))
+
+
 def pool_example(row: Row, line: int) -> Example:
     """Convert a pool's row that breaks no rule: a question with its safe answer, or a benign one without an answer."""
     if is_benign(row):
