@@ -105,7 +105,7 @@ def oracle(pool_ND: Vectors, q_N: Tensor, k: int, beta: float = 4.0) -> list[int
     for start in range(0, len(pool_ND), SHARD):
         rows = slice(start, start + SHARD)
         Y_ND[rows] = torch.nn.functional.normalize(pool_ND[rows].double(), dim=1) * q_N[rows].pow(beta).unsqueeze(1)
-    gain_N = torch.cat([part.square().sum(dim=1) for part in Y_ND.split(SHARD)])
+    gain_N = torch.linalg.vector_norm(Y_ND, dim=1).square()
     V_KD = Y_ND.new_zeros(k, Y_ND.shape[1])
     chosen: list[int] = []
     for t in range(k):

@@ -1,4 +1,4 @@
-"""What is worth keeping between jobs on one machine: embeddings of pools, audits of base models, digests of weights.
+"""What is worth keeping between jobs on one machine: embeddings of pools, audits of base models.
 
 An entry is a file named after the digest of everything that its content depends on, written aside and renamed, so two
 jobs may write the same one. It carries the digest of its content; one that does not match is made anew.
@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,12 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spard.digests import file_sha256
 from spard.models.adapters import tensor_digest
 
 log = logging.getLogger(__name__)
-
-_SETTLED_NS = 2_000_000_000  # coarse clocks of file systems tell writes apart that are so far from each other
 
 
 class FolderCache:
@@ -55,19 +51,6 @@ class FolderCache:
             entry = json.dumps({"sha256": _sha256(text), "content": text})
             _write(path, lambda aside: aside.write_text(entry))
         return found
-
-    def file_sha256(self, path: Path) -> str:
-        """Return the SHA-256 of a file, read anew only if it is another file, or was written to since.
-
-        One that was written to just now may be again without a sign, so that its digest is not kept.
-        """
-        found = path.stat()
-        if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) < _SETTLED_NS:
-            return file_sha256(path)
-        facts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        key = {"path": str(path.resolve()), "facts": facts}
-        digest: str = self.json("digests", key, partial(file_sha256, path))
-        return digest
 
     def _path(self, kind: str, key: Mapping[str, Any], suffix: str) -> Path:
         return self._folder / kind / f"{_sha256(json.dumps(dict(key), sort_keys=True))}.{suffix}"

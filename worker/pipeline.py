@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from spard import distributed
 from spard.config.patience import Patience
+from spard.digests import file_sha256
 from spard.errors import Stopped
 from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.scorers.sandbox import refuse_programs
@@ -58,15 +60,14 @@ def take_part(folder: Folder, report: Report, rank: int, count: int) -> None:
 
 
 def _context(assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool]) -> Context:
-    cache = FolderCache(assignment.cache_dir)
-    base = load_base(assignment.run.model, assignment.run.revision, sha256=cache.file_sha256)
+    base = load_base(assignment.run.model, assignment.run.revision, sha256=partial(_sha256, assignment.weights))
     _set_threads(base)
     return Context(
         assignment.run,
         base,
         report,
         OutputsInFolder(folder.stage),
-        cache,
+        FolderCache(assignment.cache_dir),
         folder.resume_states,
         should_stop,
         assignment.processes,
@@ -74,6 +75,11 @@ def _context(assignment: Assignment, folder: Folder, report: Report, should_stop
         _checkpoints(assignment, folder),
         assignment.keeps_transcripts,
     )
+
+
+def _sha256(told: Mapping[str, str], path: Path) -> str:
+    """Return the digest of a model's file as the worker has told it, else from its bytes."""
+    return told.get(path.name) or file_sha256(path)
 
 
 def _checkpoints(assignment: Assignment, folder: Folder) -> CheckpointPlan | None:

@@ -27,7 +27,7 @@ from spard.release.figure_records import TRANSCRIPTS
 _LOCK = "lock"
 _REST = (
     *("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until"),
-    "keeps_transcripts",
+    *("keeps_transcripts", "weights"),
 )
 
 
@@ -121,6 +121,7 @@ class Assignment:
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     taken_until: int = 0  # the last step whose checkpoint an earlier attempt has left
     keeps_transcripts: bool = False  # every prompt of the audit is kept with its reply
+    weights: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the base model's files by their names
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
@@ -137,6 +138,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "checkpoint_prompts": assignment.checkpoint_prompts,
         "taken_until": assignment.taken_until,
         "keeps_transcripts": assignment.keeps_transcripts,
+        "weights": dict(assignment.weights),
     }
     folder.job.write_text(json.dumps(facts))
 

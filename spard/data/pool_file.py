@@ -22,7 +22,7 @@ class PoolRows(Sequence[Example]):
     `starts` are the bytes at which their lines begin, `lines` the numbers of these lines.
     """
 
-    def __init__(self, path: Path, starts: Sequence[int], lines: Sequence[int]) -> None:
+    def __init__(self, path: Path, starts: array[int], lines: array[int]) -> None:
         """Take the file as it was when it was searched."""
         self._path, self._starts, self._lines = path, starts, lines
 
@@ -48,7 +48,7 @@ class PoolRows(Sequence[Example]):
     def _read(self, places: Sequence[int]) -> Iterator[Example]:
         with self._path.open("rb") as file:
             for i in places:
-                start, line = int(self._starts[i]), int(self._lines[i])
+                start, line = self._starts[i], self._lines[i]
                 file.seek(start)
                 raw = file.readline().removesuffix(b"\n")
                 yield pool_example(parse_row(decoded(raw if start else raw.removeprefix(UTF8_BOM), line), line), line)

@@ -6,6 +6,7 @@ does not train on.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +38,8 @@ def open_pool(context: Context, path: Path) -> Pool:
     """Find the rows of a pool's file, once for each file; raises `InvalidPool` for a row that breaks a rule."""
     digest = file_sha256(path)
     found_N3 = context.cache.tensor("pools", {"pool": digest}, lambda: _searched(path))
-    starts_N, lines_N, is_benign_N = found_N3.unbind(dim=1)
-    sides = [
-        PoolRows(path, starts_N[side].numpy(), lines_N[side].numpy()) for side in (is_benign_N == 0, is_benign_N == 1)
-    ]
-    return Pool(digest, *sides)
+    sides = [found_N3[found_N3[:, 2] == side] for side in (0, 1)]
+    return Pool(digest, *(PoolRows(path, _column(side_N3, 0), _column(side_N3, 1)) for side_N3 in sides))
 
 
 def fitting(context: Context, pool: Pool) -> Sequence[int]:
@@ -50,6 +48,10 @@ def fitting(context: Context, pool: Pool) -> Sequence[int]:
     length_N = context.cache.tensor("lengths", key, lambda: _lengths(context, pool.safe))
     found: list[int] = (length_N <= context.limit).nonzero().flatten().tolist()
     return range(len(pool.safe)) if len(found) == len(pool.safe) else found
+
+
+def _column(found_N3: Tensor, number: int) -> array[int]:
+    return array("q", found_N3[:, number].contiguous().numpy().tobytes())
 
 
 def _searched(path: Path) -> Tensor:

@@ -98,7 +98,8 @@ class Contenders:
         c_BM = self._read(part).to(dtype) @ new_MD.to(dtype).T.contiguous()
         share_B = (torch.linalg.vector_norm(c_BM, dim=1).double() * self._inverse_C[part]).square()
         error_B = 2 * eps * (m * d * share_B).sqrt() + m * d * eps**2
-        return self.weight_C[part].square() * (share_B - error_B).clamp(min=0)
+        lost_B: Tensor = self.weight_C[part].square() * (share_B - error_B).clamp(min=0)
+        return lost_B
 
     def _read(self, part: slice | Tensor) -> Tensor:
         """Return rows as they are in the pool; a slice of a pool that is looked at as a whole is not copied."""

@@ -31,6 +31,7 @@ __all__ = ["Greedy", "fill", "greedy", "quality", "select"]
 TIE = 1e-12  # gains within this share of the best are equal; the lowest index wins
 FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
 WINDOW = 384
+_LISTED = 2**16  # rows at a time
 COLUMNS = 32  # products of a window's best rows with all of it that are made together
 
 
@@ -97,7 +98,8 @@ def _filled(pool_ND: Vectors, own_N: Tensor, among: Tensor | None, chosen: list[
         return chosen
     order_N = own_N.sort(descending=True, stable=True).indices
     order_N = order_N if among is None else among[order_N]
-    return fill(pool_ND, (i for part in order_N.split(2**16) for i in part.tolist()), chosen, k)
+    parts = (order_N[start : start + _LISTED] for start in range(0, len(order_N), _LISTED))
+    return fill(pool_ND, (i for part in parts for i in part.tolist()), chosen, k)
 
 
 def fill(pool_ND: Vectors, order: Iterable[int], chosen: list[int], k: int) -> list[int]:

@@ -56,7 +56,7 @@ class Shards:
 class Centered:
     """Embeddings seen from a point, in float32; each row is made when it is read."""
 
-    def __init__(self, vectors: Tensor | Shards, center_D: Tensor) -> None:
+    def __init__(self, vectors: Vectors, center_D: Tensor) -> None:
         """Take the point in float64."""
         self._vectors, self._center_D = vectors, center_D
         self.dtype, self.device, self.shape = torch.float32, vectors.device, vectors.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_rows_by_offsets_are_the_rows_of_the_file(tmp_path: Path, mark: str, end
     starts, lines, benign = search(path)
     for side, read in ((0, read_pool), (1, read_benign)):
         at = [i for i, each in enumerate(benign) if each == side]
-        found = PoolRows(path, [starts[i] for i in at], [lines[i] for i in at])
+        found = PoolRows(path, array("q", [starts[i] for i in at]), array("q", [lines[i] for i in at]))
         assert list(found) == read(path) == found[:] == [found[i] for i in range(len(found))]
         assert found[-1] == found[len(found) - 1]
         with pytest.raises(IndexError):

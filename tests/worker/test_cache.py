@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from spard.digests import file_sha256
 from worker.cache import FolderCache
 
 
@@ -62,30 +59,6 @@ def test_a_damaged_entry_is_made_anew(cache: FolderCache, tmp_path: Path, kind: 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     assert FolderCache(tmp_path / "file").json("audits", {}, lambda: [1]) == [1]
-
-
-def test_a_file_is_hashed_again_only_when_it_was_written_to(
-    cache: FolderCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Path] = []
-    monkeypatch.setattr("worker.cache.file_sha256", lambda path: read.append(path) or file_sha256(path))
-    weights = tmp_path / "weights"
-    digests = []
-    for content in ("a", "a", "b"):
-        if content != "a" or not weights.exists():
-            weights.write_text(content)
-            monkeypatch.setattr("worker.cache.time.time_ns", lambda: time.time() * 1e9 + 60e9)  # a minute later
-        digests.append(cache.file_sha256(weights))
-    assert digests == [hashlib.sha256(content).hexdigest() for content in (b"a", b"a", b"b")]
-    assert len(read) == 2
-
-
-def test_the_digest_of_a_file_that_was_just_written_is_not_kept(cache: FolderCache, tmp_path: Path) -> None:
-    weights = tmp_path / "weights"
-    for content in (b"a", b"b"):
-        weights.write_bytes(content)
-        assert cache.file_sha256(weights) == hashlib.sha256(content).hexdigest()
-    assert not list((tmp_path / "cache").rglob("*.json"))
 
 
 def test_tensors_are_mapped_and_not_read_into_memory(cache: FolderCache) -> None:
