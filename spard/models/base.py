@@ -17,11 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from spard.config import MAX_SEQ_LENGTH
 from spard.data.chat import set_plain_template
-from spard.digests import file_sha256
+from spard.digests import file_sha256, model_files
 from spard.errors import InvalidModel
 from spard.models.origin import Origin, origin
-
-_HASHED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +78,9 @@ def load_base(
 def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
     """SHA-256 over the names and bytes of weights, configuration and tokenizer; `sha256` gives that of a file."""
     whole = hashlib.sha256()
-    for path in hashed_files(folder):
+    for path in model_files(folder):
         whole.update(f"{path.name} {sha256(path)}\n".encode())
     return f"sha256:{whole.hexdigest()}"
-
-
-def hashed_files(folder: Path) -> list[Path]:
-    """Return the files of a model's folder that its digest is made of, in the order of their names."""
-    return sorted({path for pattern in _HASHED for path in folder.glob(pattern)})
 
 
 @contextmanager

@@ -58,8 +58,9 @@ class Centered:
 
     def __init__(self, vectors: Vectors, center_D: Tensor) -> None:
         """Take the point in float64."""
-        self._vectors, self._center_D = vectors, center_D
-        self.dtype, self.device, self.shape = torch.float32, vectors.device, vectors.shape
+        self._vectors, self._center_D, self.dtype = vectors, center_D, torch.float32
+        self.device: torch.device = vectors.device
+        self.shape: torch.Size = vectors.shape
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -55,7 +55,8 @@ class Counted:
     """A tokenizer that notes the texts it is given."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self.texts = tokenizer, []
+        self._tokenizer = tokenizer
+        self.texts: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
