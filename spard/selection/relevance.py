@@ -92,7 +92,7 @@ def _by_pool(pool_ND: Vectors, task_MD: Vectors) -> tuple[Tensor, Tensor]:
 
 
 def _by_task(pool_ND: Vectors, task_MD: Vectors) -> tuple[Tensor, Tensor]:
-    """Read the task rows once; afterwards those alone that are nearest to a pool row."""
+    """Read the task rows once, and then those alone that are nearest to a pool row."""
     dtype, inverse_N = product_dtype(pool_ND), inverse_norms(pool_ND)
     found = _Nearest(len(pool_ND), pool_ND, dtype)
     for columns in blocks(task_MD, _COLUMNS):
