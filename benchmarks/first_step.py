@@ -1,10 +1,11 @@
 """How soon a job takes its first step: `python -m benchmarks.first_step [--lab FOLDER --jobs 3]`.
 
 Jobs follow one another as on a warm worker: each in a child whose imports are done when its folder is handed over, all
-with one cache. The training file is --rows of a lab's file, the recipe is the default. Printed are wall
-seconds from the handing over of the folder until the job says that it embeds, selects, trains, and has made its first
-step. The first job pays for what is worked out once: the pool's embeddings and lengths, the base model's audit. What a
-file hides behind triggers the base model is asked anew, which the poisoned one shows (`--file poisoned.jsonl`).
+with one cache. The training file is --rows of a lab's file, the recipe is the default. Printed are wall seconds from
+the handing over of the folder until the job says that it embeds, selects, trains, and has made its first step, and the CPU
+seconds of all its processes until then. The first job pays for what is worked out once: the pool's embeddings and
+lengths, the base model's audit. What a file hides behind triggers the base model is asked anew, which the poisoned one
+shows (`--file poisoned.jsonl`).
 Without --lab one is made, whose base model is hardly trained.
 """
 
@@ -18,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
+
 from app.settings import Settings
 from spard.config import DRESSES_ALONE, Audit, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
@@ -28,7 +31,7 @@ from worker.process import COMMAND, Child, environment
 from worker.weights import digests_of
 from worker.workdir import Assignment, Folder, write_assignment
 
-MARKS = ("embed", "select", "train", "first step")
+MARKS = ("embed", "select", "train", "first step", "CPU s")
 WARM_S = 20.0  # until a child's imports are done
 
 
@@ -55,7 +58,7 @@ def main() -> None:
 
 def _marks(child: Child, folder: Folder) -> dict[str, float]:
     """Return when the job said what, up to its first step."""
-    begun, found = time.perf_counter(), {}
+    begun, before, found = time.perf_counter(), _cpu_s(child), {}
     child.work(folder)
     while "first step" not in found and not child.is_over:
         message = child.receive(timeout_s=1)
@@ -64,10 +67,17 @@ def _marks(child: Child, folder: Folder) -> dict[str, float]:
         if message["kind"] == "phase":
             found[message["phase"]] = time.perf_counter() - begun
         elif message["kind"] == "metrics":
-            found["first step"] = time.perf_counter() - begun
+            found["first step"], found["CPU s"] = time.perf_counter() - begun, _cpu_s(child) - before
         elif message["kind"] == "failed":
             raise SystemExit(message["message"])
     return found
+
+
+def _cpu_s(child: Child) -> float:
+    """Return the CPU time of a child's process and of those that it has started and that run."""
+    own = psutil.Process(child.pid)
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
 
 
 def _folder(root: Path, file: Path, lab: Path, cache: Path, rows: int) -> Folder:

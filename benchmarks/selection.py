@@ -69,10 +69,8 @@ def main() -> None:
     if not args.quick:
         timings.append(measure("published", lambda: schur_greedy(pool_ND, q_N, args.k, _by_copies), 1))
 
-    print(
-        f"{len(pool_ND)} rows, d = {pool_ND.shape[1]}, k = {args.k}, {len(task_MD)} task rows, {args.threads} thread, "
-    )
-    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"{len(pool_ND)} rows, d = {pool_ND.shape[1]}, k = {args.k}, {len(task_MD)} task rows, ", end="")
+    print(f"{args.threads} thread, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"relevance, before any of them: {relevance_s:.3f} CPU s")
     print(f"{'':14}{'CPU s':>10}{'range':>16}{'x ours':>9}{'peak MB':>10}{'same order':>12}{'in common':>11}")
     for each in timings:
@@ -187,6 +185,8 @@ def _inputs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     if not args.pool:
         generator = torch.Generator().manual_seed(args.seed)
         spectrum_D = torch.logspace(0, -1.2, args.dimension)
+        if args.clusters:
+            return _clustered(args, generator, spectrum_D)
         rows = torch.randn(args.rows + 500, args.dimension, generator=generator) * spectrum_D
         rows += torch.randn(1, args.dimension, generator=generator)
         return rows[:-500], rows[-500:]
@@ -196,6 +196,18 @@ def _inputs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     task += [f"Please: {text}" for text in pool[::step]]  # as a file with a tenth of harmful rows would have
     print("embeddings: hashed words and word pairs, randomly projected; no embedding model")
     return hash_features(pool, args.dimension), hash_features(task, args.dimension)
+
+
+def _clustered(args: argparse.Namespace, generator: torch.Generator, spectrum_D: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw rows around centers, and task rows around a fiftieth of these."""
+    centers_CD = torch.randn(args.clusters, args.dimension, generator=generator)
+    centers_CD += torch.randn(1, args.dimension, generator=generator)
+
+    def drawn(count: int, of: int) -> Tensor:
+        place = torch.randint(of, (count,), generator=generator)
+        return centers_CD[place] + torch.randn(count, args.dimension, generator=generator) * spectrum_D
+
+    return drawn(args.rows, args.clusters), drawn(500, max(1, args.clusters // 50))
 
 
 def _prefix(order: Sequence[int], oracle: Sequence[int]) -> int:
@@ -219,6 +231,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--task", type=Path, action="append", default=[], help="JSONL rows with a prompt or question")
     parser.add_argument("--rows", type=int, default=8752, help="synthetic pool rows when no --pool is given")
     parser.add_argument("--dimension", type=int, default=384)
+    parser.add_argument("--clusters", type=int, default=0, help="draw rows around so many centers; 0: around one")
     parser.add_argument("--k", type=int, default=300)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
