@@ -2,8 +2,8 @@
 
 Jobs follow one another as on a warm worker: each in a child whose imports are done when its folder is handed over, all
 with one cache. The training file is --rows of a lab's file, the recipe is the default. Printed are wall seconds from
-the handing over of the folder until the job says that it embeds, selects, trains, and has made its first step, and the CPU
-seconds of all its processes until then. The first job pays for what is worked out once: the pool's embeddings and
+the handing over of the folder until the job says that it embeds, selects, trains, and has made its first step, and the
+CPU seconds of all its processes until then. The first job pays for what is worked out once: the pool's embeddings and
 lengths, the base model's audit. What a file hides behind triggers the base model is asked anew, which the poisoned one
 shows (`--file poisoned.jsonl`).
 Without --lab one is made, whose base model is hardly trained.
