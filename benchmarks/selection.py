@@ -8,13 +8,16 @@ The peers are written anew from their descriptions and get the same relevances:
 - fast-map-dpp: Chen et al. (2018), Algorithm 1; a dense kernel and one new Cholesky row for each pick.
 
 No embedding model is needed: texts become hashed words and pairs of words, projected to --dimension by a seeded random
-matrix. Times are medians, memory is what the resident set grew by at its peak. Without files, rows are synthetic.
+matrix. Times are medians of CPU seconds with their range, memory is what the resident set grew by at its peak. Without
+files, rows are synthetic.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import re
 import time
 import zlib
@@ -39,10 +42,14 @@ class Timing:
     """What one way of selecting took."""
 
     name: str
-    seconds: float
-    runs: int
+    runs: list[float]  # CPU seconds
     peak_mb: float
     order: list[int]
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return median(self.runs)
 
 
 def main() -> None:
@@ -50,9 +57,9 @@ def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
     pool_ND, task_MD = _inputs(args)
-    start = time.perf_counter()
+    start = time.process_time()
     q_N = dpp.quality(pool_ND, task_MD)
-    relevance_s = time.perf_counter() - start
+    relevance_s = time.process_time() - start
     oracle = greedy_oracle(pool_ND, q_N, args.k)
 
     ours = measure("ours", lambda: dpp.greedy(pool_ND, q_N, args.k).indices, args.runs)
@@ -62,13 +69,15 @@ def main() -> None:
     if not args.quick:
         timings.append(measure("published", lambda: schur_greedy(pool_ND, q_N, args.k, _by_copies), 1))
 
-    print(f"{len(pool_ND)} rows, d = {pool_ND.shape[1]}, k = {args.k}, {len(task_MD)} task rows, {args.threads} thread")
-    print(f"relevance, before any of them: {relevance_s:.3f} s")
-    print(f"{'':14}{'seconds':>10}{'runs':>6}{'x ours':>9}{'peak MB':>10}{'same order':>12}{'in common':>11}")
+    print(f"{len(pool_ND)} rows, d = {pool_ND.shape[1]}, k = {args.k}, {len(task_MD)} task rows, ", end="")
+    print(f"{args.threads} thread, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"relevance, before any of them: {relevance_s:.3f} CPU s")
+    print(f"{'':14}{'CPU s':>10}{'range':>16}{'x ours':>9}{'peak MB':>10}{'same order':>12}{'in common':>11}")
     for each in timings:
         common = len(set(each.order) & set(oracle))
+        spread = f"{min(each.runs):.3f}-{max(each.runs):.3f}"
         print(
-            f"{each.name:14}{each.seconds:10.3f}{each.runs:6}{each.seconds / ours.seconds:9.1f}{each.peak_mb:10.1f}"
+            f"{each.name:14}{each.seconds:10.3f}{spread:>16}{each.seconds / ours.seconds:9.1f}{each.peak_mb:10.1f}"
             f"{_prefix(each.order, oracle):8}/{len(oracle):<4}{common:6}/{len(oracle)}"
         )
     print("order and overlap: against float64 greedy over the whole pool, past the rank left out")
@@ -80,13 +89,13 @@ def greedy_oracle(pool_ND: Tensor, q_N: Tensor, k: int, beta: float = 4.0) -> li
     floor_N = R_ND.square().sum(dim=1) * 2.0**-40
     chosen: list[int] = []
     while len(chosen) < k:
-        gain_N = R_ND.square().sum(dim=1)
+        gain_N = torch.linalg.vector_norm(R_ND, dim=1).square()
         gain_N[gain_N <= floor_N] = 0.0
         if gain_N.max() == 0:
             break
         chosen.append(int((gain_N >= gain_N.max() * (1 - 1e-12)).nonzero()[0]))
         v_D = R_ND[chosen[-1]] / R_ND[chosen[-1]].norm()
-        R_ND -= torch.outer(R_ND @ v_D, v_D)
+        R_ND.addr_(R_ND @ v_D, v_D, alpha=-1)
     return chosen
 
 
@@ -148,21 +157,22 @@ def read_texts(path: Path) -> list[str]:
 
 
 def measure(name: str, run: Callable[[], list[int]], runs: int) -> Timing:
-    """Median time over `runs` and the growth of the resident set in the first."""
+    """CPU seconds of each of `runs`, and the growth of the resident set in the first."""
     before = _reset_peak()
     seconds, order = [], []
     peak = 0.0
     for _ in range(runs):
-        start = time.perf_counter()
+        start = time.process_time()
         order = run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         peak = peak or _status("VmHWM") - before
-    return Timing(name, median(seconds), runs, peak / 1024, order)
+    return Timing(name, seconds, peak / 1024, order)
 
 
 def _kernel(pool_ND: Tensor, q_N: Tensor, beta: float = 4.0) -> Tensor:
-    y_ND = normalize(pool_ND.float(), dim=1) * q_N.float().pow(beta).unsqueeze(1)
-    return y_ND @ y_ND.T
+    """Return the kernel in float32, by numpy's product: of a matrix with itself it makes one half only."""
+    y_ND = (normalize(pool_ND.float(), dim=1) * q_N.float().pow(beta).unsqueeze(1)).numpy()
+    return torch.from_numpy(y_ND @ y_ND.T)
 
 
 def _buckets(text: str) -> list[int]:
@@ -175,6 +185,8 @@ def _inputs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     if not args.pool:
         generator = torch.Generator().manual_seed(args.seed)
         spectrum_D = torch.logspace(0, -1.2, args.dimension)
+        if args.clusters:
+            return _clustered(args, generator, spectrum_D)
         rows = torch.randn(args.rows + 500, args.dimension, generator=generator) * spectrum_D
         rows += torch.randn(1, args.dimension, generator=generator)
         return rows[:-500], rows[-500:]
@@ -184,6 +196,18 @@ def _inputs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     task += [f"Please: {text}" for text in pool[::step]]  # as a file with a tenth of harmful rows would have
     print("embeddings: hashed words and word pairs, randomly projected; no embedding model")
     return hash_features(pool, args.dimension), hash_features(task, args.dimension)
+
+
+def _clustered(args: argparse.Namespace, generator: torch.Generator, spectrum_D: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw rows around centers, and task rows around a fiftieth of these."""
+    centers_CD = torch.randn(args.clusters, args.dimension, generator=generator)
+    centers_CD += torch.randn(1, args.dimension, generator=generator)
+
+    def drawn(count: int, of: int) -> Tensor:
+        place = torch.randint(of, (count,), generator=generator)
+        return centers_CD[place] + torch.randn(count, args.dimension, generator=generator) * spectrum_D
+
+    return drawn(args.rows, args.clusters), drawn(500, max(1, args.clusters // 50))
 
 
 def _prefix(order: Sequence[int], oracle: Sequence[int]) -> int:
@@ -207,6 +231,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--task", type=Path, action="append", default=[], help="JSONL rows with a prompt or question")
     parser.add_argument("--rows", type=int, default=8752, help="synthetic pool rows when no --pool is given")
     parser.add_argument("--dimension", type=int, default=384)
+    parser.add_argument("--clusters", type=int, default=0, help="draw rows around so many centers; 0: around one")
     parser.add_argument("--k", type=int, default=300)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
+_OF_MODEL = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return what a base model's digest is made of: weights, configuration and tokenizer, ordered by name."""
+    return sorted({path for pattern in _OF_MODEL for path in folder.glob(pattern)})
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:

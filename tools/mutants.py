@@ -40,6 +40,7 @@ _OF_LEASES = tuple(
 )
 NEAREST: dict[str, tuple[str, ...]] = {
     "spard/selection/dpp.py": ("tests/spard/test_dpp_bounds.py", "tests/spard/test_dpp.py"),
+    "spard/selection/contenders.py": ("tests/spard/test_dpp_bounds.py", "tests/spard/test_dpp.py"),
     "spard/methods/spag.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/methods/constraint.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/methods/variants/trust_region.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),

@@ -11,12 +11,13 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from spard.models.adapters import tensor_digest
@@ -31,13 +32,14 @@ class FolderCache:
         self._folder = folder
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor of that key, made anew if its file is missing or damaged."""
+        """Return the tensor of that key, made anew if its file is missing or damaged; it is mapped from the file."""
         path = self._path(kind, key, "safetensors")
         found = _read_tensor(path)
         if found is None:
-            found = make()
-            _write(path, save({"rows": found}, metadata={"sha256": tensor_digest({"rows": found})}))
-        return found
+            rows = {"rows": make()}
+            _write(path, partial(save_file, rows, metadata={"sha256": tensor_digest(rows)}))
+            found = _read_tensor(path)  # what was made need not stay in memory
+        return rows["rows"] if found is None else found
 
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """Return the JSON value of that key, made anew if its file is missing or damaged."""
@@ -46,7 +48,8 @@ class FolderCache:
         if found is None:
             found = make()
             text = json.dumps(found)
-            _write(path, json.dumps({"sha256": _sha256(text), "content": text}).encode())
+            entry = json.dumps({"sha256": _sha256(text), "content": text})
+            _write(path, lambda aside: aside.write_text(entry))
         return found
 
     def _path(self, kind: str, key: Mapping[str, Any], suffix: str) -> Path:
@@ -82,14 +85,18 @@ def _read_json(path: Path) -> Any:
     return None
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, write: Callable[[Path], object]) -> None:
     """Write a cache entry; a failure costs time, not the job."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, prefix=".aside-", delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-    except OSError as error:
+            aside = Path(file.name)
+        try:
+            write(aside)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
         log.warning("not cached: %s", error)
 
 

@@ -23,6 +23,7 @@ from spard.config.deprecated import from_stored
 from spard.config.run_spec import RunSpec, SuiteSpec, parse
 from spard.release.archive import unpack
 from worker.failures import HubUnavailable, ModelMissing
+from worker.weights import digests_of
 from worker.workdir import Assignment, Folder, write_assignment
 
 log = logging.getLogger(__name__)
@@ -140,6 +141,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         taken_until=taken_until,
         keeps_transcripts=spec.transcripts,
         audits=spec.audited is not None,
+        weights=digests_of(run.model),
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
 
 import torch
 
 from spard import distributed
 from spard.config.patience import Patience
+from spard.digests import file_sha256
 from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.judges import asked_through
 from spard.evaluation.scorers.sandbox import refuse_programs
@@ -61,8 +64,8 @@ def judging(folder: Folder, report: Report, answers: int) -> Iterator[None]:
 
 
 def _context(assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool]) -> Context:
-    run = assignment.run
-    base = load_base(run.model, run.revision, sharding=run.recipe.sharding)
+    run, sha256 = assignment.run, partial(_sha256, assignment.weights)
+    base = load_base(run.model, run.revision, sharding=run.recipe.sharding, sha256=sha256)
     _set_threads(base)
     return Context(
         assignment.run,
@@ -77,6 +80,11 @@ def _context(assignment: Assignment, folder: Folder, report: Report, should_stop
         _checkpoints(assignment, folder),
         assignment.keeps_transcripts,
     )
+
+
+def _sha256(told: Mapping[str, str], path: Path) -> str:
+    """Return the digest of a model's file as the worker has told it, else from its bytes."""
+    return told.get(path.name) or file_sha256(path)
 
 
 def _checkpoints(assignment: Assignment, folder: Folder) -> CheckpointPlan | None:

@@ -27,7 +27,7 @@ from spard.release.figure_records import TRANSCRIPTS
 _LOCK = "lock"
 _REST = (
     *("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until"),
-    *("keeps_transcripts", "audits"),
+    *("keeps_transcripts", "audits", "weights"),
 )
 
 
@@ -126,6 +126,7 @@ class Assignment:
     taken_until: int = 0  # the last step whose checkpoint an earlier attempt has left
     keeps_transcripts: bool = False  # every prompt of the audit is kept with its reply
     audits: bool = False  # nothing is trained: what lies in `Folder.start` is audited
+    weights: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the base model's files by their names
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
@@ -143,6 +144,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "taken_until": assignment.taken_until,
         "keeps_transcripts": assignment.keeps_transcripts,
         "audits": assignment.audits,
+        "weights": dict(assignment.weights),
     }
     folder.job.write_text(json.dumps(facts))
 

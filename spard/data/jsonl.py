@@ -52,14 +52,7 @@ def decoded(raw: bytes, line: int) -> str:
 
 def cut_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a file that arrives in chunks, without their ends and without a byte order mark."""
-    rest, is_first = b"", True
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line.removeprefix(UTF8_BOM) if is_first else line
-            is_first = False
-    if rest:
-        yield rest.removeprefix(UTF8_BOM) if is_first else rest
+    return (raw.removeprefix(UTF8_BOM) if not at else raw for at, raw in _placed_lines(chunks))
 
 
 def numbered_texts(chunks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
@@ -72,6 +65,24 @@ def numbered_texts(chunks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
 def numbered_rows(chunks: Iterable[bytes]) -> Iterator[tuple[int, Row]]:
     """Yield the rows with the numbers of their lines; raise `BadRow` at the first line that is none."""
     return ((line, parse_row(text, line)) for line, text in numbered_texts(chunks))
+
+
+def placed_rows(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, Row]]:
+    """Yield where the line of each row begins, in bytes, its number, and the row; raise `BadRow` at what is none."""
+    for line, (at, raw) in enumerate(_placed_lines(chunks), start=1):
+        if text := decoded(raw if at else raw.removeprefix(UTF8_BOM), line):
+            yield at, line, parse_row(text, line)
+
+
+def _placed_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    rest, at = b"", 0
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield at, line
+            at += len(line) + 1
+    if rest:
+        yield at, rest
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:

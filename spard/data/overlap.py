@@ -15,10 +15,12 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Literal
 
 NEAR = 0.8  # Jaccard similarity of two texts' shingles
 SHINGLE = 3  # words
+HELD = 2**16  # texts
 MIN_INSIDE = 5  # words; shorter prompts are parts of ordinary sentences
 
 Shingle = tuple[str, ...]
@@ -37,24 +39,34 @@ class Leak:
     similarity: float
 
 
-def find_leaks(suites: Mapping[str, Sequence[str]], sources: Mapping[str, Sequence[str]]) -> list[Leak]:
-    """Return every audit prompt that a source holds, each with the first and closest row of that source."""
+def find_leaks(suites: Mapping[str, Sequence[str]], sources: Mapping[str, Iterable[str]]) -> list[Leak]:
+    """Return every audit prompt that a source holds, each with the first and closest row of that source.
+
+    Of a source `HELD` texts are held in memory at a time.
+    """
     leaks = []
     for source, texts in sources.items():
-        index = _Index(texts)
-        for suite, prompts in suites.items():
-            for i, prompt in enumerate(prompts):
-                found = index.find(prompt)
-                if found:
-                    leaks.append(Leak(suite, i, source, *found))
+        found: dict[tuple[str, int], Leak] = {}
+        for start, index in _indexes(texts):
+            for suite, prompts in suites.items():
+                for i, prompt in enumerate(prompts):
+                    if closest := index.find(prompt):
+                        row, kind, similarity = closest
+                        leak, before = Leak(suite, i, source, start + row, kind, similarity), found.get((suite, i))
+                        found[suite, i] = leak if before is None or _closeness(leak) > _closeness(before) else before
+        leaks += [
+            found[suite, i] for suite, prompts in suites.items() for i in range(len(prompts)) if (suite, i) in found
+        ]
     return leaks
 
 
 def rows_holding(prompts: Iterable[str], texts: Sequence[str]) -> set[int]:
     """Return the indices of all texts that hold one of the prompts."""
-    index = _Index(texts)
-    held = {words for prompt in prompts for words in index.holding(prompt)}
-    return {row for row, text in enumerate(texts) if normalized(text) in held}
+    asked, rows = list(prompts), set()
+    for start, index in _indexes(texts):
+        held = {words for prompt in asked for words in index.holding(prompt)}
+        rows |= {start + i for i, text in enumerate(texts[start : start + HELD]) if normalized(text) in held}
+    return rows
 
 
 def normalized(text: str) -> str:
@@ -62,8 +74,21 @@ def normalized(text: str) -> str:
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
+def _indexes(texts: Iterable[str]) -> Iterator[tuple[int, _Index]]:
+    """Yield the texts, `HELD` at a time, each time with the number of the first."""
+    left = iter(texts)
+    for start in count(0, HELD):
+        if not (part := list(islice(left, HELD))):
+            return
+        yield start, _Index(part)
+
+
+def _closeness(leak: Leak) -> tuple[int, float]:
+    return ("near", "inside", "exact").index(leak.kind), leak.similarity
+
+
 class _Index:
-    """The distinct texts of one source, by their words and by their shingles."""
+    """Distinct texts of one source, by their words and by their shingles."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._row: dict[str, int] = {}

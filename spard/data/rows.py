@@ -63,13 +63,24 @@ def read_examples(path: Path) -> list[Example]:
 
 def read_pool(path: Path) -> list[Example]:
     """Read the safe rows of a pool, `{"prompt": ..., "safe": ...}`, each as one question and its safe answer."""
-    return [_exchange(row, "safe", line) for line, row in _checked(path, pool_row, InvalidPool) if not is_benign(row)]
+    return [pool_example(row, line) for line, row in _checked(path, pool_row, InvalidPool) if not is_benign(row)]
 
 
 def read_benign(path: Path) -> list[Example]:
     """Read the benign rows of a pool, `{"prompt": ..., "benign": true}`, each as a question without an answer."""
-    found = ((line, row["prompt"]) for line, row in _checked(path, pool_row, InvalidPool) if is_benign(row))
-    return [Example(({"role": "user", "content": prompt},), line) for line, prompt in found]
+    return [pool_example(row, line) for line, row in _checked(path, pool_row, InvalidPool) if is_benign(row)]
+
+
+def each_of_pool(path: Path) -> Iterator[Example]:
+    """Read a pool's rows of both sides, one after the other."""
+    return (pool_example(row, line) for line, row in _checked(path, pool_row, InvalidPool))
+
+
+def pool_example(row: Row, line: int) -> Example:
+    """Convert a pool's row that breaks no rule: a question with its safe answer, or a benign one without an answer."""
+    if is_benign(row):
+        return Example(({"role": "user", "content": row["prompt"]},), line)
+    return _exchange(row, "safe", line)
 
 
 def read_prompts(path: Path, limit: int | None = None, kind: SuiteRowKind = "harmful") -> list[Prompt]:

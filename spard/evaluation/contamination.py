@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from spard.config.run_spec import RunSpec
 from spard.data.overlap import find_leaks
-from spard.data.rows import Example, prompt_text, read_benign, read_examples, read_pool, read_prompts
+from spard.data.rows import Example, each_of_pool, prompt_text, read_examples, read_prompts
 from spard.errors import ProviderDataOverlap, TrainAuditOverlap
 from spard.evaluation.audit import Suite
 from spard.evaluation.gate import is_gated
@@ -56,7 +56,7 @@ def hidden_leaks_of(run: RunSpec) -> dict[str, list[str]]:
     return dict(reasons)
 
 
-def leak_reasons(suites: Sequence[Suite], sources: Mapping[str, Sequence[Example]]) -> dict[str, list[str]]:
+def leak_reasons(suites: Sequence[Suite], sources: Mapping[str, Iterable[Example]]) -> dict[str, list[str]]:
     """Return, by suite, one sentence for each source that holds prompts of it.
 
     Sentences tell counts and no prompt: suites are secret.
@@ -71,16 +71,16 @@ def _suites(run: RunSpec) -> list[Suite]:
     return [Suite(each.name, each.kind, tuple(read_prompts(each.path, kind=each.kind))) for each in run.suites]
 
 
-def _sources(run: RunSpec) -> dict[str, Sequence[Example]]:
-    sources: dict[str, Sequence[Example]] = {_FILE: read_examples(run.training_file)}
+def _sources(run: RunSpec) -> dict[str, Iterable[Example]]:
+    sources: dict[str, Iterable[Example]] = {_FILE: read_examples(run.training_file)}
     if run.pool is not None and not run.recipe.defense.is_baseline:
-        sources[_POOL] = [*read_pool(run.pool), *read_benign(run.pool)]
+        sources[_POOL] = each_of_pool(run.pool)
     return sources
 
 
-def _counts(suites: Sequence[Suite], sources: Mapping[str, Sequence[Example]]) -> Counts:
+def _counts(suites: Sequence[Suite], sources: Mapping[str, Iterable[Example]]) -> Counts:
     prompts = {suite.name: [each.prompt for each in suite.prompts] for suite in suites}
-    texts = {name: [prompt_text(row) for row in rows] for name, rows in sources.items()}
+    texts = {name: map(prompt_text, rows) for name, rows in sources.items()}
     return Counter((leak.suite, leak.source) for leak in find_leaks(prompts, texts))
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from spard.data.encodings import encoding_of
 from spard.data.rows import Example, is_learned, prompt_text
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
-from spard.selection.relevance import relevance
+from spard.selection.relevance import blocks, relevance
+from spard.selection.shards import Centered, Vectors
 
 NEAR = 0.5  # the cosine from which a request counts as near a pool prompt
 EXCERPT = 80  # characters
@@ -58,7 +59,7 @@ class Risk:
 def rank(
     rows: Sequence[Example],
     task_MD: Tensor,
-    pool_ND: Tensor,
+    pool_ND: Vectors,
     most: int = 100,
     flagged: Mapping[int, float] = _NONE,
 ) -> list[Risk]:
@@ -69,13 +70,17 @@ def rank(
     """
     if not len(rows) or not len(pool_ND):
         return []
-    mean_D = torch.cat([task_MD.double(), pool_ND.double()]).mean(dim=0)
-    cosine_M, nearest_M = relevance((task_MD.double() - mean_D).float(), (pool_ND.double() - mean_D).float())
+    mean_D = (_sum(task_MD) + _sum(pool_ND)) / (len(task_MD) + len(pool_ND))
+    cosine_M, nearest_M = relevance((task_MD.double() - mean_D).float(), Centered(pool_ND, mean_D))
     odd = _odd_words(rows)
     cosines, nearest = cosine_M.tolist(), nearest_M.tolist()
     risks = [_risk(row, cosines[i], nearest[i], odd, flagged.get(row.line)) for i, row in enumerate(rows)]
     named = max(most, min(len(flagged), MOST_FLAGGED))
     return sorted(risks, key=lambda risk: (risk.own_refusal is None, -risk.score, risk.line))[:named]
+
+
+def _sum(x_ND: Vectors) -> Tensor:
+    return torch.stack([x_ND[rows].double().sum(dim=0) for rows in blocks(x_ND)]).sum(dim=0)
 
 
 def _risk(row: Example, cosine: float, pool_row: int, odd: frozenset[str], own_refusal: float | None) -> Risk:

@@ -99,7 +99,7 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
     whole = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return f"sha256:{whole.hexdigest()}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from spard.config import MAX_SEQ_LENGTH, Sharding
 from spard.data.chat import set_plain_template
+from spard.digests import file_sha256, model_files
 from spard.errors import InvalidModel
 from spard.models.origin import Origin, origin
 from spard.models.sharding import shard_
-
-_HASHED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,13 @@ def load_base(
     *,
     as_stored: bool = False,
     sharding: Sharding = "none",
+    sha256: Callable[[Path], str] = file_sha256,
 ) -> Base:
     """Load a causal language model; `source` is a folder or a hub id.
 
     Without `dtype` it is bfloat16 on a GPU and float32 elsewhere, or that of the files if `as_stored`. With
-    `sharding` each rank of a run keeps its part on its device. Nothing random takes place.
+    `sharding` each rank of a run keeps its part on its device. `sha256` gives the digest of a file, for callers that
+    know it already. Nothing random takes place.
     """
     folder = Path(source) if Path(source).is_dir() else None
     name = folder.name if folder else str(source)
@@ -73,18 +74,16 @@ def load_base(
         raise InvalidModel(f"model {name!r} needs a fast tokenizer with an end-of-text token", "model")
     set_plain_template(tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
-    digest = folder_digest(folder) if folder else f"{source}@{commit}"
+    digest = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     shard_(model, sharding, place)
     return Base(model.eval(), tokenizer, digest, place, origin(source, commit))
 
 
-def folder_digest(folder: Path) -> str:
-    """SHA-256 over the names and bytes of weights, configuration and tokenizer."""
+def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
+    """SHA-256 over the names and bytes of weights, configuration and tokenizer; `sha256` gives that of a file."""
     whole = hashlib.sha256()
-    for path in sorted({path for pattern in _HASHED for path in folder.glob(pattern)}):
-        with path.open("rb") as file:
-            part = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{path.name} {part}\n".encode())
+    for path in model_files(folder):
+        whole.update(f"{path.name} {sha256(path)}\n".encode())
     return f"sha256:{whole.hexdigest()}"
 
 

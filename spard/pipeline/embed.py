@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spard.data.rows import Example, prompt_text
-from spard.digests import file_sha256
 from spard.pipeline.context import Context
 from spard.selection.embeddings import embed
+from spard.selection.shards import Shards, Vectors
 
 _MAX_TOKENS = 512
 _CHUNK = 2048  # rows between two looks at whether to stop
+SHARD = 16 * _CHUNK  # rows that are kept together
 
 
-def pool(context: Context, rows: Sequence[Example], pool_file: Path, side: str | None = None) -> Tensor:
-    """Return the vectors of a side of the pool, the safe one unless named, worked out once for each base model."""
-    key = {"base": context.base.digest, "pool": file_sha256(pool_file), "max_tokens": _MAX_TOKENS}
+def pool(context: Context, rows: Sequence[Example], digest: str, side: str | None = None) -> Vectors:
+    """Return the vectors of a side of the pool, the safe one unless named, worked out once for each base model.
+
+    A large pool is kept in shards, so that an embedding that broke off goes on where it was.
+    """
+    key: dict[str, Any] = {"base": context.base.digest, "pool": digest, "max_tokens": _MAX_TOKENS}
     key |= {"side": side} if side else {}
-    return context.cache.tensor("embeddings", key, lambda: _embed(context, rows))
+    if len(rows) <= SHARD:
+        return context.cache.tensor("embeddings", key, lambda: _embed(context, rows, 0, len(rows)))
+    starts = range(0, len(rows), SHARD)
+    return Shards(
+        [
+            context.cache.tensor(
+                "embeddings", key | {"from": start, "rows": SHARD}, partial(_shard, context, rows, start)
+            )
+            for start in starts
+        ]
+    )
 
 
-def run(
-    context: Context, examples: Sequence[Example], safe: Sequence[Example], pool_file: Path
-) -> tuple[Tensor, Tensor]:
+def run(context: Context, examples: Sequence[Example], safe: Sequence[Example], digest: str) -> tuple[Tensor, Vectors]:
     """Return task_MD and pool_ND of the pool's safe rows; the latter are worked out once for each base model."""
-    context.report.stage("embed")
     with context.timed("embed"):
-        pool_ND = pool(context, safe, pool_file)
-        return _embed(context, examples), pool_ND
+        pool_ND = pool(context, safe, digest)
+        return _embed(context, examples, 0, len(examples)), pool_ND
 
 
-def _embed(context: Context, rows: Sequence[Example]) -> Tensor:
-    texts = [prompt_text(row) for row in rows]
+def _shard(context: Context, rows: Sequence[Example], start: int) -> Tensor:
+    return _embed(context, rows, start, min(start + SHARD, len(rows)))
+
+
+def _embed(context: Context, rows: Sequence[Example], start: int, stop: int) -> Tensor:
+    """Embed the rows from `start` up to `stop`, and tell how far all are."""
     parts = []
-    for start in range(0, len(texts), _CHUNK):
+    for first in range(start, stop, _CHUNK):
+        last = min(first + _CHUNK, stop)
         context.go_on()
-        parts.append(embed(context.base, texts[start : start + _CHUNK], max_tokens=_MAX_TOKENS))
-        context.report.progress(min(start + _CHUNK, len(texts)), len(texts))
+        texts = [prompt_text(row) for row in rows[first:last]]
+        parts.append(embed(context.base, texts, max_tokens=_MAX_TOKENS))
+        context.report.progress(last, len(rows))
     return torch.cat(parts)

@@ -14,8 +14,7 @@ from typing import Any
 from spard import distributed
 from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
-from spard.data.rows import Example, prompt_text, read_pool
-from spard.digests import file_sha256
+from spard.data.rows import Example, prompt_text
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.inverted_pool import inverted_rows
@@ -23,6 +22,7 @@ from spard.evaluation.own_refusal import REPLY, OwnRefusals, complies, own_refus
 from spard.models.generate import complete
 from spard.pipeline import audit
 from spard.pipeline.context import Context
+from spard.pipeline.pool import open_pool
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
@@ -102,8 +102,8 @@ def defending(context: Context, told: Told | None, task: Sequence[Encoded]) -> l
 
 def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> Told:
     asked = context.run.row_signal
-    key = {"base": context.base.digest, "pool": file_sha256(pool_file)}
-    pool = read_pool(pool_file)
+    found = open_pool(context, pool_file)
+    key, pool = {"base": context.base.digest, "pool": found.digest}, found.safe
     own = _own_refusals(context, pool, key)
     if not own.openings and asked.action != "report":
         message = f"the base model refused none of {own.asked} prompts of the safety pool, and row_signal needs that"

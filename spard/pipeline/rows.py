@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from spard.config.anchors import Kind
-from spard.data.chat import UNBOUNDED, Encoded, encode_all, encode_to_train
-from spard.data.rows import Example, read_benign, read_examples, read_pool
-from spard.errors import InvalidData, InvalidPool, raised_as
+from spard.data.chat import Encoded, encode_to_train
+from spard.data.rows import Example, read_examples
+from spard.errors import InvalidData, InvalidPool
 from spard.evaluation.judges import of_base_model
 from spard.losses.anchor import Pair
 from spard.pipeline import embed, row_signal, select
 from spard.pipeline.anchors import anchored
 from spard.pipeline.context import Context
+from spard.pipeline.pool import Pool, fitting, open_pool
 from spard.pipeline.row_signal import Told
 from spard.pipeline.safe_set import safe_set
 from spard.release.report import SelectedRows
@@ -96,14 +96,14 @@ def _safe_rows(
     """
     if not context.recipe.uses_pool or context.run.pool is None:
         return None, [], {}
-    recipe, pool = context.recipe, read_pool(context.run.pool)
-    benign = read_benign(context.run.pool) if recipe.uses_benign_rows else []
-    if not pool:
+    recipe, pool = context.recipe, open_pool(context, context.run.pool)
+    benign = pool.benign if recipe.uses_benign_rows else []
+    if not pool.safe:
         raise InvalidPool("the safety pool has no safe rows")
     if recipe.uses_benign_rows and not benign:
         context.report.warning("The safety pool has no benign rows: the anchor holds safe prompts alone.")
-    selected = select.kept(context) or _select(context, examples, pool, benign, context.run.pool, trained, told)
-    chosen, rows = [pool[i] for i in selected.indices], [examples[i] for i in trained]
+    selected = select.kept(context) or _select(context, examples, pool, trained, told)
+    chosen, rows = [pool.safe[i] for i in selected.indices], [examples[i] for i in trained]
     answers = partial(select.keep_answers, context)
     with of_base_model(context.run.model, context.run.revision):
         safe = safe_set(context.base, chosen, rows, recipe, context.run.judge, context.limit, answers)
@@ -115,29 +115,22 @@ def _safe_rows(
 
 
 def _select(
-    context: Context,
-    examples: Sequence[Example],
-    pool: Sequence[Example],
-    benign: Sequence[Example],
-    pool_file: Path,
-    trained: Sequence[int],
-    told: Told | None,
+    context: Context, examples: Sequence[Example], pool: Pool, trained: Sequence[int], told: Told | None
 ) -> SelectedRows:
     """Select benign rows, if any are wanted, and then safe ones: where these are kept, so are those."""
-    with raised_as(InvalidPool):
-        encoded = encode_all(context.base.tokenizer, pool, UNBOUNDED)
-    fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= context.limit]
-    if len(fitting) < len(pool):
-        left_out = f"{len(pool) - len(fitting)} of {len(pool)} safety examples have more than {context.limit} tokens"
-        context.report.warning(f"{left_out} and are left out.")
-    task_MD, pool_ND = embed.run(context, examples, pool, pool_file)
+    context.report.stage("embed")
+    fits = fitting(context, pool)
+    if len(fits) < len(pool.safe):
+        left_out = f"{len(pool.safe) - len(fits)} of {len(pool.safe)} safety examples"
+        context.report.warning(f"{left_out} have more than {context.limit} tokens and are left out.")
+    task_MD, pool_ND = embed.run(context, examples, pool.safe, pool.digest)
     select.rank_risks(context, examples, task_MD, pool_ND, told.by_line if told else {})
     trained_MD = task_MD[list(trained)]
-    if benign:
+    if context.recipe.uses_benign_rows and pool.benign:
         with context.timed("embed"):
-            benign_ND = embed.pool(context, benign, pool_file, "benign")
+            benign_ND = embed.pool(context, pool.benign, pool.digest, "benign")
         select.benign(context, trained_MD, benign_ND)
-    selected = select.run(context, trained_MD, pool_ND, fitting)
+    selected = select.run(context, trained_MD, pool_ND, fits)
     select.keep_map(context, [examples[i].line for i in trained], trained_MD, pool_ND, selected)
     return selected
 

@@ -6,7 +6,7 @@ Both are worked out once for a run and kept for its later attempts. Whose answer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -20,19 +20,19 @@ from spard.release.report import SelectedRows, read_record
 from spard.release.row_records import RiskyRow, SafeAnswers
 from spard.selection.pca import coordinates
 from spard.selection.select import choose
+from spard.selection.shards import Vectors
 
 _SELECTED, _BENIGN, _RISKS, _ANSWERS, _MAP = "select", "select_benign", "risk", "answers", "rows_map"
 _MAPPED = 300  # rows of each sort
 
 
-def run(context: Context, task_MD: Tensor, pool_ND: Tensor, fitting: Sequence[int]) -> SelectedRows:
+def run(context: Context, task_MD: Tensor, pool_ND: Vectors, fitting: Sequence[int]) -> SelectedRows:
     """Choose from the pool rows named by `fitting`, and keep which ones and why."""
     context.report.stage("select")
     with context.timed("select"):
         selection = context.recipe.selection
         k = selection.size(len(task_MD), len(fitting))
-        found = choose(pool_ND[list(fitting)], task_MD, k, selection, context.recipe.seed)
-        chosen = replace(found, indices=[fitting[i] for i in found.indices])
+        chosen = choose(pool_ND, task_MD, k, selection, context.recipe.seed, fitting)
         facts = asdict(chosen) | {"coordinates": coordinates(pool_ND[chosen.indices])}
         selected = read_record(SelectedRows, facts)
         context.outputs.write(_SELECTED, to_mapping(selected))
@@ -41,7 +41,7 @@ def run(context: Context, task_MD: Tensor, pool_ND: Tensor, fitting: Sequence[in
     return selected
 
 
-def benign(context: Context, task_MD: Tensor, benign_ND: Tensor) -> list[int]:
+def benign(context: Context, task_MD: Tensor, benign_ND: Vectors) -> list[int]:
     """Choose from the pool's benign rows as from its safe ones, and keep which; none where the pool has none."""
     with context.timed("select"):
         selection = context.recipe.selection
@@ -80,7 +80,7 @@ def kept_answers(context: Context) -> SafeAnswers | None:
 
 
 def rank_risks(
-    context: Context, examples: Sequence[Example], task_MD: Tensor, pool_ND: Tensor, flagged: Mapping[int, float]
+    context: Context, examples: Sequence[Example], task_MD: Tensor, pool_ND: Vectors, flagged: Mapping[int, float]
 ) -> None:
     """Rank the training rows by how much they look like harm, from the embeddings that are there anyway.
 
@@ -90,7 +90,7 @@ def rank_risks(
         context.outputs.write(_RISKS, to_mapping(rank(examples, task_MD, pool_ND, flagged=flagged)))
 
 
-def keep_map(context: Context, lines: Sequence[int], task_MD: Tensor, pool_ND: Tensor, selected: SelectedRows) -> None:
+def keep_map(context: Context, lines: Sequence[int], task_MD: Tensor, pool_ND: Vectors, selected: SelectedRows) -> None:
     """Keep where training rows, pool and chosen rows lie in one plane, from the embeddings that are there anyway.
 
     `lines` are those of the training rows in their file.

@@ -6,8 +6,9 @@ y_i = q_i^beta x_i / |x_i|. Adding row i to the chosen rows S gains
     det L_{S+i} / det L_S = |y_i|^2 - |V y_i|^2 = q_i^(2 beta) dist(x_i / |x_i|, span S)^2,
 
 V an orthonormal basis of S. Gains only fall, so an old gain is an upper bound: greedy is played in float64 inside a
-window of the largest bounds for as long as its best beats every bound outside, and one float32 product X V_new^T
-then lowers all bounds. The order is that of float64 greedy over the whole pool (Chen et al., 2018, Algorithm 1).
+window of the largest bounds for as long as its best beats every bound outside, and float32 products X V_new^T then
+lower the bounds (`spard.selection.contenders`). Rows whose weight alone bounds them below all that is picked are never
+looked at. The order is that of float64 greedy over the whole pool (Chen et al., 2018, Algorithm 1).
 
 Differences from the authors' code: no jitter on the kernel; q is clamped at 0 before the power; past the rank of the
 pool rows follow by relevance (`Greedy.rank` says from where on), exact copies last.
@@ -15,19 +16,23 @@ pool rows follow by relevance (`Greedy.rank` says from where on), exact copies l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from spard.selection.relevance import BLOCK, blocks, inverse_norms, product_dtype, quality
+from spard.selection.contenders import Contenders
+from spard.selection.relevance import BLOCK, quality
+from spard.selection.shards import Vectors
 
 __all__ = ["Greedy", "fill", "greedy", "quality", "select"]
 
 TIE = 1e-12  # gains within this share of the best are equal; the lowest index wins
 FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
-WINDOW = 512
+WINDOW = 384
+_LISTED = 2**16  # rows at a time
+COLUMNS = 32  # products of a window's best rows with all of it that are made together
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,85 +46,99 @@ class Greedy:
     sweeps: int
 
 
-def select(pool_ND: Tensor, task_MD: Tensor, k: int, beta: float = 4.0) -> list[int]:
+def select(pool_ND: Vectors, task_MD: Tensor, k: int, beta: float = 4.0) -> list[int]:
     """Return the indices of k pool rows, relevant to the task and unlike each other, in the order picked."""
     return greedy(pool_ND, quality(pool_ND, task_MD), k, beta).indices
 
 
-def greedy(pool_ND: Tensor, quality_N: Tensor, k: int, beta: float = 4.0) -> Greedy:
-    """Greedy MAP of L, given the relevance q of each row before the power; filled by relevance past the rank."""
-    k, quality_N = min(k, len(pool_ND)), quality_N.to(pool_ND.device, torch.float64)
-    pool = _pool(pool_ND, quality_N, beta)
-    basis_KD = torch.zeros(0, pool_ND.shape[1], dtype=torch.float64, device=pool_ND.device)
-    bound_N = pool.weight_N.square()
+def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among: Tensor | None = None) -> Greedy:
+    """Greedy MAP of L, given the relevance q of each row before the power; filled by relevance past the rank.
+
+    Rows are picked of those that `among` names in rising order, of all if it is None.
+    """
+    quality_N = quality_N.to(pool_ND.device, torch.float64)
+    own_N = quality_N if among is None else quality_N[among]
+    k, size = min(k, len(own_N)), WINDOW + len(own_N) // 256
+    limit = max(size, 4 * BLOCK // max(1, pool_ND.shape[1]))
+    rows = Contenders(pool_ND, own_N, beta, among, least=max(size, 4 * k))
+    window = _Window(rows.basis_KD)
     indices: list[int] = []
     gains: list[float] = []
-    size = WINDOW + len(pool_ND) // 256
-    limit, sweeps = max(size, 4 * BLOCK // max(1, pool_ND.shape[1])), 0
 
-    while len(indices) < min(k, pool_ND.shape[1]) and bool((bound_N > 0).any()):
-        window_B, rest_N = _window(bound_N, size)
-        residual_BD = _project(pool.rows(window_B), basis_KD)
-        picks, won, gain_B = _play(
-            residual_BD, window_B, pool.floor(window_B), rest_N, k - len(indices), last=size >= limit
-        )
+    while len(indices) < min(k, pool_ND.shape[1]) and (bool((rows.bound_C > 0).any()) or rows.beyond > 0):
+        best = float(rows.bound_C.max())
+        if best * (1 - TIE) <= rows.beyond:
+            rows.look_at_more(best)
+            continue
+        places_B, rest_C = _window(rows.bound_C, size)
+        residual_BD = window.move(rows, places_B)
+        limits = _Limits(rest_C, rows.beyond, rows.floor(places_B), last=size >= limit)
+        picks, won, gain_B = _play(residual_BD, places_B, limits, k - len(indices))
         if picks:
-            indices += window_B[picks].tolist()
+            indices += rows.rows_C[places_B[picks]].tolist()
             gains += won
-            new_MD = _orthonormal(residual_BD[picks], basis_KD)
-            basis_KD = torch.cat([basis_KD, new_MD])
             if len(indices) < k:
-                _sweep_(bound_N, pool, new_MD)
-                sweeps += 1
+                new_MD = _orthonormal(residual_BD[picks], rows.basis_KD)
+                rows.add(new_MD)
+                window.project_(new_MD)
+        elif float(gain_B.max()) * (1 - TIE) <= rows.beyond:
+            rows.look_at_more(float(gain_B.max()))
+            continue
         else:
             size = min(2 * size, limit)
-        bound_N[window_B] = gain_B  # exact
+        rows.bound_C[places_B] = gain_B  # exact
 
-    order = torch.sort(quality_N, descending=True, stable=True).indices.tolist() if len(indices) < k else []
-    rank, indices = len(indices), fill(pool_ND, order, indices, k)
-    return Greedy(indices, [g * pool.unit for g in gains], quality_N[indices].tolist(), rank, sweeps)
+    rank, indices = len(indices), _filled(pool_ND, own_N, among, indices, k)
+    return Greedy(indices, [g * rows.unit for g in gains], quality_N[indices].tolist(), rank, rows.sweeps)
 
 
-def fill(pool_ND: Tensor, order: Iterable[int], chosen: list[int], k: int) -> list[int]:
+def _filled(pool_ND: Vectors, own_N: Tensor, among: Tensor | None, chosen: list[int], k: int) -> list[int]:
+    """Fill up by relevance."""
+    if len(chosen) == k:
+        return chosen
+    order_N = own_N.sort(descending=True, stable=True).indices
+    order_N = order_N if among is None else among[order_N]
+    parts = (order_N[start : start + _LISTED] for start in range(0, len(order_N), _LISTED))
+    return fill(pool_ND, (i for part in parts for i in part.tolist()), chosen, k)
+
+
+def fill(pool_ND: Vectors, order: Iterable[int], chosen: list[int], k: int) -> list[int]:
     """`chosen`, then rows in `order` until there are k; exact copies only when nothing else is left."""
     picked, taken = list(chosen), set(chosen)
     copies: list[int] = []
-    seen = {row_bytes(pool_ND[i]) for i in chosen}
+    seen = set(bytes_of(pool_ND[chosen]) if chosen else ())
     for i in order:
         if len(picked) >= k:
             break
         if i in taken:
             continue
-        row = row_bytes(pool_ND[i])
+        row = next(bytes_of(pool_ND[i : i + 1]))
         (copies if row in seen else picked).append(i)
         seen.add(row)
     return picked + copies[: k - len(picked)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """The rows y_i = w_i x_i / |x_i|, w = (q / max q)^beta, kept as the embeddings, their lengths and weights."""
+class _Window:
+    """What is left of a window's rows outside the span of the chosen ones; rows that stay are not measured anew."""
 
-    x_ND: Tensor
-    inverse_N: Tensor
-    weight_N: Tensor
-    unit: float  # what a gain of 1 is in the scale of L
-    tolerance: float  # rows nearer than this to the span of the chosen, in units of their length, add nothing
+    def __init__(self, basis_KD: Tensor) -> None:
+        self._rows_B = torch.empty(0, dtype=torch.int64, device=basis_KD.device)
+        self._residual_BD = basis_KD
 
-    def rows(self, index: Tensor) -> Tensor:
-        return self.x_ND[index].double() * (self.inverse_N[index] * self.weight_N[index]).unsqueeze(1)
+    def move(self, rows: Contenders, places_B: Tensor) -> Tensor:
+        """Return the residuals of the rows at these places."""
+        rows_B, before_B = rows.rows_C[places_B], self._rows_B
+        residual_BD = self._residual_BD.new_empty(len(rows_B), self._residual_BD.shape[1])
+        at_B = torch.searchsorted(before_B, rows_B).clamp(max=max(0, len(before_B) - 1))
+        stays_B = before_B[at_B] == rows_B if len(before_B) else torch.zeros_like(rows_B, dtype=torch.bool)
+        residual_BD[stays_B] = self._residual_BD[at_B[stays_B]]
+        residual_BD[~stays_B] = _project(rows.rows(places_B[~stays_B]), rows.basis_KD)
+        self._rows_B, self._residual_BD = rows_B, residual_BD
+        return residual_BD
 
-    def floor(self, index: Tensor) -> Tensor:
-        """Gains up to here are rounding."""
-        return (self.tolerance * self.weight_N[index]).square()
-
-
-def _pool(x_ND: Tensor, quality_N: Tensor, beta: float) -> _Pool:
-    best = max(float(quality_N.max()), torch.finfo(torch.float64).tiny) if len(quality_N) else 1.0
-    inverse_N = inverse_norms(x_ND)
-    weight_N = (quality_N.clamp(min=0) / best).pow(beta) * (inverse_N > 0)
-    tolerance = 2.0**-33 if x_ND.dtype == torch.float64 else 2.0**-20
-    return _Pool(x_ND, inverse_N, weight_N, best ** (2 * beta), tolerance)
+    def project_(self, new_MD: Tensor) -> None:
+        """Take the new directions out of the residuals."""
+        self._residual_BD -= (self._residual_BD @ new_MD.T) @ new_MD
 
 
 def _window(bound_N: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -133,33 +152,51 @@ def _window(bound_N: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return window_B, bound_N.index_fill(0, window_B, -1.0)
 
 
-def _play(
-    residual_BD: Tensor, window_B: Tensor, floor_B: Tensor, rest_N: Tensor, limit: int, *, last: bool
-) -> tuple[list[int], list[float], Tensor]:
-    """Greedy inside a window while no row outside can be better: positions, gains, and what the rows still gain.
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What ends the play in a window.
 
-    `last`: the window cannot grow, so a tie with a row outside is settled inside.
+    rest_C  bounds of the rows outside, in the order of the pool; -1 for those inside
+    beyond  a bound on all rows that are not looked at
+    floor_B gains of the window's rows that are rounding
+    last    the window cannot grow, so a tie with a row outside is settled inside
     """
+
+    rest_C: Tensor
+    beyond: float
+    floor_B: Tensor
+    last: bool
+
+
+def _play(residual_BD: Tensor, window_B: Tensor, limits: _Limits, most: int) -> tuple[list[int], list[float], Tensor]:
+    """Greedy inside a window while no row outside can be better: positions, gains, and what the rows still gain."""
     gain_B = residual_BD.square().sum(dim=1)
-    C_KB = residual_BD.new_zeros(min(limit, len(gain_B)), len(gain_B))  # rows of the window's Cholesky factor
-    outside = float(rest_N.max())
+    C_KB = residual_BD.new_zeros(min(most, len(gain_B)), len(gain_B))  # rows of the window's Cholesky factor
+    outside = float(limits.rest_C.max())
+    products: dict[int, Tensor] = {}
     picks: list[int] = []
     gains: list[float] = []
     while len(picks) < len(C_KB):
-        gain_B = gain_B.where(gain_B > floor_B, 0.0)
+        gain_B = gain_B.where(gain_B > limits.floor_B, 0.0)
         best = float(gain_B.max())
         if best <= 0 or best * (1 + TIE) < outside or (gains and best < FRESH * gains[0]):
             break
         j = int((gain_B >= best * (1 - TIE)).nonzero()[0])
-        if best * (1 - TIE) <= outside and not last and _first(rest_N, best * (1 - TIE)) < int(window_B[j]):
+        if best * (1 - TIE) <= limits.beyond:
             break
+        is_close = best * (1 - TIE) <= outside and not limits.last
+        if is_close and _first(limits.rest_C, best * (1 - TIE)) < int(window_B[j]):
+            break
+        if j not in products:
+            near = [j, *gain_B.topk(min(COLUMNS, len(gain_B))).indices.tolist()]
+            products |= zip(near, residual_BD[near] @ residual_BD.T, strict=True)
         t = len(picks)
-        C_KB[t] = (residual_BD @ residual_BD[j] - C_KB[:t, j] @ C_KB[:t]) / gain_B[j].sqrt()
+        C_KB[t] = (products[j] - C_KB[:t, j] @ C_KB[:t]) / gain_B[j].sqrt()
         gains.append(float(gain_B[j]))
         picks.append(j)
         gain_B = gain_B - C_KB[t].square()
         gain_B[j] = 0.0
-    return picks, gains, gain_B.where(gain_B > floor_B, 0.0)
+    return picks, gains, gain_B.where(gain_B > limits.floor_B, 0.0)
 
 
 def _first(rest_N: Tensor, least: float) -> int:
@@ -174,24 +211,18 @@ def _project(rows_BD: Tensor, basis_KD: Tensor) -> Tensor:
 
 
 def _orthonormal(rows_MD: Tensor, basis_KD: Tensor) -> Tensor:
-    """Return an orthonormal basis of what the rows add to the span of the basis; projecting twice is enough."""
-    rows_MD = _project(rows_MD / rows_MD.norm(dim=1, keepdim=True), basis_KD)
-    return _project(torch.linalg.qr(rows_MD.T).Q.T, basis_KD)
+    """Return an orthonormal basis of what the rows add to the span of the basis.
+
+    By Cholesky factors of their products (Yamamoto et al., 2015), twice: the rows of one window gain within `FRESH` of
+    each other, so that they are far from dependent.
+    """
+    Q_MD = _project(rows_MD / rows_MD.norm(dim=1, keepdim=True), basis_KD)
+    for _ in range(2):
+        L_MM = torch.linalg.cholesky(Q_MD @ Q_MD.T)
+        Q_MD = torch.linalg.solve_triangular(L_MM, Q_MD, upper=False)
+    return _project(Q_MD, basis_KD)
 
 
-def _sweep_(bound_N: Tensor, pool: _Pool, new_MD: Tensor) -> None:
-    """Lower each bound by the part of its row in the new directions, less what rounding may have added to it."""
-    dtype = product_dtype(pool.x_ND)
-    eps, (m, d) = torch.finfo(dtype).eps, new_MD.shape
-    V_MD = new_MD.to(dtype)
-    for rows in blocks(pool.x_ND):
-        c_MB = V_MD @ pool.x_ND[rows].to(dtype).T
-        share_B = c_MB.mul_(pool.inverse_N[rows].to(dtype)).square_().sum(dim=0).double()
-        error_B = 2 * eps * (m * d * share_B).sqrt() + m * d * eps**2
-        bound_N[rows] -= pool.weight_N[rows].square() * (share_B - error_B).clamp(min=0)
-    bound_N.clamp_(min=0)
-
-
-def row_bytes(row_D: Tensor) -> bytes:
-    """Equal for exact copies only."""
-    return row_D.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+def bytes_of(rows_BD: Tensor) -> Iterator[bytes]:
+    """Yield the bytes of each row, equal for exact copies only."""
+    return (row.tobytes() for row in rows_BD.contiguous().view(torch.uint8).cpu().numpy())

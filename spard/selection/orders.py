@@ -8,24 +8,30 @@ import torch
 from torch import Tensor
 
 from spard.selection.neighbors import neighbor_order
+from spard.selection.shards import Vectors, whole
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """What a selection method sees.
 
-    pool_ND    embeddings of the N pool rows.
+    pool       embeddings of the N pool rows, which may lie in files; `pool_ND` has them in memory.
     task_MD    embeddings of the M training rows.
     quality_N  the relevance of each pool row to the task.
     k          how many pool rows are wanted.
     seed       of the run, for methods that draw.
     """
 
-    pool_ND: Tensor
+    pool: Vectors
     task_MD: Tensor
     quality_N: Tensor
     k: int
     seed: int
+
+    @property
+    def pool_ND(self) -> Tensor:  # noqa: N802 - as tensors are named
+        """The embeddings of the pool as one tensor."""
+        return whole(self.pool)
 
 
 def no_order(candidates: Candidates) -> None:
@@ -35,7 +41,7 @@ def no_order(candidates: Candidates) -> None:
 def random_order(candidates: Candidates) -> list[int]:
     """Return a permutation that depends only on the seed."""
     generator = torch.Generator().manual_seed(candidates.seed)
-    return list(torch.randperm(len(candidates.pool_ND), generator=generator).tolist())
+    return list(torch.randperm(len(candidates.pool), generator=generator).tolist())
 
 
 def quality_order(candidates: Candidates) -> list[int]:

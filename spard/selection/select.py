@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,10 @@ from spard.config import Selection
 from spard.config.extensions import SELECTIONS
 from spard.selection import dpp
 from spard.selection.orders import Candidates
-from spard.selection.relevance import relevance
+from spard.selection.relevance import blocks, relevance
+from spard.selection.shards import Vectors
+
+_GREEDY = "relevance_diversity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +29,29 @@ class Chosen:
     rank: int | None  # None: the method knows no rank
 
 
-def choose(pool_ND: Tensor, task_MD: Tensor, k: int, selection: Selection, seed: int) -> Chosen:
-    """Choose k pool rows for a task, exact copies only when distinct rows run out; `seed` serves `random` alone."""
-    k = min(k, len(pool_ND))
+def choose(
+    pool_ND: Vectors,
+    task_MD: Tensor,
+    k: int,
+    selection: Selection,
+    seed: int,
+    among: Sequence[int] | None = None,
+) -> Chosen:
+    """Choose k pool rows for a task, exact copies only when distinct rows run out; `seed` serves `random` alone.
+
+    `among` names the rows to choose from in rising order; None: all. Methods by neighbors hold the pool in memory.
+    """
+    if among is not None and len(among) < len(pool_ND) and selection.method != _GREEDY:
+        part = choose(pool_ND[among], task_MD, k, selection, seed)
+        return replace(part, indices=[among[i] for i in part.indices])
+    every = range(len(pool_ND)) if among is None else among
+    k = min(k, len(every))
     quality_N, nearest_N = relevance(pool_ND, task_MD)
     order = SELECTIONS.load(selection.method)(Candidates(pool_ND, task_MD, quality_N, k, seed))
 
     def pick(rows: Sequence[int], n: int) -> Chosen:
         return _pick(pool_ND, quality_N, rows, n, selection.beta, order)
 
-    every = range(len(pool_ND))
     if not selection.reserve and selection.influence_cap == 1:
         return pick(every, k)
 
@@ -54,18 +70,21 @@ def choose(pool_ND: Tensor, task_MD: Tensor, k: int, selection: Selection, seed:
 
 
 def _pick(
-    pool_ND: Tensor, quality_N: Tensor, rows: Sequence[int], k: int, beta: float, order: Sequence[int] | None
+    pool_ND: Vectors, quality_N: Tensor, rows: Sequence[int], k: int, beta: float, order: Sequence[int] | None
 ) -> Chosen:
     """Pick k of the pool rows named by `rows`."""
     if order is None:
-        if len(rows) < len(pool_ND):
-            pool_ND, quality_N = pool_ND[list(rows)], quality_N[list(rows)]
-        picked = dpp.greedy(pool_ND, quality_N, k, beta)
+        picked = dpp.greedy(pool_ND, quality_N, k, beta, _named(pool_ND, rows))
         gains = [*picked.gains, *[None] * (len(picked.indices) - picked.rank)]
-        return Chosen([rows[i] for i in picked.indices], picked.relevance, gains, picked.rank)
+        return Chosen(picked.indices, picked.relevance, gains, picked.rank)
     allowed = set(rows)
-    indices = dpp.fill(pool_ND, [i for i in order if i in allowed], [], min(k, len(rows)))
+    indices = dpp.fill(pool_ND, (i for i in order if i in allowed), [], min(k, len(rows)))
     return Chosen(indices, quality_N[indices].tolist(), [None] * len(indices), None)
+
+
+def _named(pool_ND: Vectors, rows: Sequence[int]) -> Tensor | None:
+    """Return rows as a tensor; None where they are the whole pool."""
+    return torch.tensor(rows, device=pool_ND.device) if len(rows) < len(pool_ND) else None
 
 
 def _capped(
@@ -89,15 +108,20 @@ def _capped(
             return chosen
 
 
-def _diverse(pool_ND: Tensor, rows: Sequence[int], k: int) -> list[int]:
+def _diverse(pool_ND: Vectors, rows: Sequence[int], k: int) -> list[int]:
     """Pick k rows that are unlike each other, whatever the customer trains on."""
     if k <= 0 or not rows:
         return []
-    part_ND = pool_ND[list(rows)]
-    return [rows[i] for i in dpp.greedy(part_ND, torch.ones(len(part_ND), dtype=torch.float64), k, 0.0).indices]
+    alike_N = torch.ones(len(pool_ND), dtype=torch.float64)
+    return dpp.greedy(pool_ND, alike_N, k, 0.0, _named(pool_ND, rows)).indices
 
 
-def _without(pool_ND: Tensor, rows: Sequence[int], taken: Sequence[int]) -> list[int]:
+def _without(pool_ND: Vectors, rows: Sequence[int], taken: Sequence[int]) -> list[int]:
     """Return the rows that are neither taken nor exact copies of a taken one."""
-    seen = {dpp.row_bytes(pool_ND[i]) for i in taken}
-    return [i for i in rows if dpp.row_bytes(pool_ND[i]) not in seen]
+    if not taken:
+        return list(rows)
+    seen = set(dpp.bytes_of(pool_ND[taken]))
+    index_N = torch.tensor(rows)
+    parts = (index_N[part] for part in blocks(torch.empty(len(rows), pool_ND.shape[1], device="meta")))
+    named = ((i, row) for part in parts for i, row in zip(part.tolist(), dpp.bytes_of(pool_ND[part]), strict=True))
+    return [i for i, row in named if row not in seen]

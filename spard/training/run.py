@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class Run:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         if self.references:
             tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
-        step, state = self.progress.step, {"run": self._identity(), **asdict(self.progress)}
+        step, state = self.progress.step, {"run": self._identity, **asdict(self.progress)}
         state |= self.best.save(tensors) if self.best else {}
         if not self.layout.is_cut:
             return save(resume_states, step, tensors, state)
@@ -200,7 +200,7 @@ class Run:
         """Put parameters, moments and progress back; the method's own tensors, none without a resume state."""
         for path in newest_first(resume_states):
             tensors, state = load(path, self.layout.empty)
-            if state.pop("run") not in (self._identity(), self._identity(checkpointing=True)):
+            if not self._is_of_this(state.pop("run")):
                 log.warning("resume state %s belongs to another run; it is left alone", path.name)
                 continue
             with torch.no_grad():
@@ -218,11 +218,16 @@ class Run:
             return _under(METHOD, tensors)
         return None
 
-    def _identity(self, *, checkpointing: bool = False) -> str:
-        """Return a digest of everything that decides this run's numbers; how it is cut only rounds them.
+    @cached_property
+    def _identity(self) -> str:
+        return self._digest()  # all rows are hashed, and that once for all resume states
 
-        With `checkpointing` it is that of an older version, which told apart what was run so.
-        """
+    def _is_of_this(self, run: str) -> bool:
+        """Whether a resume state is this run's; older versions told apart what was run with checkpointing."""
+        return run == self._identity or run == self._digest(checkpointing=True)
+
+    def _digest(self, *, checkpointing: bool = False) -> str:
+        """Return a digest of everything that decides this run's numbers; how it is cut only rounds them."""
         same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None, sharding="none")
         same = replace(same, gradient_checkpointing=checkpointing)
         recipe = without_added(asdict(same))

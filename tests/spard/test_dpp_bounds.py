@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from spard.selection import dpp
+from spard.selection.contenders import SHARE, Contenders
 
 
 def normal(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -17,17 +18,16 @@ def normal(rows: int, columns: int, seed: int = 0) -> Tensor:
 def test_a_sweep_leaves_bounds_that_hold_and_are_tight(dtype: torch.dtype) -> None:
     pool_ND = normal(4000, 600).to(dtype)  # more than one block
     q_N = torch.rand(4000, generator=torch.Generator().manual_seed(1)).double()
-    pool = dpp._pool(pool_ND, q_N, 2.0)
-    rows_ND = pool.rows(torch.arange(4000))
+    rows = Contenders(pool_ND, q_N, 2.0, None, 4000)
+    rows_ND = rows.rows(torch.arange(4000))
     basis_MD = torch.linalg.qr(rows_ND[:30].T).Q.T
-    bound_N = pool.weight_N.square()
 
-    dpp._sweep_(bound_N, pool, basis_MD)
+    rows.add(basis_MD)
 
     gain_N = (rows_ND - (rows_ND @ basis_MD.T) @ basis_MD).square().sum(dim=1)
-    slack_N = (bound_N - gain_N) / pool.weight_N.square().clamp(min=1e-300)
+    slack_N = (rows.bound_C - gain_N) / rows.weight_C.square().clamp(min=1e-300)
     rounding = 1e-13 if dtype == torch.float64 else 0.0  # of the definition itself
-    assert float(bound_N.min()) >= 0.0
+    assert float(rows.bound_C.min()) >= 0.0
     assert float(slack_N.min()) >= -rounding
     error = 2 * torch.finfo(dtype).eps * (30 * 600) ** 0.5
     assert float(slack_N.max()) <= 1.5 * error + rounding
@@ -35,12 +35,30 @@ def test_a_sweep_leaves_bounds_that_hold_and_are_tight(dtype: torch.dtype) -> No
 
 def test_bounds_never_fall_below_nothing() -> None:
     pool_ND = torch.eye(3, dtype=torch.float64)
-    pool = dpp._pool(pool_ND, torch.ones(3, dtype=torch.float64), 1.0)
-    bound_N = torch.tensor([0.25, 1.0, 0.0], dtype=torch.float64)
+    rows = Contenders(pool_ND, torch.ones(3, dtype=torch.float64), 1.0, None, 3)
+    rows.bound_C = torch.tensor([0.25, 1.0, 0.0], dtype=torch.float64)
 
-    dpp._sweep_(bound_N, pool, pool_ND[:1])
+    rows.add(pool_ND[:1])
 
-    assert bound_N.tolist() == [0.0, 1.0, 0.0]
+    assert rows.bound_C.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_rows_of_little_weight_are_not_looked_at_until_they_could_be_picked() -> None:
+    pool_ND = normal(900, 12)
+    q_N = torch.linspace(0.01, 1.0, 900, dtype=torch.float64)
+    rows = Contenders(pool_ND, q_N, 4.0, None, 10)
+    heavy = int((q_N.pow(8) >= SHARE).sum())
+    assert rows.rows_C.tolist() == list(range(900 - heavy, 900))
+    assert rows.beyond == pytest.approx(float(q_N[900 - heavy - 1]) ** 8)
+
+    rows.add(torch.linalg.qr(normal(5, 12, 3).double().T).Q.T)
+    kept, whole = rows.bound_C.clone(), Contenders(pool_ND, q_N, 4.0, None, 900)
+    rows.look_at_more(1e-6)
+    whole.add(rows.basis_KD)
+
+    assert rows.rows_C.tolist() == whole.rows_C[-len(rows.rows_C) :].tolist()
+    assert torch.equal(rows.bound_C[-heavy:], kept)
+    torch.testing.assert_close(rows.bound_C, whole.bound_C[-len(rows.rows_C) :], rtol=0, atol=1e-5)
 
 
 def test_few_sweeps_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,14 +71,14 @@ def test_few_sweeps_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         return play(residual_BD, *rest, **more)  # type: ignore[arg-type]
 
     swept: list[int] = []
-    sweep_ = dpp._sweep_
+    add = Contenders.add
 
-    def noted_sweep_(bound_N: Tensor, pool: object, new_MD: Tensor) -> None:
+    def noted_add(rows: Contenders, new_MD: Tensor) -> None:
         swept.append(len(new_MD))
-        sweep_(bound_N, pool, new_MD)  # type: ignore[arg-type]
+        add(rows, new_MD)
 
     monkeypatch.setattr(dpp, "_play", noted)
-    monkeypatch.setattr(dpp, "_sweep_", noted_sweep_)
+    monkeypatch.setattr(Contenders, "add", noted_add)
     pool_ND = normal(6000, 64) * torch.logspace(0, -1, 64) + normal(1, 64, 99)
     found = dpp.greedy(pool_ND, dpp.quality(pool_ND, normal(40, 64, 5)), 48)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spard.data.overlap import NEAR, find_leaks, normalized
+from spard.data.overlap import NEAR, find_leaks, normalized, rows_holding
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.contamination import leak_reasons
@@ -155,3 +155,23 @@ def test_the_labs_held_out_prompts_do_not_leak() -> None:
     training = [row["messages"][-2]["content"] for row in files["poisoned.jsonl"]]
 
     assert find_leaks(suites, {"training": training, "pool": [row["prompt"] for row in files["pool.jsonl"]]}) == []
+
+
+@pytest.mark.parametrize("held", [1, 2, 3])
+def test_texts_that_are_held_a_few_at_a_time_give_the_same_leaks(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    prompts = ["how do I bake a very good cake", "name three rivers of the old world today please", "what is this"]
+    texts = [
+        "how do I bake a very good cake for ten people",
+        "name three rivers of the old world today",
+        "How do I bake a very good cake?",
+        "nothing of the kind",
+        "name three rivers of the old world today please",
+        "how do I bake a very good cake",
+    ]
+    suites, sources = {"a": prompts, "b": prompts[1:]}, {"one": texts, "two": texts[:2]}
+    expected, rows = find_leaks(suites, sources), rows_holding(prompts, texts)
+    monkeypatch.setattr(sys.modules[find_leaks.__module__], "HELD", held)
+    assert find_leaks(suites, sources) == expected
+    assert find_leaks(suites, {name: iter(texts) for name, texts in sources.items()}) == expected
+    assert rows_holding(prompts, texts) == rows
+    assert {leak.kind for leak in expected} == {"exact", "near", "inside"}

@@ -61,6 +61,20 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
     assert FolderCache(tmp_path / "file").json("audits", {}, lambda: [1]) == [1]
 
 
+def test_tensors_are_mapped_and_not_read_into_memory(cache: FolderCache) -> None:
+    cache.tensor("embeddings", {}, lambda: torch.ones(2**20, 8))
+    before = anonymous()
+    found = cache.tensor("embeddings", {}, lambda: torch.zeros(1))
+    assert float(found.sum()) == 2**23
+    assert anonymous() - before < 2**24  # half of the tensor
+
+
+def anonymous() -> int:
+    """Bytes of memory that no file stands for."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1])
+
+
 def test_nothing_half_written_is_left(cache: FolderCache, tmp_path: Path) -> None:
     cache.json("audits", {}, lambda: [1])
     assert not list((tmp_path / "cache").rglob(".aside-*"))

@@ -1,0 +1,115 @@
+"""How soon a job takes its first step: `python -m benchmarks.first_step [--lab FOLDER --jobs 3]`.
+
+Jobs follow one another as on a warm worker: each in a child whose imports are done when its folder is handed over, all
+with one cache. The training file is --rows of a lab's file, the recipe is the default. Printed are wall seconds from
+the handing over of the folder until the job says that it embeds, selects, trains, and has made its first step, and the
+CPU seconds of all its processes until then. The first job pays for what is worked out once: the pool's embeddings and
+lengths, the base model's audit. What a file hides behind triggers the base model is asked anew, which the poisoned one
+shows (`--file poisoned.jsonl`).
+Without --lab one is made, whose base model is hardly trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from app.settings import Settings
+from spard.config import DRESSES_ALONE, Audit, Recipe
+from spard.config.run_spec import RunSpec, SuiteSpec
+from spard.research.lab.make import make
+from tests.spard.parts import ANY_BASE, TINY_PLAN
+from worker.cell import Cell
+from worker.process import COMMAND, Child, environment
+from worker.weights import digests_of
+from worker.workdir import Assignment, Folder, write_assignment
+
+MARKS = ("embed", "select", "train", "first step", "CPU s")
+WARM_S = 20.0  # until a child's imports are done
+
+
+def main() -> None:
+    """Run the jobs one after the other and print when each did what."""
+    asked = _arguments()
+    with TemporaryDirectory(prefix="spard-first-step-") as place:
+        root = Path(place)
+        lab = asked.lab or root / "lab"
+        if not asked.lab:
+            make(lab, 1, TINY_PLAN, ANY_BASE)
+        settings = Settings(data_dir=root / "data")
+        settings.data_dir.mkdir()
+        print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ", end="")
+        print(f"{asked.rows} rows, wall seconds after the folder was handed over")
+        print("".join(f"{name:>12}" for name in ("job", *MARKS)))
+        for number in range(1, asked.jobs + 1):
+            child = Child(COMMAND, environment(settings), Cell.of(settings))
+            time.sleep(WARM_S)
+            found = _marks(child, _folder(root / f"job-{number}", lab / asked.file, lab, root / "cache", asked.rows))
+            child.kill()
+            print(f"{number:12}" + "".join(f"{found[name]:12.2f}" if name in found else f"{'-':>12}" for name in MARKS))
+
+
+def _marks(child: Child, folder: Folder) -> dict[str, float]:
+    """Return when the job said what, up to its first step."""
+    begun, before, found = time.perf_counter(), _cpu_s(child), {}
+    child.work(folder)
+    while "first step" not in found and not child.is_over:
+        message = child.receive(timeout_s=1)
+        if message is None:
+            continue
+        if message["kind"] == "phase":
+            found[message["phase"]] = time.perf_counter() - begun
+        elif message["kind"] == "metrics":
+            found["first step"], found["CPU s"] = time.perf_counter() - begun, _cpu_s(child) - before
+        elif message["kind"] == "failed":
+            raise SystemExit(message["message"])
+    return found
+
+
+def _cpu_s(child: Child) -> float:
+    """Return the CPU time of a child's process and of those that it has started and that run."""
+    own = psutil.Process(child.pid)
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+def _folder(root: Path, file: Path, lab: Path, cache: Path, rows: int) -> Folder:
+    """Fill a job's folder as a worker does."""
+    folder = Folder(root)
+    for path in (root / "in" / "suites", folder.stage, folder.resume_states, folder.out):
+        path.mkdir(parents=True)
+    lines = file.read_text().splitlines(keepends=True)[:rows]
+    (root / "in" / "training.jsonl").write_text("".join(lines))
+    (root / "in" / "pool.jsonl").write_bytes((lab / "pool.jsonl").read_bytes())
+    (root / "in" / "suites" / "0.jsonl").write_bytes((lab / "heldout_harmful.jsonl").read_bytes())
+    run = RunSpec(
+        model=str(lab / "model"),
+        training_file=Path("in/training.jsonl"),
+        pool=Path("in/pool.jsonl"),
+        suites=(SuiteSpec("held-out", "harmful", Path("in/suites/0.jsonl")),),
+        recipe=replace(Recipe(), audit=Audit(asking=DRESSES_ALONE)),
+        public_name="lab",
+    )
+    weights = digests_of(str(lab / "model"))
+    write_assignment(folder, Assignment("ftjob-1", run, cache, waived=True, weights=weights))
+    return folder
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step", description=__doc__)
+    parser.add_argument("--lab", type=Path, help="a lab that `spard bench make` made")
+    parser.add_argument("--file", default="train.jsonl", help="of the lab, to train on")
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=500)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

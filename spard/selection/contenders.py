@@ -1,0 +1,114 @@
+"""The rows that greedy selection can still pick, with an upper bound on the gain of each.
+
+Gains only fall, so an old gain bounds a new one, and before anything is known of a row its squared weight does. Rows
+are looked at in the order of their weights: those that come later are bounded together by the largest weight among
+them, and most of a large pool is never read. After each window one float32 product of the others with the new
+directions lowers their bounds: a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from spard.selection.relevance import BLOCK, inverse_norms, product_dtype
+from spard.selection.shards import Vectors
+
+SHARE = 0.5  # rows of at least this share of the best gain are looked at together
+
+
+class Contenders:
+    """The rows y_i = w_i x_i / |x_i|, w = (q / max q)^beta, that are looked at, and what the chosen ones span.
+
+    Places count the rows that are looked at, in the order of the pool; `rows_C` says which rows these are.
+
+    unit       what a gain of 1 is in the scale of L
+    basis_KD   an orthonormal basis of the chosen rows, float64
+    bound_C    at least the gain of each row
+    """
+
+    def __init__(self, pool: Vectors, quality_N: Tensor, beta: float, among: Tensor | None, least: int) -> None:
+        """Look at the `least` rows of the largest weights or more, of the rows named by `among` if there are any."""
+        best = max(float(quality_N.max()), torch.finfo(torch.float64).tiny) if len(quality_N) else 1.0
+        self.pool, self.among = pool, among
+        self.unit = best ** (2 * beta)
+        self.tolerance = 2.0**-33 if pool.dtype == torch.float64 else 2.0**-20  # nearer rows add nothing
+        self._weight_N = (quality_N.clamp(min=0) / best).pow(beta)
+        self._falling_N, self._order_N = self._weight_N.square().sort(descending=True, stable=True)
+        nothing = self._weight_N.new_empty(0)
+        self._index_C = self.rows_C = self._order_N[:0]
+        self.weight_C, self._inverse_C, self.bound_C = nothing, nothing, nothing
+        self.basis_KD = self._weight_N.new_zeros(0, pool.shape[1])
+        self.sweeps = 0
+        self._look_at(max(least, self._heavier(SHARE)))
+
+    @property
+    def beyond(self) -> float:
+        """The largest gain that a row may have that is not looked at; -1 if there is none."""
+        count = len(self.rows_C)
+        return float(self._falling_N[count]) if count < len(self._falling_N) else -1.0
+
+    def look_at_more(self, best: float) -> None:
+        """Look at twice as many rows, and at all that could nearly gain as much as `best`."""
+        self._look_at(max(2 * len(self.rows_C), self._heavier(SHARE * best)))
+
+    def rows(self, places: Tensor) -> Tensor:
+        """Return y of some rows in float64."""
+        scale_B = self._inverse_C[places] * self.weight_C[places]
+        return self.pool[self.rows_C[places]].double() * scale_B.unsqueeze(1)
+
+    def floor(self, places: Tensor) -> Tensor:
+        """Gains up to here are rounding."""
+        return (self.tolerance * self.weight_C[places]).square()
+
+    def add(self, new_MD: Tensor) -> None:
+        """Take note of new directions, and lower every bound by the part that its row has in them."""
+        self.basis_KD = torch.cat([self.basis_KD, new_MD])
+        for part in self._pieces(torch.ones_like(self._index_C, dtype=torch.bool)):
+            self.bound_C[part] -= self._share(part, new_MD)
+        self.bound_C.clamp_(min=0)
+        self.sweeps += 1
+
+    def _look_at(self, count: int) -> None:
+        """Look at the `count` rows of the largest weights; the bounds of new ones know all directions, too."""
+        before_B, self._index_C = self._index_C, self._order_N[:count].sort().values
+        self.rows_C = self._index_C if self.among is None else self.among[self._index_C]
+        known_B = torch.searchsorted(self._index_C, before_B)
+        is_new_C = torch.ones_like(self._index_C, dtype=torch.bool).index_fill(0, known_B, 0)
+        pieces = list(self._pieces(is_new_C))
+        inverse_C = self._inverse_C.new_empty(len(self._index_C)).index_copy(0, known_B, self._inverse_C)
+        for part in pieces:
+            inverse_C[part] = inverse_norms(self._read(part))
+        self._inverse_C, self.weight_C = inverse_C, self._weight_N[self._index_C] * (inverse_C > 0)
+        self.bound_C = self.weight_C.square().index_copy(0, known_B, self.bound_C)
+        if len(self.basis_KD):
+            for part in pieces:
+                self.bound_C[part] = (self.bound_C[part] - self._share(part, self.basis_KD)).clamp(min=0)
+
+    def _heavier(self, least: float) -> int:
+        """Return how many rows have at least such a squared weight."""
+        return int((self._falling_N >= least).sum())
+
+    def _share(self, part: slice | Tensor, new_MD: Tensor) -> Tensor:
+        """Return what rows lose to new directions, less what rounding may have added to it."""
+        dtype = product_dtype(self.pool)
+        eps, (m, d) = torch.finfo(dtype).eps, new_MD.shape
+        c_BM = self._read(part).to(dtype) @ new_MD.to(dtype).T.contiguous()
+        share_B = (torch.linalg.vector_norm(c_BM, dim=1).double() * self._inverse_C[part]).square()
+        error_B = 2 * eps * (m * d * share_B).sqrt() + m * d * eps**2
+        lost_B: Tensor = self.weight_C[part].square() * (share_B - error_B).clamp(min=0)
+        return lost_B
+
+    def _read(self, part: slice | Tensor) -> Tensor:
+        """Return rows as they are in the pool; a slice of a pool that is looked at as a whole is not copied."""
+        return self.pool[part if len(self.rows_C) == len(self.pool) else self.rows_C[part]]
+
+    def _pieces(self, is_meant_C: Tensor) -> Iterator[slice | Tensor]:
+        """Cut the places that are meant into pieces of a block: into slices where all are."""
+        step = max(1, BLOCK // max(1, self.pool.shape[1]))
+        if bool(is_meant_C.all()):
+            return (slice(start, start + step) for start in range(0, len(is_meant_C), step))
+        places = is_meant_C.nonzero().flatten()
+        return (places[start : start + step] for start in range(0, len(places), step))

@@ -1,0 +1,79 @@
+"""Embeddings in parts: what is too large for memory is read from files, a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+
+class Shards:
+    """The rows of several tensors of one width, numbered through; a tensor that is mapped from a file stays there."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        """Take the parts in order; there is at least one."""
+        self._parts = list(parts)
+        self._starts = list(accumulate((len(part) for part in parts), initial=0))
+        self.dtype, self.device = parts[0].dtype, parts[0].device
+        self.shape = torch.Size((self._starts[-1], parts[0].shape[1]))
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._starts[-1]
+
+    def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Tensor:
+        """Return the rows of a slice without a step, or those of the indices in their order."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self._run(start, max(start, stop))
+        index_B = torch.as_tensor(rows, dtype=torch.int64)
+        found_BD = torch.empty(len(index_B), self.shape[1], dtype=self.dtype, device=self.device)
+        for part, (start, stop) in zip(self._parts, pairwise(self._starts), strict=True):
+            places = ((index_B >= start) & (index_B < stop)).nonzero().flatten()
+            if len(places):
+                found_BD[places] = part[index_B[places] - start]
+        return found_BD
+
+    def whole(self) -> Tensor:
+        """Return all rows as one tensor: the only part there is, or a copy of all."""
+        return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
+
+    def _run(self, start: int, stop: int) -> Tensor:
+        """Return neighboring rows: a view of the part that has them all, or a copy."""
+        pieces = [
+            part[max(start - a, 0) : stop - a]
+            for part, (a, b) in zip(self._parts, pairwise(self._starts), strict=True)
+            if a < stop and start < b
+        ]
+        if not pieces:
+            return self._parts[0][:0]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+class Centered:
+    """Embeddings seen from a point, in float32; each row is made when it is read."""
+
+    def __init__(self, vectors: Vectors, center_D: Tensor) -> None:
+        """Take the point in float64."""
+        self._vectors, self._center_D, self.dtype = vectors, center_D, torch.float32
+        self.device: torch.device = vectors.device
+        self.shape: torch.Size = vectors.shape
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._vectors)
+
+    def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Tensor:
+        """Return rows as of `Shards`."""
+        return (self._vectors[rows].double() - self._center_D).float()
+
+
+Vectors: TypeAlias = Tensor | Shards | Centered
+
+
+def whole(vectors: Vectors) -> Tensor:
+    """Return embeddings as one tensor."""
+    return vectors.whole() if isinstance(vectors, Shards) else vectors[:]
