@@ -24,7 +24,7 @@ from app.http.pagination import Page, invalid_cursor, page
 from app.jobs import checkpoint_models, erasure, lineage
 from app.jobs import service as jobs
 from app.jobs.checkpoint_models import OwnModel
-from app.jobs.schemas import ModelDeleted
+from app.jobs.deleted_schemas import ModelDeleted
 from app.keys.service import Principal
 from app.policies import service as policies
 from app.storage import Storage

@@ -38,7 +38,7 @@ from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
 from app.jobs import later_outcomes, lineage
 from app.jobs import service as jobs
-from app.jobs.schemas import JobDeleted, ModelDeleted
+from app.jobs.deleted_schemas import JobDeleted, ModelDeleted
 from app.storage import Storage
 
 _PARTS = (

@@ -163,26 +163,6 @@ class VerdictOut(BaseModel):
     reasons: list[str]
 
 
-class ModelDeleted(BaseModel):
-    """Confirms that a fine-tuned model, or the weights of a checkpoint, were deleted."""
-
-    id: str
-    object: Literal["model"] = "model"
-    deleted: Literal[True] = True
-
-
-class JobDeleted(BaseModel):
-    """What stays of an erased job. `deleted_files` went with it."""
-
-    id: str
-    object: Literal["fine_tuning.job"] = "fine_tuning.job"
-    deleted: Literal[True] = True
-    erased_at: UnixTime
-    status: str
-    digests: dict[str, str | None]
-    deleted_files: list[str]
-
-
 def shown(job: Job, place: Place | None) -> JobOut:
     """Return the API's object for a job."""
     hyperparameters, start = _hyperparameters(job), job.spec.start_from
