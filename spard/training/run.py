@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from torch.optim import AdamW
 
 from spard import distributed
 from spard.config import Recipe, Resolved
-from spard.config.added import without_added
 from spard.config.anchors import Kind
 from spard.data.batches import batches
 from spard.data.chat import Encoded
@@ -37,6 +34,7 @@ from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainabl
 from spard.models.sharding import Shards, is_sharded, shard_
 from spard.training.best import Best, Ended
 from spard.training.ema import Ema
+from spard.training.identity import Identity
 from spard.training.layout import METHOD, Layout
 from spard.training.objective import Objective
 from spard.training.references import References, validated
@@ -155,7 +153,7 @@ class Run:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         if self.references:
             tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
-        step, state = self.progress.step, {"run": self._identity, **asdict(self.progress)}
+        step, state = self.progress.step, {"run": self._identity.digest, **asdict(self.progress)}
         state |= self.best.save(tensors) if self.best else {}
         if not self.layout.is_cut:
             return save(resume_states, step, tensors, state)
@@ -200,7 +198,7 @@ class Run:
         """Put parameters, moments and progress back; the method's own tensors, none without a resume state."""
         for path in newest_first(resume_states):
             tensors, state = load(path, self.layout.empty)
-            if not self._is_of_this(state.pop("run")):
+            if not self._identity.is_of(state.pop("run")):
                 log.warning("resume state %s belongs to another run; it is left alone", path.name)
                 continue
             with torch.no_grad():
@@ -219,26 +217,10 @@ class Run:
         return None
 
     @cached_property
-    def _identity(self) -> str:
-        return self._digest()  # all rows are hashed, and that once for all resume states
-
-    def _is_of_this(self, run: str) -> bool:
-        """Whether a resume state is this run's; older versions told apart what was run with checkpointing."""
-        return run == self._identity or run == self._digest(checkpointing=True)
-
-    def _digest(self, *, checkpointing: bool = False) -> str:
-        """Return a digest of everything that decides this run's numbers; how it is cut only rounds them."""
-        same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None, sharding="none")
-        same = replace(same, gradient_checkpointing=checkpointing)
-        recipe = without_added(asdict(same))
-        recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
-        recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise
-        rows = [(each.ids, each.labels) for row in (*self.objective.task, *self.objective.safe) for each in row.both]
-        pairs = {kind: [(pair.asked.ids, pair.kept.ids) for pair in found] for kind, found in self.pairs.items()}
-        compared = self.validation if self.references or self.best else ()
-        held = [[each.ids, each.labels] for row in compared for each in row.both]
-        facts = [self.base.digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from, pairs, held])]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    def _identity(self) -> Identity:
+        held = self.validation if self.references or self.best else ()
+        facts = self.objective.task, self.objective.safe, self.pairs, held
+        return Identity(self.base.digest, self.recipe, self.resolved, self.started_from, *facts)
 
     def _measure_tau(self) -> dict[str, float]:
         pad_id = self.base.tokenizer.pad_token_id

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partialmethod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from spard.config import Audit, Hyperparameters, Lora, NoDefense, Recipe, Spard,
 from spard.errors import InvalidData, InvalidRecipe, NonFiniteLoss, Stopped
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
-from spard.training.run import Run
+from spard.training.identity import Identity
 from spard.training.schedules import safe_rows, schedule
 from spard.training.train import Trained, train
 from tests.spard.parts import CONFIGS, away, refusals, sums
@@ -149,7 +149,7 @@ def test_a_run_goes_on_that_an_older_version_had_checkpointed_and_named_otherwis
 ) -> None:
     recipe, steps = replace(RECIPE, gradient_checkpointing=True), list[int]()
     with monkeypatch.context() as older:
-        older.setattr(Run, "_identity", partialmethod(Run._identity, checkpointing=True))
+        older.setattr(Identity, "digest", property(partial(Identity._digest, checkpointing=True)))
         with pytest.raises(Stopped):
             run(load(), recipe, resume_states=tmp_path, **stop_after(6))
     run(load(), recipe, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
