@@ -148,7 +148,6 @@ def _with_figures(
 
 def _report(context: Context, release: Release, tuned: Tuned, measured: Measured, summary: Summary) -> SafetyReport:
     run, trained = context.run, tuned.trained
-    losses = {"base": tuned.before, "adapter": tuned.after}
     decision = GateRecord("waived" if release.waived else measured.gate.decision, measured.gate.reasons)
     return SafetyReport(
         job_id=release.job_id,
@@ -165,9 +164,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         tau=trained.tau,
         trigger_rate=trigger_rate(trained.metrics),
         triggered_steps=triggered_steps(trained.metrics),
-        validation={
-            name: ValidationLoss(found.loss, found.accuracy, found.tokens) for name, found in losses.items() if found
-        },
+        validation=_validation(tuned),
         gate=decision,
         base=_without_marks(measured.base),
         adapter=_without_marks(measured.adapter),
@@ -187,6 +184,11 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         after_tuning=_later(measured.after_tuning),
         agent=measured.agent,
     )
+
+
+def _validation(tuned: Tuned) -> dict[str, ValidationLoss]:
+    losses = {"base": tuned.before, "adapter": tuned.after}
+    return {name: ValidationLoss(found.loss, found.accuracy, found.tokens) for name, found in losses.items() if found}
 
 
 def _without_marks(results: Sequence[SuiteResult]) -> tuple[SuiteResult, ...]:
