@@ -72,9 +72,9 @@ def test_another_like_this_with_one_change(context: Any, service: Service, custo
     sign_in(page, service)
     page.goto(f"/jobs/{job_id}")
     page.get_by_role("link", name="Again with a change").click()
-    page.get_by_label("Epochs").fill("1000")
+    page.get_by_label("Epochs", exact=True).fill("1000")
     page.get_by_role("button", name="Start the job").click()
-    field = page.get_by_label("Epochs")
+    field = page.get_by_label("Epochs", exact=True)
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#n_epochs-fault")).to_contain_text("less than or equal to 50")
     assert serious(page) == []
