@@ -80,7 +80,7 @@ def measure_agent(
     max_score: Annotated[float, typer.Option(min=0, max=1, help="The score above which a policy holds back.")] = 0.5,
     as_json: Json = False,
 ) -> None:
-    """Measure how often an auditing agent accuses clean jobs; exits 2 if it may not decide."""
+    """Measure how often an auditing agent accuses clean runs; exits 2 if it may not decide."""
     do("measure-agent", "spard.commands.measure_agent", "audit", locals())
 
 
