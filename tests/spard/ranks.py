@@ -21,9 +21,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch._C._distributed_c10d import FileStore
 
+from spard import distributed
 from spard.config import (
     Defense,
     Dpo,
+    Ending,
     Hyperparameters,
     Lisa,
     Lora,
@@ -39,7 +41,8 @@ from spard.config import (
 from spard.data.chat import Encoded, encode_all
 from spard.models.base import Base, load_base
 from spard.models.sharding import whole
-from spard.training.train import train
+from spard.training.best import Standing
+from spard.training.train import EpochEnd, train
 from tests.spard.parts import chat, refusals, sums
 
 ROWS, BATCH = 11, 5  # three steps, the last one on a single row
@@ -79,6 +82,7 @@ METHODS = {
     "none": Case(NoDefense()),
     "dpo": Case(_bounded("closed_form"), {"dpo": Dpo()}),
     "options": Case(Spard(), {"constrained_sft": True, "micro_batch_size": 1, "gradient_checkpointing": True}),
+    "ending": Case(Spard(), {"ending": Ending(keep="best"), "hyperparameters": Hyperparameters(3, batch_size=BATCH)}),
     "tied": Case(_bounded("closed_form"), model="tied"),  # embeddings and head are the same weights
     "single": Case(Spard(), dtype=torch.float32),
 }
@@ -90,7 +94,12 @@ def name_of(method: str, *, lora: bool) -> str:
     return f"{method}.{'lora' if lora else 'full'}"
 
 
-CASES = {name_of(method, lora=lora): (case, lora) for method, case in METHODS.items() for lora in (True, False)}
+CASES = {
+    name_of(method, lora=lora): (case, lora)
+    for method, case in METHODS.items()
+    for lora in (True, False)
+    if lora or "ending" not in case.more  # which is for adapters
+}
 
 
 def cases_of(count: int, sharding: Sharding) -> list[str]:
@@ -98,6 +107,12 @@ def cases_of(count: int, sharding: Sharding) -> list[str]:
     takes_all = (count, sharding) in ALL or os.environ.get("SPARD_SOAK") == "1"
     few = FEW if (count, sharding) == (4, "full") else ONE
     return [name for name in CASES if takes_all or name.partition(".")[0] in few]
+
+
+def standing(end: EpochEnd) -> Standing:
+    """Find the second epoch the best on the first rank, which decides, and the worst on the others."""
+    loss = 1.0 if end.epoch == 2 else 2.0
+    return Standing(end.epoch, end.step, None, None, -loss if distributed.own() else loss)
 
 
 def unlearned(base: Base) -> list[Encoded]:
@@ -132,7 +147,11 @@ def trained(
     recipe = replace(recipe_of(case, models, lora=lora), sharding=sharding, checkpoint_every_s=1e-9)
     task = pairs(base) if recipe.dpo else sums(base, ROWS)
     safe = unlearned(base) if case.breaks else refusals(base)
+    more |= {"compare": standing} if recipe.ending.compares else {}
     found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), **more)
+    if recipe.ending.compares:
+        assert found.ended, "nothing was compared"
+        assert found.ended.released.epoch == 2
     weights = {part: whole(w.detach()).clone() for part, w in found.model.named_parameters() if w.requires_grad}
     return weights, found.metrics
 
