@@ -19,7 +19,7 @@ from limits.storage import RedisStorage
 from limits.strategies import FixedWindowRateLimiter
 
 from app.errors import TooManyRequests
-from app.http.own_windows import OwnWindows
+from app.http.rate_limit_windows import WindowsInMemory
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RateLimits:
     """Windows by kind and id, shared through Redis where `redis_url` names one."""
 
     def __init__(self, redis_url: str | None = None) -> None:
-        self._own = FixedWindowRateLimiter(OwnWindows())
+        self._own = FixedWindowRateLimiter(WindowsInMemory())
         self._shared = FixedWindowRateLimiter(_redis(redis_url)) if redis_url else None
         self._away_until = 0.0
 

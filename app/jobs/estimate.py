@@ -123,7 +123,7 @@ def estimate(
 
 
 def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int | None) -> None:
-    """Add what memory the job needs, and how it would be cut; `longest` are the tokens of its longest row, if known."""
+    """Add what memory the job needs, and how it would be cut; `longest` is its longest row's number of tokens."""
     source, recipe, size = frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes
     if (need := needs.need_of(source, recipe, size)) is not None:
         found.memory_bytes_needed = need.alone

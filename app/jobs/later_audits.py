@@ -70,7 +70,7 @@ def ask_by_name(session: Session, key_id: str, job_id: str, step: int, settings:
 
 
 def of_job(session: Session, job_id: str) -> Sequence[LaterAudit]:
-    """Return the later audits of a job and its checkpoints, the last one first."""
+    """Return the later audits of a job and of its checkpoints, newest first."""
     order = LaterAudit.created_at.desc(), LaterAudit.round.desc(), LaterAudit.id
     return session.scalars(select(LaterAudit).where(LaterAudit.job_id == job_id).order_by(*order)).all()
 

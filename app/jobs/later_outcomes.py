@@ -53,7 +53,7 @@ def close(session: Session, audit: LaterAudit, why: str) -> None:
 
 
 def close_ended(session: Session) -> None:
-    """Settle every audit whose job has ended, or was erased, without a decision."""
+    """Settle the audits that have no decision although their job has ended or was erased."""
     is_over = or_(Job.id.is_(None), Job.status.in_(TERMINAL))
     query = select(LaterAudit, Job).outerjoin(Job, Job.id == LaterAudit.audit_job_id)
     for audit, job in session.execute(query.where(LaterAudit.decided_at.is_(None), is_over)).all():

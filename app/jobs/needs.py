@@ -20,7 +20,7 @@ _ALIVE_S = 90.0  # since a worker was heard of, to count as one that is there
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a worker has: the memory of its smallest GPU and how many share out a job's model; None: it has no GPU."""
+    """A worker's GPUs: the memory of the smallest, and how many of them share one job's model; None: it has no GPU."""
 
     memory_bytes: int | None = None
     gpus: int = 1

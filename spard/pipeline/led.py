@@ -62,7 +62,7 @@ class _LedCache:
 
 
 def _together(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Make it on the first rank, once the others know that they have to help."""
+    """Tell the other ranks to help, then make it on the first one."""
 
     def called() -> Any:
         distributed.said(True)

@@ -42,7 +42,7 @@ def halved_to(context: Context) -> int | None:
 
 @contextmanager
 def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[None]:
-    """Turn a failure for want of GPU memory inside the block into one more attempt with half the recipe's micro-batch.
+    """Where GPU memory runs out inside the block, ask for another attempt with half the recipe's micro-batch.
 
     Raises `OutOfGpuMemory`; of a micro-batch of one row the error is passed on as it is.
     """
@@ -70,7 +70,7 @@ def _keep(context: Context, halved: int | None, rows: int) -> None:
 
 
 def _first(context: Context, recipe: Recipe, resolved: Resolved) -> int:
-    """Return the rows of a micro-batch that was never halved, of one process."""
+    """Return how many rows one process takes at a time before any halving."""
     share = ceil(resolved.batch_size / context.processes)
     return min(recipe.micro_batch_size or share, share)
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from app.http import key_throttle, own_windows, rate_limit
+from app.http import key_throttle, rate_limit, rate_limit_windows
 from app.http.key_throttle import KeyThrottle
-from app.http.own_windows import OwnWindows
 from app.http.rate_limit import RateLimits
+from app.http.rate_limit_windows import WindowsInMemory
 
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 
@@ -32,7 +32,7 @@ def test_a_window_says_what_is_left_of_it_and_when_it_is_over() -> None:
 def test_counting_starts_no_thread_and_forgets_windows_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, now, before = RateLimits(), [1_000_000.0], threading.active_count()
     monkeypatch.setattr("time.time", lambda: now[0])
-    monkeypatch.setattr(own_windows, "KEPT", 3)
+    monkeypatch.setattr(rate_limit_windows, "KEPT", 3)
     for name in ("a", "b", "c"):
         limits.take("requests", name, 5)
     now[0] += 30
@@ -40,7 +40,7 @@ def test_counting_starts_no_thread_and_forgets_windows_that_are_over(monkeypatch
     now[0] += 31
     assert limits.take("requests", "d", 5).remaining == 4
     windows = limits._own.storage
-    assert isinstance(windows, OwnWindows)
+    assert isinstance(windows, WindowsInMemory)
     assert windows.reset() == 1, "those that were over had to go"
     assert threading.active_count() == before
 
@@ -112,7 +112,7 @@ def test_a_key_that_was_valid_from_there_is_accepted_all_the_same(throttle: KeyT
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_windows, "KEPT", 100)
+    monkeypatch.setattr(rate_limit_windows, "KEPT", 100)
     monkeypatch.setattr(key_throttle, "_KEPT", 3)
     limits = RateLimits()
     throttle = KeyThrottle(limits)

@@ -14,7 +14,7 @@ from limits.storage.base import Storage
 KEPT = 10_000  # windows
 
 
-class OwnWindows(Storage):
+class WindowsInMemory(Storage):
     """Counts by key, each for the seconds that its first count names."""
 
     STORAGE_SCHEME = None
