@@ -16,12 +16,14 @@ from app.db.tables import Job
 from app.db.tables.job_records import KeptFile
 from app.db.tables.job_spec import ASKED_OTHERWISE, AuditedRef, CorpusRef, JobSpec, ObjectRef, StartFrom
 from app.errors import AppError
+from app.jobs import needs
 from app.settings import Settings
 from app.storage import ObjectMissing, Storage
 from spard.config import DRESSES_ALONE, JudgeSpec, Recipe
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import RunSpec, SuiteSpec, parse
 from spard.release.archive import unpack
+from worker import gpu
 from worker.failures import HubUnavailable, ModelMissing
 from worker.weights import digests_of
 from worker.workdir import Assignment, Folder, write_assignment
@@ -109,7 +111,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     if spec.version < ASKED_OTHERWISE:  # it is audited as its customer was promised
         recipe = replace(recipe, audit=replace(recipe.audit, asking=DRESSES_ALONE))
-    if recipe.sharding == "none":
+    if recipe.sharding == "none" and not needs.is_held(job, gpu.room(settings)):
         recipe = replace(recipe, sharding=settings.sharding)
     run = RunSpec(
         model=_local_model(spec.model.source, spec.model.revision),

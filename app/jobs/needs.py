@@ -39,7 +39,7 @@ def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room
         return None
     beside = sum(count for count, _ in recipe.anchors.by_kind().values()) if recipe.effective_anchor else 0
     load = Load(batch_size, longest(shape, recipe, row_tokens), beside, answers=2 if recipe.dpo else 1)
-    return fit(shape, _trained(recipe), load, Gpus(room.memory_bytes, room.gpus))
+    return fit(shape, _trained(recipe), load, Gpus(room.memory_bytes, room.gpus, shards="if_needed"))
 
 
 def longest(shape: Shape, recipe: Recipe, most: int) -> int:
@@ -54,6 +54,11 @@ def has_room(room: Room) -> ColumnElement[bool]:
         return true()
     on_each = Job.memory_bytes - Job.shared_bytes * (room.gpus - 1) / room.gpus
     return or_(Job.memory_bytes.is_(None), on_each <= room.memory_bytes)
+
+
+def is_held(job: Job, room: Room) -> bool:
+    """Whether one GPU of a worker is known to hold a job's training, so that its model need not be cut over several."""
+    return None not in (job.memory_bytes, room.memory_bytes) and _on(job, Room()) <= _of(room)
 
 
 def largest_room(session: Session) -> Room | None:

@@ -23,13 +23,13 @@ _ENOUGH = 2048  # padded tokens of a pass from which a GPU is busy: passes so la
 class Gpus:
     """What a job may have: `count` GPUs of `memory_bytes` each, as the driver tells, on so many machines.
 
-    shards  a model that one of them does not hold may be cut over them
+    shards  whether a model is cut over them: "if_needed" where one of them does not hold it
     """
 
     memory_bytes: int
     count: int = 1
     machines: int = 1
-    shards: bool = False
+    shards: Literal["never", "if_needed", "always"] = "never"
 
     @property
     def usable(self) -> int:
@@ -120,7 +120,8 @@ def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
     more work; and where one GPU does not hold the model, all of them together, if it may be cut. A plan that does not
     fit says what is needed at least.
     """
-    for is_sharded in (False, True) if gpus.shards and gpus.count > 1 else (False,):
+    ways = {"never": (False,), "if_needed": (False, True), "always": (True,)}
+    for is_sharded in ways[gpus.shards] if gpus.count > 1 else (False,):
         ranks = gpus.count if is_sharded else min(gpus.count, load.rows)
         share = replace(load, rows=-(-load.rows // ranks))
         for checkpointing in (False, True):

@@ -50,7 +50,7 @@ def gpus_of(context: Context) -> Gpus | None:
     if context.base.device.type != "cuda":
         return None
     memory = int(torch.cuda.get_device_properties(context.base.device).total_memory)
-    return Gpus(memory, context.processes, shards=context.recipe.sharding != "none")
+    return Gpus(memory, context.processes, shards="never" if context.recipe.sharding == "none" else "always")
 
 
 def _load(recipe: Recipe, rows: Rows, resolved: Resolved) -> Load:

@@ -112,6 +112,12 @@ def test_the_largest_worker_is_the_one_that_plans_are_made_for(engine: Engine) -
         assert needs.largest_room(session) == Room(80 * GIB)
 
 
+def test_an_estimate_cuts_a_model_that_no_gpu_holds_over_those_that_share_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    plans = [needs.plan_for(str(tmp_path), Recipe(), 16, 2048, Room(80 * GIB, count)) for count in (1, 8)]
+    assert [(required(plan).fits, required(plan).sharding) for plan in plans] == [(False, "none"), (True, "full")]
+
+
 def test_a_longer_row_needs_more_and_of_an_unknown_model_nothing_is_known(tmp_path: Path) -> None:
     assert needs.need_of(str(tmp_path), Recipe(), 100) is None
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))

@@ -56,7 +56,7 @@ MODELS = {"8B": LLAMA_8B, "70B": LLAMA_70B, "32B": QWEN_32B, "Qwen 3 32B": QWEN3
 SHAPES = {name: required(shape_of(config.to_dict())) for name, config in MODELS.items()}  # measuring changes a config
 LENGTHS = (512, 2048, 8192)
 EVERYWHERE = Lora(target_modules=("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"))
-GPUS = [Gpus(size * GIB, count, shards=True) for size in (24, 40, 80, 141) for count in (1, 2, 8)]
+GPUS = [Gpus(size * GIB, count, shards="if_needed") for size in (24, 40, 80, 141) for count in (1, 2, 8)]
 CASES: list[tuple[str, Recipe, int]] = [
     ("8B", Recipe(), 2048),
     ("8B", Recipe(gradient_checkpointing=True), 512),
@@ -113,9 +113,12 @@ def test_a_model_of_70_billion_needs_several_gpus() -> None:
     eight = replace(one, count=8)
     assert not fit(SHAPES["70B"], trained, load, one).fits
     assert not fit(SHAPES["70B"], trained, load, eight).fits  # each would hold it whole
-    plan = fit(SHAPES["70B"], trained, load, replace(eight, shards=True))
+    plan = fit(SHAPES["70B"], trained, load, replace(eight, shards="if_needed"))
     assert (plan.fits, plan.sharding, plan.ranks) == (True, "full", 8)
-    far = fit(SHAPES["70B"], trained, load, Gpus(80 * GIB, 16, machines=2, shards=True))
+    assert fit(SHAPES["8B"], trained, load, replace(eight, shards="always")).sharding == "full", (
+        "small, cut all the same"
+    )
+    far = fit(SHAPES["70B"], trained, load, Gpus(80 * GIB, 16, machines=2, shards="if_needed"))
     assert (far.fits, far.sharding, far.ranks) == (True, "hybrid", 16)
 
 

@@ -10,11 +10,13 @@ import pytest
 
 from app.db.tables import Job
 from app.db.tables.job_spec import ModelRef, StartFrom
+from app.jobs.needs import Room
 from spard.config import DRESSES_ALONE, Asking, Audit, JudgeSpec
 from spard.config.deprecated import to_stored
 from spard.release.archive import archive
 from tests.worker.parts import RECIPE, TRAINING, lines
 from tests.worker.shop import Shop
+from worker import gpu
 from worker.failures import HubUnavailable, ModelMissing, failure
 from worker.inputs import Changed, fill
 from worker.interrupts import Cancelled
@@ -47,6 +49,21 @@ def test_the_judge_is_the_one_that_the_job_was_made_with(light_shop: Shop, tmp_p
     members = (guard, JudgeSpec(name="llm", base_url="http://127.0.0.1:9/v1"))
     judge = JudgeSpec(name="consensus", members=members)
     assert filled(light_shop, judge="consensus", judge_spec=judge)[1].run.judge == judge
+
+
+@pytest.mark.parametrize(
+    ("needed", "there", "sharding"),
+    [(10, 80, "none"), (100, 80, "full"), (None, 80, "full"), (10, None, "full")],
+    ids=["held by one GPU", "held by none", "of unknown need", "on a CPU"],
+)
+def test_a_model_is_cut_over_gpus_where_one_is_not_known_to_hold_it(
+    light_shop: Shop, monkeypatch: pytest.MonkeyPatch, needed: int | None, there: int | None, sharding: str
+) -> None:
+    monkeypatch.setattr(gpu, "room", lambda settings: Room(there, 2))
+    job = light_shop.job(light_shop.add_job(memory_bytes=needed))
+    with new_folder(light_shop.folder, "job-a1") as folder:
+        fill(folder, job, light_shop.storage, light_shop.settings(gpus_per_job=2, sharding="full"), lambda: None)
+        assert read_assignment(folder).run.recipe.sharding == sharding
 
 
 @pytest.mark.parametrize(("version", "asking"), [(2, DRESSES_ALONE), (3, Asking())])
