@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tools import figures
 
 ROOT = Path(__file__).resolve().parents[1]
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 LOADED = re.compile(r"""<(?:script|img|link|source|iframe)[^>]+(?:src|srcset|href)=["']?(https?:[^"'\s>]+)""")
 IMPORTED = re.compile(r"""(?:url\(|@import)\s*["']?(https?:[^"')\s]+)""")
 
@@ -57,13 +54,10 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 @pytest.fixture
-def page(site: Path) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield browser.new_page(viewport={"width": 390, "height": 844})
-        browser.close()
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    yield page
+    page.close()
 
 
 def test_it_reads_and_searches_from_a_folder(site: Path, page: Page) -> None:

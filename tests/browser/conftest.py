@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.app.http.conftest import (  # noqa: F401 - fixtures
     Service,
@@ -20,22 +19,6 @@ from tests.app.http.conftest import (  # noqa: F401 - fixtures
     upload,
     url,
 )
-
-# Of its own, Chromium asks servers for updates and lists: none is to be reached.
-_QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--disable-gpu", "--disable-quic", *_QUIET]
-        )
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(params=["light", "dark"])
