@@ -63,7 +63,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 def test_the_selection_is_that_of_the_definition(done: Folder) -> None:
     base = load_base(str(done.root.parent / "model"))
-    cached = next((done.root.parent / "cache").rglob("*.safetensors"))
+    [cached] = (done.root.parent / "cache" / "embeddings").glob("*.safetensors")
     pool_ND = next(iter(load_file(cached).values()))
     task_MD = embed(base, [prompt_text(row) for row in read_examples(done.root / "in" / "training.jsonl")])
 
