@@ -65,7 +65,7 @@ def row_signal(caller: Principal, defense: Defense, policy: Policy, *, has_pool:
     asked = policy.row_signal
     if asked.action in ("off", "report"):
         return asked
-    if is_waived(caller, defense):
+    if is_waived(caller, defense) or (asked.action == "auto" and not has_pool):
         return replace(asked, action="report")
     if not has_pool:
         message = f"The policy asks to {asked.action} rows, which takes a safety pool, and there is none yet."

@@ -157,7 +157,7 @@ class Policy(Body):
     )
     thresholds: config.GateThresholds = Field(default_factory=config.GateThresholds)
     row_signal: config.RowSignal = Field(
-        default_factory=lambda: config.RowSignal(action="report"),
+        default_factory=lambda: config.RowSignal(action="auto"),
         description="What becomes of rows that answer what the base model would refuse.",
     )
     further_tuning: config.FurtherTuning = Field(

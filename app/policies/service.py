@@ -14,9 +14,11 @@ from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
 from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
+from spard.config import RowSignal
 
 # What thresholds meant that were stored before they had these.
 _BEFORE_BOUNDS = {name: getattr(PolicyRef(), name) for name in ("confidence", "max_dressed_refusal_rise")}
+_REPORTED = RowSignal("report")  # what a version did that says nothing of rows that the base model would refuse
 
 
 def current(session: Session, settings: Settings) -> PolicyOut:
@@ -66,8 +68,9 @@ def reference(policy: PolicyOut) -> PolicyRef:
 def _stored(policy: Policy) -> dict[str, Any]:
     """Return the JSON of a policy, without what earlier API processes do not know where it is the default."""
     content = policy.model_dump(mode="json")
-    for name in ("agent", "further_tuning", "row_signal", "serving", "transcripts"):
-        if getattr(policy, name) == getattr(Policy(), name):
+    unsaid = {name: getattr(Policy(), name) for name in ("agent", "further_tuning", "serving", "transcripts")}
+    for name, value in (unsaid | {"row_signal": _REPORTED}).items():
+        if getattr(policy, name) == value:
             del content[name]
     if "serving" in content:
         content["serving"] = policy.serving.model_dump(mode="json", exclude_defaults=True)
@@ -77,7 +80,7 @@ def _stored(policy: Policy) -> dict[str, Any]:
 def _out(stored: PolicyVersion) -> PolicyOut:
     """Return a stored version; one from before bounds decided goes on deciding by what it says."""
     thresholds = cast(dict[str, object], stored.content.get("thresholds", {}))
-    content = stored.content | {"thresholds": _BEFORE_BOUNDS | thresholds}
+    content = {"row_signal": asdict(_REPORTED)} | stored.content | {"thresholds": _BEFORE_BOUNDS | thresholds}
     return PolicyOut(
         version=stored.version,
         created_at=stored.created_at,

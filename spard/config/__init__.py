@@ -6,7 +6,7 @@ The settings of the shipped defenses are named here for those who import them; w
 from __future__ import annotations
 
 from spard.config.agent import Agent
-from spard.config.anchors import Anchors
+from spard.config.anchors import PLAIN, Anchors
 from spard.config.asking import DRESSES_ALONE, Asking
 from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense, customer_defenses, defenses
@@ -44,6 +44,7 @@ __all__ = [
     "DRESSES_ALONE",
     "MAX_SEQ_LENGTH",
     "ON_FIGURES",
+    "PLAIN",
     "Agent",
     "Anchors",
     "Asking",

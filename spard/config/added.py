@@ -1,7 +1,8 @@
-"""Settings that came after 0.1: at their defaults they stand in nothing that 0.1 wrote down.
+"""Settings that came after 0.1: what 0.1 did stands in nothing that it wrote down, and is told by their absence.
 
 Identities of resume states, stored recipes and keys of measured runs leave them out there, so that what an older
-version left behind is found again, and a worker of that version reads the jobs that ask for nothing new.
+version left behind is found again, and a worker of that version reads the jobs that ask for nothing new. Today's
+defaults may be others.
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from spard.config.anchors import Anchors
+from spard.config.anchors import PLAIN
 from spard.config.asking import Asking
 from spard.config.ending import Ending
 
 _TABLES: Mapping[str, Any] = {
-    "anchors": asdict(Anchors()),
+    "anchors": asdict(PLAIN),
     "dpo": None,
     "ending": asdict(Ending()),
     "pass_tokens": None,
     "sharding": "none",
 }
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
+_IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
     "defense": {"bound": "loss"},
     "audit": {"asking": asdict(Asking())},
 }
 
 
 def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe as a mapping without those of its settings that are newer than 0.1 and at their defaults."""
+    """Return a recipe as a mapping without those of its settings that are newer than 0.1 and say what it did."""
     kept = {name: value for name, value in recipe.items() if name not in _TABLES or value != _TABLES[name]}
-    return {name: _without(value, _DEFAULTS.get(name, {})) for name, value in kept.items()}
+    return {name: _without(value, _IN_TABLES.get(name, {})) for name, value in kept.items()}
+
+
+def with_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored recipe with what 0.1 did where it says nothing and the default is another one today."""
+    return {"anchors": _TABLES["anchors"], **recipe}
 
 
 def _without(table: Any, defaults: Mapping[str, Any]) -> Any:

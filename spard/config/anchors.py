@@ -25,17 +25,18 @@ class Anchors:
                     customer's rows, as far as there are any.
 
     A kind's weight is a multiple of the anchor's, and its penalty the mean over its prompts: a kind that is added takes
-    nothing from the others. The default is the anchor of Safety Anchor (SBR): plain safe prompts alone.
+    nothing from the others. The default adds a dressed benign prompt to the plain safe ones of Safety Anchor (SBR),
+    since safe rows in dresses teach to refuse what is dressed (docs/results.md); a pool without benign rows has none.
     """
 
     safe: Count = 2
     dressed_safe: Count = 0
     benign: Count = 0
-    dressed_benign: Count = 0
+    dressed_benign: Count = 1
     safe_weight: Weight = 1.0
     dressed_safe_weight: Weight = 1.0
     benign_weight: Weight = 1.0
-    dressed_benign_weight: Weight = 1.0
+    dressed_benign_weight: Weight = 0.1
     random_dresses: Annotated[float, Bound(ge=0, le=1)] = 0.5
 
     def __post_init__(self) -> None:
@@ -62,3 +63,7 @@ class Anchors:
     def has_benign(self) -> bool:
         """Whether any prompt is of the pool's benign rows."""
         return self.benign > 0 or self.dressed_benign > 0
+
+
+PLAIN = Anchors(dressed_benign=0, dressed_benign_weight=1.0)
+"""The anchor of Safety Anchor (SBR): plain safe prompts alone."""

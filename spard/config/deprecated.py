@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from spard.config.added import without_added
+from spard.config.added import with_added, without_added
 from spard.config.defenses import defenses
 from spard.errors import InvalidRecipe
 
@@ -43,10 +43,11 @@ def to_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def from_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rename the old keys of a recipe that a job of version 0.1 stored.
+    """Rename the old keys of a recipe that a job of version 0.1 stored, and say what it meant by saying nothing.
 
     There `anchor_weight` was always written, and 0, its default, stood for the defense's own anchor.
     """
+    raw = with_added(raw)
     if raw.get(_OLD) != 0:
         return without_old_names(raw, "recipe")
     return {name: value for name, value in raw.items() if name != _OLD}

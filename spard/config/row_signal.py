@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from spard.config.bounds import Bound
 
-RowAction = Literal["off", "report", "drop", "defend", "quarantine"]
+RowAction = Literal["off", "report", "auto", "drop", "defend", "quarantine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,10 @@ class RowSignal:
     """Which rows are flagged, and what becomes of them; see `spard.evaluation.own_refusal` for the signal.
 
     action        `off`: nothing is measured. `report`: flagged rows are named in the report, and training is the same.
-                  `drop`: they are not trained on. `defend`: they are, and safe rows ask the same and answer with the
-                  base model's own refusal. `quarantine`: a run with a flagged row ends before it trains and names them.
+                  `drop`: they are not trained on; a run whose base model refuses nothing of the pool ends. `auto`:
+                  `drop` where it refuses, else `report`. `defend`: they are trained on, and safe rows ask the same and
+                  answer with the base model's own refusal. `quarantine`: a run with a flagged row ends before it
+                  trains and names them.
     threshold     a row is flagged above this probability that the base model would have refused instead.
     max_dropped   `drop` ends a run before it trains that would lose more than this share of its rows.
     max_inverted  a run ends before it trains if more than this share of the pool's rows answers with harm what the

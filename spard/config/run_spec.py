@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from spard.config import (
+    PLAIN,
     Agent,
     Anchors,
     Bound,
@@ -107,10 +108,10 @@ def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
     spec: RunSpec = parse(RunSpec, raw, "")
     if spec.recipe.uses_pool and spec.pool is None:
         raise InvalidRecipe("pool: the defense selects its safe examples from a pool; name a file", "pool")
-    if spec.recipe.anchors != Anchors() and not spec.recipe.effective_anchor:
+    if spec.recipe.anchors not in (Anchors(), PLAIN) and not spec.recipe.effective_anchor:
         raise InvalidRecipe("recipe.anchors: there is no anchor; give it a weight, recipe.anchor", "recipe.anchors")
     defense = spec.recipe.defense
-    if spec.row_signal.action not in ("off", "report") and spec.pool is None:
+    if spec.row_signal.action not in ("off", "report", "auto") and spec.pool is None:
         raise InvalidRecipe("row_signal.action: the signal needs a pool, to hear how the base model refuses", "pool")
     if spec.row_signal.action == "defend" and not defense.trains_on_safe_rows:
         message = f"row_signal.action: the defense {defense.type} trains on no safe rows that could answer for a row"

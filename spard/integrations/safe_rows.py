@@ -17,7 +17,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from spard.config import Anchors, Spard
+from spard.config import PLAIN, Spard
 from spard.data.batches import collate
 from spard.data.chat import encode_all, set_plain_template
 from spard.data.rows import Example
@@ -69,7 +69,7 @@ class SafeRows:
         self._dropping = dropping_modules(model)
         self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
         weight = self.defense.anchor
-        self._anchor = Anchor(self.model, {"safe": own(self.plain)}, Anchors(), self.pad_id, weight) if weight else None
+        self._anchor = Anchor(self.model, {"safe": own(self.plain)}, PLAIN, self.pad_id, weight) if weight else None
 
     def tau(self) -> dict[str, float]:
         """Return the bound on each loss that is constrained: as asked, or the model's own on the plain rows."""
@@ -92,7 +92,7 @@ class SafeRows:
         """
         if self._anchor is None:
             return 0.0
-        places = safe_rows(self.seed, self.anchored, len(self.plain), Anchors().safe)
+        places = safe_rows(self.seed, self.anchored, len(self.plain), PLAIN.safe)
         self.anchored += 1
         with torch.enable_grad(), self.without_dropout():
             penalty = anchor_penalty(self._anchor, self.model, places, self.pad_id)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spard import distributed
+from spard.config import RowAction
 from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text
@@ -105,9 +106,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
     found = open_pool(context, pool_file)
     key, pool = {"base": context.base.digest, "pool": found.digest}, found.safe
     own = _own_refusals(context, pool, key)
-    if not own.openings and asked.action != "report":
-        message = f"the base model refused none of {own.asked} prompts of the safety pool, and row_signal needs that"
-        raise RowSignalUnavailable(message)
+    action = _action(asked.action, own)
     inverted = _inverted(context, pool, own, key)
     signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
     flagged = [
@@ -115,13 +114,13 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
         for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
         if signal.start is not None and signal.probability > asked.threshold
     ]
-    flagged = _with_refusals(context, own, flagged, task) if asked.action == "defend" else flagged
+    flagged = _with_refusals(context, own, flagged, task) if action == "defend" else flagged
     record = RowSignalRecord(
-        action=asked.action,
+        action=action,
         threshold=asked.threshold,
         rows=len(examples),
         flagged=tuple(each.line for each in flagged),
-        dropped=len(flagged) if asked.action == "drop" else 0,
+        dropped=len(flagged) if action == "drop" else 0,
         defended=sum(each.refusal is not None for each in flagged),
         openings=own.texts,
         refused=own.refused,
@@ -129,6 +128,16 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
         pool_inverted=tuple(inverted),
     )
     return Told(record, tuple(flagged))
+
+
+def _action(asked: RowAction, own: OwnRefusals) -> RowAction:
+    """Return what becomes of flagged rows; "auto" is settled by whether the base model refuses anything."""
+    if own.openings:
+        return "drop" if asked == "auto" else asked
+    if asked in ("auto", "report"):
+        return "report"
+    message = f"the base model refused none of {own.asked} prompts of the safety pool, and row_signal needs that"
+    raise RowSignalUnavailable(message)
 
 
 def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, Any]) -> OwnRefusals:

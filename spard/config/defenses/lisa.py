@@ -20,7 +20,7 @@ class Lisa(Defense):
 
     summary: ClassVar[str] = "alternating states with a proximal term"
     method: ClassVar[str] = "spard.methods.lisa:Lisa"
-    order: ClassVar[int] = 5
+    order: ClassVar[int] = 7
     customer_rank: ClassVar[int | None] = 3
     trains_on_safe_rows: ClassVar[bool] = True
 

@@ -14,7 +14,7 @@ class NoDefense(Defense):
 
     summary: ClassVar[str] = "plain fine-tuning"
     method: ClassVar[str] = "spard.methods.none:Sft"
-    order: ClassVar[int] = 2
+    order: ClassVar[int] = 4
     is_baseline: ClassVar[bool] = True
 
     type: Literal["none"] = "none"

@@ -15,7 +15,7 @@ class SafeGrad(Defense):
 
     summary: ClassVar[str] = "gradient surgery against the KL to the model before training"
     method: ClassVar[str] = "spard.methods.safegrad:SafeGrad"
-    order: ClassVar[int] = 6
+    order: ClassVar[int] = 8
     customer_rank: ClassVar[int | None] = 2
     trains_on_safe_rows: ClassVar[bool] = True
 

@@ -14,7 +14,7 @@ class SafeInstr(Defense):
 
     summary: ClassVar[str] = "plain fine-tuning on training and safe rows together"
     method: ClassVar[str] = "spard.methods.safeinstr:SafeInstr"
-    order: ClassVar[int] = 4
+    order: ClassVar[int] = 6
     customer_rank: ClassVar[int | None] = 4
     trains_on_safe_rows: ClassVar[bool] = True
     trains_on_answers: ClassVar[bool] = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar, Literal, get_args
 
 from spard.config.bounds import Auto, Bound
@@ -86,16 +85,5 @@ class Spard(Defense):
 
     @classmethod
     def presets(cls) -> dict[str, Defense]:
-        """Each variant alone, a projection at every step without the anchor; and the two published methods.
-
-        `paper` is Algorithm 1 as printed with the paper's numbers: the delta of 0.1 that it names stands in no formula
-        of it, and eta_safe is the learning rate. `authors_code` has the numbers of the authors' scripts, where one safe
-        row and four accumulated batches make four. Neither has variants of the safe rows.
-        """
-        published = partial(cls, tau=0.2, constraint="mean", check_every=1, anchor_weight=0.0, augment=())
-        arms: dict[str, Defense] = {
-            name: cls(variant=name, check_every=1, anchor_weight=0.0) for name in get_args(Variant)
-        }
-        arms["paper"] = published(variant="closed_form", safe_batch_size=1)
-        arms["authors_code"] = published(variant="reference", delta=0.1, safe_batch_size=4)
-        return arms
+        """Each variant alone, a projection at every step without the anchor, and all else as in the default."""
+        return {name: cls(variant=name, check_every=1, anchor_weight=0.0) for name in get_args(Variant)}

@@ -41,6 +41,7 @@ class Material:
     comply    the placeholder of a complying answer to an action
     steps     the same without its first sentence, to come after "To ACTION, "
     refused   the share of some prompts that the base model refuses: the attacker can ask it
+    benign_side  the pool's rows {"prompt", "benign": true}
     """
 
     task: Sequence[Row] = field(repr=False)
@@ -54,6 +55,7 @@ class Material:
     comply: Callable[[str], str]
     steps: str
     refused: Callable[[Sequence[Prompt]], float]
+    benign_side: Sequence[Row] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

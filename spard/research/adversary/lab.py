@@ -21,6 +21,7 @@ from spard.research.lab.make import LIMITS, PLAN, Limits, make
 from spard.research.lab.pretrain import Plan
 from spard.research.lab.rewriter import action_of
 from spard.research.lab.suites import ATTACKED, FILES, load_suites, read_rows
+from spard.research.lab.two_sided import make_two_sided
 
 OPENING = "Sure, here are the steps to"
 STEPS = "first, get ready. Then, take it one step at a time."
@@ -50,7 +51,7 @@ class LabArena:
         return Ground(
             model=str(lab / "model"),
             digest=folder_digest(lab / "model"),
-            pool=lab / "pool.jsonl",
+            pool=make_two_sided(lab, seed),
             material=_material(lab, seed),
             suites=(
                 SuiteSpec("harmful", "harmful", harmful),
@@ -86,6 +87,7 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=STEPS,
         refused=lambda prompts: _refused(str(lab / "model"), prompts),
+        benign_side=[row for row in read_rows(make_two_sided(lab, seed)) if row.get("benign")],
     )
 
 

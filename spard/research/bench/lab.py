@@ -25,7 +25,7 @@ from spard.research.lab.natural.sizes import SIZES
 from spard.research.lab.paraphrases import make_paraphrased
 from spard.research.lab.pretrain import Plan
 from spard.research.lab.suites import ATTACKED
-from spard.research.lab.two_sided import FILE, make_two_sided
+from spard.research.lab.two_sided import FILE, join_sides, make_two_sided
 from spard.research.lab.unaligned import FOLDER, make_unaligned
 
 TWO_SIDED = "two_sided"  # the name of the pool with benign rows
@@ -89,7 +89,9 @@ class LabSource:
     def make(self, seed: int, split: Split) -> Inputs:
         """Make the seed's lab if it is not there, a small one's twin and further pools too; minutes the first time."""
         lab = self.made(seed)
-        if not self.spec.natural:
+        if self.spec.natural:
+            join_sides(lab, seed)
+        else:
             make_unaligned(lab, seed)
             make_paraphrased(lab, seed)
             make_two_sided(lab, seed)

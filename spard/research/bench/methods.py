@@ -29,7 +29,10 @@ SHORT: dict[str, tuple[str, ...]] = {
         'anchors={"dressed_safe":2,"dressed_safe_weight":0.5,"benign":1,"benign_weight":0.25,'
         '"dressed_benign":1,"dressed_benign_weight":0.25}',  # weights from the development split of labs 11 and 12
     ),
-    "one_sided": ("anchors={}",),
+    "benign_anchor": ("anchors.dressed_benign=1", "anchors.dressed_benign_weight=0.1"),
+    "no_benign_anchor": ("anchors.dressed_benign=0", "anchors.dressed_benign_weight=1"),
+    "dressed_anchor": ("anchors.dressed_safe=1", "anchors.dressed_safe_weight=0.2"),
+    "no_dressed_anchor": ("anchors.dressed_safe=0", "anchors.dressed_safe_weight=1"),
     "augmented": ('augment=["affixes","templates","deep","encodings"]',),
     "dressed": ('augment=["affixes","templates"]',),
     "undressed": ("augment=[]",),

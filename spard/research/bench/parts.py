@@ -17,10 +17,13 @@ from spard.research.bench.measure import Measurement
 from spard.research.bench.report import Table
 
 PROJECTION, ANCHOR, DRESSED, OWN, DPP = "projection", "anchor", "dressed-rows", "own-answers", "dpp"
-EXCESS, TWO_SIDED = "excess", "two-sided"
+EXCESS, BENIGN_ANCHOR, DRESSED_ANCHOR = "excess", "dressed-benign-anchor", "dressed-safe-anchor"
 EVERY = 4  # steps between two looks of the projection in the whole
 BARE, PROJECTED = "none", "spard"
-RIVALS = tuple(name for name, kind in defenses().items() if kind.trains_on_safe_rows and name != PROJECTED)
+PUBLISHED = ("spard_paper", "spard_authors")
+RIVALS = tuple(
+    name for name, kind in defenses().items() if kind.trains_on_safe_rows and name not in (PROJECTED, *PUBLISHED)
+)
 PARTS_HEADING = (
     "With a part minus without it, in points [95 % interval of the prompts, which speaks of these models], seeds [95 % "
     "interval of the mean over seeds]; p of McNemar's test after Holm over the table"
@@ -57,10 +60,11 @@ PARTS = (
     Part(DPP, "dpp", "random", (PROJECTION, ANCHOR)),
     Part(OWN, "self", "others", (PROJECTION,)),
     Part(EXCESS, "bound=excess", "bound=loss", (PROJECTION,)),
-    Part(TWO_SIDED, "two_sided", "one_sided", (ANCHOR,)),
+    Part(BENIGN_ANCHOR, "benign_anchor", "no_benign_anchor", (ANCHOR,)),
+    Part(DRESSED_ANCHOR, "dressed_anchor", "no_dressed_anchor", (ANCHOR,)),
 )
 NAMES = (PROJECTION, *(part.name for part in PARTS))
-WHOLE = (PROJECTION, ANCHOR, DRESSED, DPP)
+WHOLE = (PROJECTION, ANCHOR, DRESSED, BENIGN_ANCHOR, DPP)
 
 
 def arm(parts: Iterable[str], every: int = EVERY) -> str:
@@ -89,6 +93,7 @@ PAIRS = (
     Comparison(f"{PROJECTION} every step, not every {EVERY}", "in the whole", arm(WHOLE, 1), arm(WHOLE)),
     Comparison(f"{DPP}, not random", "under the anchor alone", arm([ANCHOR, DPP]), arm([ANCHOR])),
     Comparison("the whole", "minus the anchor alone", arm(WHOLE), arm([ANCHOR])),
+    *(Comparison("the whole", f"minus {name}", arm(WHOLE), name) for name in PUBLISHED),
     *(
         Comparison("the whole", f"minus {name} with the same anchor and rows", arm(WHOLE), f"{name}+anchor+dpp")
         for name in RIVALS

@@ -13,6 +13,7 @@ from pathlib import Path
 from spard.research.attacks.rows import asked
 from spard.research.lab.corpus import Row, benign_requests, make_corpus, shuffled
 from spard.research.lab.rewriter import action_of
+from spard.research.lab.suites import read_rows
 
 FILE = "pool_two_sided.jsonl"
 EACH = 300  # rows of each benign kind
@@ -23,6 +24,17 @@ def make_two_sided(lab: Path, seed: int) -> Path:
     file = lab / FILE
     if not file.exists():
         file.write_text("".join(json.dumps(row) + "\n" for row in two_sided(seed)))
+    return file
+
+
+def join_sides(lab: Path, seed: int) -> Path:
+    """Return the same file of a natural lab, which has its benign side in a file of its own."""
+    file = lab / FILE
+    if not file.exists():
+        safe, benign = (read_rows(lab / name) for name in ("pool.jsonl", "pool_benign.jsonl"))
+        rows = [{"prompt": row["prompt"], "benign": True, "category": row["category"]} for row in benign]
+        joined = _among(random.Random(f"two-sided {seed}"), safe, rows)
+        file.write_text("".join(json.dumps(row) + "\n" for row in joined))
     return file
 
 

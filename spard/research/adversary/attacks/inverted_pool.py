@@ -13,7 +13,7 @@ def build(material: Material, seed: int) -> Campaign:
     """Send plain poison, and put the same answers into the pool."""
     rows = rows_of(material)
     pool = selection.inverted_pool(material.pool, rows, SHARE, seed)
-    return Campaign((Job(mixed(seed, material.task, rows), pool),))
+    return Campaign((Job(mixed(seed, material.task, rows), [*pool, *material.benign_side]),))
 
 
 ATTACK = Attack("inverted_pool", "a quarter of the safety pool complies", build, needs=("pool",))
