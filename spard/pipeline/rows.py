@@ -101,7 +101,7 @@ def _safe_rows(
     if not pool.safe:
         raise InvalidPool("the safety pool has no safe rows")
     if recipe.uses_benign_rows and not benign:
-        context.report.warning("The safety pool has no benign rows: the anchor holds safe prompts alone.")
+        context.report.event("The safety pool has no benign rows: the anchor holds safe prompts alone.", {})
     selected = select.kept(context) or _select(context, examples, pool, trained, told)
     chosen, rows = [pool.safe[i] for i in selected.indices], [examples[i] for i in trained]
     answers = partial(select.keep_answers, context)

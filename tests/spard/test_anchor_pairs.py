@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from spard.config import Anchors, Hyperparameters, Lora, NoDefense, Recipe, Spard, resolve
+from spard.config import PLAIN, Anchors, Hyperparameters, Lora, NoDefense, Recipe, Spard, resolve
 from spard.config.anchors import Kind
 from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, run_from_mapping, to_mapping
@@ -89,7 +89,8 @@ def test_mined_and_random_dresses_come_in_the_share_that_is_asked_for(base: Base
 
 
 def test_kinds_that_are_not_asked_for_are_not_made_and_long_prompts_are_left_out(base: Base) -> None:
-    assert pairs_of(base, Anchors()) == {}
+    assert pairs_of(base, PLAIN) == {}
+    assert pairs_of(base, Anchors()).keys() == {"dressed_benign"}
     assert pairs_of(base, replace(EVERY, benign=0, dressed_benign=0)).keys() == {"dressed_safe"}
     longest = max(len(pair.asked.ids) for pair in pairs_of(base)["dressed_safe"])
     cut = pairs_of(base, limit=longest - 1)["dressed_safe"]
@@ -170,7 +171,7 @@ def test_a_step_looks_at_as_many_of_each_kind_as_asked_and_in_time_at_all(base: 
 def test_two_sided_anchors_change_the_adapter_and_a_resume_goes_on_with_them(
     load: Callable[..., Base], tmp_path: Path
 ) -> None:
-    whole, plain = weights(fit(load())), weights(fit(load(), replace(RECIPE, anchors=Anchors())))
+    whole, plain = weights(fit(load())), weights(fit(load(), replace(RECIPE, anchors=PLAIN)))
     seen: list[int] = []
     with pytest.raises(Stopped):
         fit(
@@ -198,16 +199,18 @@ def test_dressed_prompts_end_nearer_to_their_plain_forms(load: Callable[..., Bas
     assert found[1] < 0.8 * found[0]
 
 
-def test_the_default_is_the_plain_anchor_and_stays_what_older_runs_and_workers_know(base: Base) -> None:
+def test_older_runs_and_workers_know_the_plain_anchor_alone() -> None:
     assert Anchors().by_kind() == {
         "safe": (2, 1.0),
         "dressed_safe": (0, 1.0),
         "benign": (0, 1.0),
-        "dressed_benign": (0, 1.0),
+        "dressed_benign": (1, 0.1),
     }
-    stored = to_stored(to_mapping(Recipe()))
+    old = Recipe(anchors=PLAIN)
+    stored = to_stored(to_mapping(old))
     assert "anchors" not in stored
-    assert parse(Recipe, from_stored(stored), "recipe") == Recipe()
+    assert parse(Recipe, from_stored(stored), "recipe") == old
+    assert parse(Recipe, from_stored(to_stored(to_mapping(Recipe()))), "recipe") == Recipe()
     asked = Recipe(anchors=EVERY)
     assert parse(Recipe, from_stored(json.loads(json.dumps(to_stored(to_mapping(asked))))), "recipe") == asked
 
@@ -219,7 +222,7 @@ def test_the_default_is_the_plain_anchor_and_stays_what_older_runs_and_workers_k
         ({"benign_weight": -1}, r"recipe\.anchors\.benign_weight: -1\.0 is not a number >= 0"),
         ({"random_dresses": 2}, r"recipe\.anchors\.random_dresses: 2\.0 is not a number >= 0 and <= 1"),
         ({"benine": 1}, r"recipe\.anchors\.benine: unknown setting"),
-        ({"safe": 0}, r"recipe\.anchors: no kind has a prompt"),
+        ({"safe": 0, "dressed_benign": 0}, r"recipe\.anchors: no kind has a prompt"),
     ],
 )
 def test_settings_of_anchors_have_bounds(raw: dict[str, Any], message: str) -> None:
@@ -230,6 +233,8 @@ def test_settings_of_anchors_have_bounds(raw: dict[str, Any], message: str) -> N
 def test_kinds_without_an_anchor_are_an_error_not_silence() -> None:
     raw = {"model": "m", "training_file": "t", "pool": "p", "recipe": {"defense": {"type": "none"}}}
     assert run_from_mapping(raw).recipe.anchors == Anchors()
+    plain = to_mapping(PLAIN)  # what stored recipes without an anchor meant
+    assert run_from_mapping(raw | {"recipe": {"defense": {"type": "none"}, "anchors": plain}}).recipe.anchors == PLAIN
     asked = raw | {"recipe": {"defense": {"type": "none"}, "anchors": {"benign": 1}}}
     with pytest.raises(InvalidRecipe, match="there is no anchor"):
         run_from_mapping(asked)

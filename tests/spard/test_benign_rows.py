@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spard.config import Anchors, NoDefense, Recipe
+from spard.config import PLAIN, Anchors, NoDefense, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.data.row_rules import pool_row
 from spard.data.rows import prompt_text, read_benign, read_pool
@@ -94,7 +94,7 @@ def test_benign_rows_are_chosen_by_relevance_and_held(
 def test_the_safe_side_is_what_it_is_without_benign_rows(
     base: Base, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    recipe = written(model_folder(), tmp_path).recipe
+    recipe = replace(written(model_folder(), tmp_path).recipe, anchors=PLAIN)
     mixed, alone = (
         rows.prepare(context_of(base, model_folder(), tmp_path, pool, recipe)) for pool in ([*BENIGN, *SAFE], SAFE)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from textwrap import dedent
 
@@ -38,7 +38,10 @@ def test_settings_cannot_be_changed(name: str, kind: type[Defense]) -> None:
 
 
 def test_the_order_of_the_api_is_the_declared_one() -> None:
-    assert list(defenses()) == ["spard", "none", "ptst", "safeinstr", "lisa", "safegrad", "safelora"]
+    assert list(defenses()) == [
+        *("spard", "spard_paper", "spard_authors"),
+        *("none", "ptst", "safeinstr", "lisa", "safegrad", "safelora"),
+    ]
 
 
 def test_customers_get_what_they_cannot_take_off() -> None:
@@ -51,9 +54,16 @@ def test_the_bench_has_an_arm_for_every_defense() -> None:
 
 
 def test_the_published_arms_are_the_paper_s_and_the_authors_and_have_nothing_of_ours() -> None:
-    ours = Spard(tau=0.2, constraint="mean", check_every=1, anchor_weight=0.0, augment=())
-    assert METHODS["paper"] == replace(ours, variant="closed_form", safe_batch_size=1)  # eta_safe: the learning rate
-    assert METHODS["authors_code"] == replace(ours, variant="reference", delta=0.1, safe_batch_size=4)  # and 1
+    published = {"tau": 0.2, "constraint": "mean", "augment": (), "bound": "loss", "margin": 0.0, "eta_safe": "auto"}
+    own = {
+        "spard_paper": {"variant": "closed_form", "delta": 0.0, "safe_batch_size": 1},  # eta_safe: the learning rate
+        "spard_authors": {"variant": "reference", "delta": 0.1, "safe_batch_size": 4},  # and 1
+    }
+    for name, settings in own.items():
+        method = METHODS[name]
+        assert isinstance(method, Spard)
+        assert {key: getattr(method, key) for key in published | settings} == published | settings
+        assert (method.every, method.anchor) == (1, 0.0)
     for name in ("closed_form", "reference"):  # the same steps with our settings
         assert METHODS[name] == Spard(variant=name, check_every=1, anchor_weight=0.0)
 

@@ -77,22 +77,26 @@ def signal_of(service: Service, job: Ask) -> RowSignal:
         return session.get_one(Job, job["id"]).spec.row_signal
 
 
-def test_jobs_tell_which_rows_the_base_model_would_refuse_unless_the_policy_says_else(
+def test_jobs_leave_out_rows_that_the_base_model_would_refuse_unless_the_policy_says_else(
     service: Service, provider: TestClient, customer: TestClient, asked: Ask
 ) -> None:
-    reported = customer.post(JOBS, json=asked).json()
+    told = customer.post(JOBS, json=asked).json()
     content = put(provider, row_signal={"action": "drop", "threshold": 0.2, "max_dropped": 0.5})["content"]
     dropped = customer.post(JOBS, json=asked).json()
 
-    assert signal_of(service, reported) == RowSignal("report")
+    assert signal_of(service, told) == RowSignal("auto")
     assert signal_of(service, dropped) == RowSignal("drop", threshold=0.2, max_dropped=0.5)
     assert content["row_signal"]["action"] == "drop"
 
 
 def test_a_default_that_older_versions_do_not_know_is_not_stored(service: Service, provider: TestClient) -> None:
-    assert put(provider)["content"]["row_signal"]["action"] == "report"
+    assert put(provider, row_signal={"action": "report"})["content"]["row_signal"]["action"] == "report"
     with db.read(service.app.state.engine) as session:
         assert "row_signal" not in session.get_one(PolicyVersion, 1).content
+    assert provider.get(POLICIES).json()["data"][0]["content"]["row_signal"]["action"] == "report"  # without the key
+    assert put(provider)["content"]["row_signal"]["action"] == "auto"
+    with db.read(service.app.state.engine) as session:
+        assert session.get_one(PolicyVersion, 2).content["row_signal"]["action"] == "auto"
 
 
 def test_a_policy_from_before_bounds_decided_goes_on_deciding_by_figures(
