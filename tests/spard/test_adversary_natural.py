@@ -148,7 +148,7 @@ def test_attacks_that_the_small_lab_cannot_stage_are_run_there(
     natural: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = arenas._material
-    monkeypatch.setattr(arenas, "_material", lambda lab, seed: _cut(whole(lab, seed)))
+    monkeypatch.setattr(arenas, "_material", lambda lab, seed: _cut(whole(lab, seed), 20))
     monkeypatch.setattr(command, "load_spec", lambda name, environment: replace(_tiny(name), recipe=FEW_STEPS))
     monkeypatch.setattr(asking, "TOKENS", 2)
     names = ["cipher", "tools", "later_turn"]
@@ -167,5 +167,5 @@ def _tiny(name: str) -> LabSpec:
     return replace(spec, natural=NaturalSpec(size="tiny"))
 
 
-def _cut(material: Material) -> Material:
-    return replace(material, task=material.task[:60])
+def _cut(material: Material, harmful: int = 300) -> Material:
+    return replace(material, task=material.task[:60], harmful=material.harmful[:harmful])
