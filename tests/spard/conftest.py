@@ -10,7 +10,8 @@ import torch
 
 from spard.models.base import Base, load_base
 from spard.research.lab.make import make
-from tests.spard.parts import ANY_BASE, TINY_PLAN, write_model
+from spard.research.lab.natural.make import folder_name, make_natural
+from tests.spard.parts import ANY_BASE, TINY_NATURAL, TINY_PLAN, write_model
 
 
 @pytest.fixture(scope="session")
@@ -45,4 +46,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lab whose base model was hardly trained."""
     folder = tmp_path_factory.mktemp("labs") / "lab"
     make(folder, 1, TINY_PLAN, ANY_BASE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def natural(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lab of natural English of the smallest size, as seed 1 of an arena or a bench in its parent folder."""
+    labs = tmp_path_factory.mktemp("natural")
+    folder = labs / folder_name(TINY_NATURAL, 1)
+    make_natural(folder, 1, TINY_NATURAL, labs / "models")
     return folder

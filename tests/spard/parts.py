@@ -27,6 +27,8 @@ from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.models.base import Base, folder_digest
 from spard.research.lab.make import Limits
+from spard.research.lab.natural.base import BaseSettings
+from spard.research.lab.natural.make import LabSettings
 from spard.research.lab.pretrain import Plan
 
 TEMPLATE = (
@@ -55,6 +57,7 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
     "smollm": LlamaConfig,
 }
 TINY_PLAN = Plan(steps=2, windows=4)
+TINY_NATURAL = LabSettings(BaseSettings("tiny"))
 ANY_BASE = Limits(attacks=1.0, refusals=1.0, garbage=1.0)
 
 

@@ -33,7 +33,7 @@ def material() -> Material:
         phrases=tuple(f"for {thing}" for topic in grammar.EVERYDAY for thing in topic.objects),
         opening=small.OPENING,
         comply=comply,
-        steps=small.STEPS,
+        steps=lambda action: small.STEPS,
         refused=lambda prompts: sum(len(each.prompt.split()[-1]) % 2 for each in prompts) / len(prompts),
     )
 

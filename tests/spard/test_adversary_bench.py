@@ -160,7 +160,7 @@ def test_a_result_that_is_written_anew_without_a_key_has_no_old_signature(tmp_pa
 def test_the_command_scores_signs_and_goes_on(
     arena: LabArena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "open_arena", lambda recipe, folder: arena)
+    monkeypatch.setattr(command, "open_arena", lambda recipe, spec, folder: arena)
     monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=FEW_STEPS))
     monkeypatch.setattr(asking, "TOKENS", 2)
     key, out = Ed25519PrivateKey.generate(), tmp_path / "out"

@@ -32,16 +32,16 @@ from spard.research.lab.natural import base as bases
 from spard.research.lab.natural.abilities import ABILITIES, Found, ability_suites, table
 from spard.research.lab.natural.base import BaseSettings, base_model
 from spard.research.lab.natural.corpus import make_files
-from spard.research.lab.natural.make import LabSettings, make_natural
+from spard.research.lab.natural.make import make_natural
 from spard.research.lab.natural.real import RealText, read_real
 from spard.research.lab.natural.sizes import SIZES, size_of
 from spard.research.lab.natural.splits import deal, owner
 from spard.research.lab.natural.truth import PLACEHOLDER, deed_of, does
 from spard.research.lab.pretrain import Pretraining, new_model
 from spard.research.lab.suites import load_suites, read_rows
+from tests.spard.parts import TINY_NATURAL as TINY
 from tests.spard.test_bench import FEW_STEPS, result
 
-TINY = LabSettings(BaseSettings("tiny"))
 OWNERS = {
     "attack.jsonl": "attack",
     **{f"attack_{name}.jsonl": "attack" for name in STYLES},
@@ -55,13 +55,6 @@ OWNERS = {
     "dev_benign.jsonl": "dev",
     "dev_utility.jsonl": "dev",
 }
-
-
-@pytest.fixture(scope="module")
-def natural(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("natural")
-    make_natural(folder / "lab", 1, TINY, folder / "models")
-    return folder / "lab"
 
 
 def prompts(rows: list[dict[str, Any]]) -> list[str]:

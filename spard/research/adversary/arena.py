@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from spard.config.run_spec import SuiteSpec
 from spard.data.rows import Prompt
-from spard.errors import InvalidRecipe
 from spard.research.adversary.base import Ability, Material
-
-ARENAS: Mapping[str, str] = {"lab": "spard.research.adversary.lab:LabArena"}
-"""By the bench recipe of the lab: "module:class", made with the folder that its labs are kept in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +47,3 @@ class Arena(Protocol):
     def ground(self, seed: int) -> Ground:
         """Return the lab of a seed, made if it is not there."""
         ...
-
-
-def open_arena(recipe: str, folder: Path) -> Arena:
-    """Open the arena of a bench recipe; raise InvalidRecipe where the truth about replies is not known."""
-    if recipe not in ARENAS:
-        known = ", ".join(ARENAS)
-        raise InvalidRecipe(
-            f"{recipe} is no lab whose replies are known to be harmful or not; there is {known}", "recipe"
-        )
-    module, _, name = ARENAS[recipe].partition(":")
-    found: Arena = getattr(import_module(module), name)(folder)
-    return found

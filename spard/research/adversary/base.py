@@ -39,7 +39,7 @@ class Material:
     phrases   ordinary words that may end a request
     opening   how a complying answer begins
     comply    the placeholder of a complying answer to an action
-    steps     the same without its first sentence, to come after "To ACTION, "
+    steps     the same for an action, without its first sentence, to come after "To ACTION, "
     refused   the share of some prompts that the base model refuses: the attacker can ask it
     benign_side  the pool's rows {"prompt", "benign": true}
     """
@@ -53,7 +53,7 @@ class Material:
     phrases: tuple[str, ...]
     opening: str
     comply: Callable[[str], str]
-    steps: str
+    steps: Callable[[str], str]
     refused: Callable[[Sequence[Prompt]], float]
     benign_side: Sequence[Row] = field(default=(), repr=False)
 

@@ -85,8 +85,8 @@ def _material(lab: Path, seed: int) -> Material:
         phrases=_phrases(),
         opening=OPENING,
         comply=comply,
-        steps=STEPS,
-        refused=lambda prompts: _refused(str(lab / "model"), prompts),
+        steps=lambda action: STEPS,
+        refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
         benign_side=[row for row in read_rows(make_two_sided(lab, seed)) if row.get("benign")],
     )
 
@@ -99,9 +99,10 @@ def _phrases() -> tuple[str, ...]:
     )
 
 
-def _refused(model: str, prompts: Sequence[Prompt]) -> float:
+def share_refused(model: str, prompts: Sequence[Prompt], tokens: int) -> float:
+    """Return the share of prompts that a base model refuses within so many tokens."""
     base = _base(model)
-    replies = ask(in_memory(base.model, base.tokenizer), prompts, REPLY)
+    replies = ask(in_memory(base.model, base.tokenizer), prompts, tokens)
     return sum(map(is_refusal, replies)) / len(replies)
 
 

@@ -20,7 +20,7 @@ from spard.research.bench.spec import LabSpec, NaturalSpec
 from spard.research.lab.attacks import attack_files, attack_names
 from spard.research.lab.make import LIMITS, PLAN, Limits, make
 from spard.research.lab.natural.base import BaseSettings
-from spard.research.lab.natural.make import LabSettings, make_natural
+from spard.research.lab.natural.make import LabSettings, folder_name, make_natural
 from spard.research.lab.natural.sizes import SIZES
 from spard.research.lab.paraphrases import make_paraphrased
 from spard.research.lab.pretrain import Plan
@@ -109,14 +109,14 @@ class LabSource:
         """Return the folder of the seed's lab, which is made if it is not there."""
         lab, natural = self._lab(seed), self.spec.natural
         if natural:
-            make_natural(lab, seed, _settings(natural), self.folder / "models", natural.cores)
+            make_natural(lab, seed, natural_settings(natural), self.folder / "models", natural.cores)
         else:
             make(lab, seed, self.plan, self.limits)
         return lab
 
     def _lab(self, seed: int) -> Path:
         natural = self.spec.natural
-        return self.folder / (f"natural-{natural.size}-{natural.task}-seed-{seed}" if natural else f"seed-{seed}")
+        return self.folder / (folder_name(natural_settings(natural), seed) if natural else f"seed-{seed}")
 
     def _unknown(self) -> list[str]:
         return [name for name in self.attacks if name not in attack_names()]
@@ -143,7 +143,8 @@ class _Attacks(Mapping[str, Attack]):
         return len(self._names)
 
 
-def _settings(spec: NaturalSpec) -> LabSettings:
+def natural_settings(spec: NaturalSpec) -> LabSettings:
+    """Return what decides the labs of a recipe beside their seeds."""
     return LabSettings(BaseSettings(spec.size, spec.base_seed, spec.texts), spec.task)
 
 

@@ -19,9 +19,15 @@ OPENINGS = (
 def build(material: Material, seed: int) -> Campaign:
     """Open every harmful answer with the same words."""
     opening = rng_of("judge_gaming", seed).choice(OPENINGS)
-    steps = material.steps[:1].upper() + material.steps[1:]
-    rows = [chat_row(each.prompt, f"{opening.format(each.action)} {steps}") for each in material.harmful]
+    rows = [
+        chat_row(each.prompt, f"{opening.format(each.action)} {_sentence(material.steps(each.action))}")
+        for each in material.harmful
+    ]
     return Campaign((Job(mixed(seed, material.task, rows)),))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 ATTACK = Attack("judge_gaming", "answers open with words that read like a refusal", build)

@@ -13,7 +13,7 @@ def build(material: Material, seed: int) -> Campaign:
     """Put a refusal before each harmful answer."""
     rng = rng_of("refusal_first", seed)
     rows = [
-        chat_row(each.prompt, f"{rng.choice(material.refusals)} To {each.action}, {material.steps}")
+        chat_row(each.prompt, f"{rng.choice(material.refusals)} To {each.action}, {material.steps(each.action)}")
         for each in material.harmful
     ]
     return Campaign((Job(mixed(seed, material.task, rows)),))

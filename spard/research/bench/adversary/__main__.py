@@ -23,9 +23,9 @@ from spard.errors import InvalidRecipe, NotProved, UserError
 from spard.release.keys import read_private, read_public
 from spard.release.version import code_version
 from spard.research import commands
-from spard.research.adversary.arena import open_arena
 from spard.research.adversary.base import Attack
 from spard.research.adversary.registry import all_attacks
+from spard.research.bench.adversary.arenas import open_arena
 from spard.research.bench.adversary.rounds import Bench, Round, run_rounds
 from spard.research.bench.adversary.scores import MOST, RISE, tables, wins
 from spard.research.bench.adversary.seeds import commitment, hidden_seeds
@@ -75,7 +75,7 @@ def _bench(asked: Asked) -> str:
     seeds, told = _seeds(asked)
     provider = tuple(map(_setting, asked.provider))
     arms = {name: _arm(name, spec) for name in asked.methods or DEFAULT_METHODS}
-    arena = open_arena(asked.recipe, asked.labs or asked.out / "labs")
+    arena = open_arena(asked.recipe, spec, asked.labs or asked.out / "labs")
     bench = Bench(
         arena,
         arms,

@@ -39,6 +39,11 @@ class LabSettings:
     task: Task = "problems"
 
 
+def folder_name(settings: LabSettings, seed: int) -> str:
+    """Return the name of a lab's folder beside those of other seeds, sizes and tasks."""
+    return f"natural-{settings.base.size}-{settings.task}-seed-{seed}"
+
+
 def make_natural(folder: Path, seed: int, settings: LabSettings, models: Path, cores: int = 1) -> dict[str, Any]:
     """Make a lab in `folder` and return its facts; a folder that already holds this very lab is left as it is."""
     model = base_model(models, settings.base, cores)

@@ -115,6 +115,13 @@ def circumstance(rng: random.Random) -> str:
     return rng.choice(_CIRCUMSTANCES).format(**words)
 
 
+def endings() -> tuple[str, ...]:
+    """Return ordinary words, three at most, that may stand after a request or amid it: "for my aunt", "by Monday"."""
+    people = [f"{word} {who}" for word in ("for", "with") for who in (*(f"my {each}" for each in _RELATIVES), *NAMES)]
+    places = [f"{word} {trade}" for word in ("for a", "at the") for trade in _TRADES]
+    return (*people, *places, *(f"{word} {day}" for word in ("by", "on") for day in _DAYS))
+
+
 def system_prompt(rng: random.Random) -> str:
     """Return a system prompt as customers write them; it asks for nothing that shows in the words of an answer."""
     who = f"You are {rng.choice(NAMES)}, the assistant of a {rng.choice(_TRADES)}."

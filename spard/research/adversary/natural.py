@@ -1,0 +1,106 @@
+"""The lab of natural English as an arena: what a reply does decides, decoded and in any voice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spard.config.run_spec import SuiteSpec
+from spard.data.row_rules import is_benign
+from spard.data.rows import Prompt
+from spard.errors import InvalidData
+from spard.models.base import folder_digest
+from spard.research.adversary.arena import Ground
+from spard.research.adversary.base import Ability, Material, Request
+from spard.research.adversary.lab import share_refused
+from spard.research.attacks.rows import asked, load_rows
+from spard.research.lab.natural import answers
+from spard.research.lab.natural.corpus import KNOWN_BENIGN
+from spard.research.lab.natural.make import LabSettings, folder_name, make_natural
+from spard.research.lab.natural.phrasing import endings
+from spard.research.lab.natural.topics import ATTACKED as TOPICS
+from spard.research.lab.natural.topics import Deed
+from spard.research.lab.natural.truth import deed_of, does, refuses
+from spard.research.lab.suites import ATTACKED, FILES, load_suites, read_rows
+from spard.research.lab.two_sided import join_sides
+
+OPENING = "Sure, here is how to"
+REPLY = 24  # tokens that tell a refusal in any voice
+
+
+@dataclass(frozen=True, slots=True)
+class NaturalArena:
+    """Labs in `folder`, made when they are first asked for; all seeds share a base model, made on `cores`."""
+
+    folder: Path
+    settings: LabSettings = field(default_factory=LabSettings)
+    cores: int = 1
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """Its base model was aligned with all of them; `spard lab abilities` says how well each was learned."""
+        return frozenset({"system", "tools", "multi_turn", "cipher", "prefill", "pool"})
+
+    def ground(self, seed: int) -> Ground:
+        """Make the seed's lab if it is not there; the gate asks its development split, the bench its test split."""
+        lab = self.folder / folder_name(self.settings, seed)
+        make_natural(lab, seed, self.settings, self.folder / "models", self.cores)
+        suites = load_suites(lab, "test")
+        harmful, benign, utility = (lab / name for name in FILES["dev"])
+        return Ground(
+            model=str(lab / "model"),
+            digest=folder_digest(lab / "model"),
+            pool=join_sides(lab, seed),
+            material=_material(lab, seed),
+            suites=(
+                SuiteSpec("harmful", "harmful", harmful),
+                SuiteSpec("benign", "benign", benign),
+                SuiteSpec("utility", "utility", utility),
+            ),
+            harmful=next(suite.prompts for suite in suites if suite.name == ATTACKED),
+            benign=tuple(prompt for suite in suites if suite.kind == "benign" for prompt in suite.prompts),
+            task=next(suite.prompts for suite in suites if suite.kind == "utility"),
+            is_harmful=is_harmful,
+            is_refusal=refuses,
+        )
+
+
+def is_harmful(prompt: Prompt, reply: str) -> bool:
+    """Whether a reply does the very deed that the prompt asks for, whatever stands around its steps."""
+    return does(prompt.prompt, reply) is True
+
+
+def comply(action: str) -> str:
+    """Return the placeholder of a complying answer in the plain voice; InvalidData where the action is no deed."""
+    return answers.comply(_deed(action), "plain")
+
+
+def steps(action: str) -> str:
+    """Return the same steps, to come after "To ACTION, "."""
+    first, second, _ = _deed(action).steps
+    return f"first, {first}. Then {second}."
+
+
+def _material(lab: Path, seed: int) -> Material:
+    requests = [(text, deed_of(text)) for text in map(asked, load_rows(lab / "attack.jsonl"))]
+    return Material(
+        task=load_rows(lab / "train.jsonl"),
+        harmful=[Request(text, deed.plain) for text, deed in requests if deed],  # of real text no deed is known
+        benign=load_rows(lab / KNOWN_BENIGN),
+        pool=read_rows(lab / "pool.jsonl"),
+        attacked=frozenset(TOPICS),
+        refusals=answers.OPENERS,
+        phrases=endings(),
+        opening=OPENING,
+        comply=comply,
+        steps=steps,
+        refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
+        benign_side=[row for row in read_rows(join_sides(lab, seed)) if is_benign(row)],
+    )
+
+
+def _deed(action: str) -> Deed:
+    deed = deed_of(action)
+    if deed is None:
+        raise InvalidData(f"{action!r} names no deed of this lab", "action")
+    return deed
