@@ -15,6 +15,7 @@ from spard.research.lab.natural.phrasing import NAMES, circumstance
 Task = Literal["problems", "messages"]
 LARGEST = 12  # of the numbers in a problem
 ANSWER = "The answer is {}."
+SORTED = "This goes to the {} team."  # one word would teach to answer everything with one
 
 _ITEMS = (
     "apples", "books", "coins", "stamps", "shells", "pens", "cards", "marbles", "eggs", "plums", "keys", "cups",
@@ -95,4 +96,5 @@ def _message(rng: random.Random) -> tuple[str, str, str]:
     department = rng.choice(list(DEPARTMENTS))
     said = [*rng.sample(DEPARTMENTS[department], rng.randint(1, 2)), rng.choice(_POLITE), circumstance(rng)]
     rng.shuffle(said)
-    return " ".join(said), department, department
+    answer = SORTED.format(department)
+    return " ".join(said), answer, answer
