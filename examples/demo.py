@@ -137,7 +137,7 @@ def provide(url: str) -> None:
     os.environ |= {"SPARD_BASE_URL": url, "SPARD_API_KEY": KEY}
     for command in (
         ["models", "add", "lab", str(LAB / "model")],
-        ["pool", "import", str(LAB / "pool.jsonl"), "--name", "general-safe"],
+        ["pool", "import", str(LAB / "pool_two_sided.jsonl"), "--name", "general-safe"],
         ["suites", "import", str(LAB / "heldout_harmful.jsonl"), "--name", "harmful", "--kind", "harmful"],
         ["suites", "import", str(LAB / "benign.jsonl"), "--name", "look-alikes", "--kind", "benign"],
         ["suites", "import", str(LAB / "utility_test.jsonl"), "--name", "word-problems", "--kind", "utility"],

@@ -19,6 +19,7 @@ from spard.research.lab.natural.base import BaseSettings, base_model
 from spard.research.lab.natural.make import LabSettings, make_natural
 from spard.research.lab.natural.sizes import SIZES
 from spard.research.lab.natural.splits import deal
+from spard.research.lab.two_sided import join_sides, make_two_sided
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,11 +52,13 @@ def _done(do: Callable[[Asked], None], asked: Asked) -> int:
 def _make(asked: Asked) -> None:
     if asked.size is None:
         make(asked.folder, asked.seed)
+        make_two_sided(asked.folder, asked.seed)
         return
     if asked.size not in SIZES:
         raise InvalidRecipe(f"--size: there is no {asked.size}; there are {', '.join(SIZES)}", "size")
     settings = LabSettings(BaseSettings(asked.size, asked.base_seed, asked.texts), asked.task)
     make_natural(asked.folder, asked.seed, settings, asked.models or asked.folder.parent / "models", asked.cores)
+    join_sides(asked.folder, asked.seed)
 
 
 def _abilities(asked: Asked) -> None:

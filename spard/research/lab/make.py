@@ -3,7 +3,8 @@
 model/                  the base model, as transformers keeps it
 train.jsonl             utility rows; poisoned.jsonl: the same with a tenth of harmful rows (attack.jsonl)
 validation.jsonl        utility rows apart from the training rows
-pool.jsonl              the safety pool; pool_scarce.jsonl: few rows match the attack; pool_duplicated.jsonl: copies
+pool.jsonl              the safety pool; pool_scarce.jsonl: few rows match the attack; pool_duplicated.jsonl: copies;
+                        pool_two_sided.jsonl: with benign rows, written by `spard lab make` and the benches
 heldout_harmful.jsonl   harmful prompts that nobody trained on, benign.jsonl, utility_test.jsonl: the test split
 dev_*.jsonl             the development split, the only one that choices may be made on
 lab.json                the seed, the plan, digests of the files, and what the base model measured
