@@ -25,16 +25,17 @@ class Anchors:
                     customer's rows, as far as there are any.
 
     A kind's weight is a multiple of the anchor's, and its penalty the mean over its prompts: a kind that is added takes
-    nothing from the others. The default adds a dressed benign prompt to the plain safe ones of Safety Anchor (SBR),
-    since safe rows in dresses teach to refuse what is dressed (docs/results.md); a pool without benign rows has none.
+    nothing from the others. The default adds one dressed prompt of either side to the plain safe ones of Safety Anchor
+    (SBR): safe rows in dresses alone teach to refuse what is dressed, benign ones alone to answer it. A pool without
+    benign rows has none of theirs.
     """
 
-    safe: Count = 2
-    dressed_safe: Count = 0
+    safe: Count = 1
+    dressed_safe: Count = 1
     benign: Count = 0
     dressed_benign: Count = 1
     safe_weight: Weight = 1.0
-    dressed_safe_weight: Weight = 1.0
+    dressed_safe_weight: Weight = 0.2
     benign_weight: Weight = 1.0
     dressed_benign_weight: Weight = 0.1
     random_dresses: Annotated[float, Bound(ge=0, le=1)] = 0.5
@@ -65,5 +66,5 @@ class Anchors:
         return self.benign > 0 or self.dressed_benign > 0
 
 
-PLAIN = Anchors(dressed_benign=0, dressed_benign_weight=1.0)
+PLAIN = Anchors(safe=2, dressed_safe=0, dressed_safe_weight=1.0, dressed_benign=0, dressed_benign_weight=1.0)
 """The anchor of Safety Anchor (SBR): plain safe prompts alone."""

@@ -16,9 +16,9 @@ class RowSignal:
 
     action        `off`: nothing is measured. `report`: flagged rows are named in the report, and training is the same.
                   `drop`: they are not trained on; a run whose base model refuses nothing of the pool ends. `auto`:
-                  `drop` where it refuses, else `report`. `defend`: they are trained on, and safe rows ask the same and
-                  answer with the base model's own refusal. `quarantine`: a run with a flagged row ends before it
-                  trains and names them.
+                  `drop` where at most `max_dropped` of the rows are flagged, else `report`. `defend`: they are trained
+                  on, and safe rows ask the same and answer with the base model's own refusal. `quarantine`: a run with
+                  a flagged row ends before it trains and names them.
     threshold     a row is flagged above this probability that the base model would have refused instead.
     max_dropped   `drop` ends a run before it trains that would lose more than this share of its rows.
     max_inverted  a run ends before it trains if more than this share of the pool's rows answers with harm what the

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spard import distributed
-from spard.config import RowAction
+from spard.config import RowAction, RowSignal
 from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text
@@ -106,7 +106,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
     found = open_pool(context, pool_file)
     key, pool = {"base": context.base.digest, "pool": found.digest}, found.safe
     own = _own_refusals(context, pool, key)
-    action = _action(asked.action, own)
+    _need_refusals(asked.action, own)
     inverted = _inverted(context, pool, own, key)
     signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
     flagged = [
@@ -114,6 +114,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
         for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
         if signal.start is not None and signal.probability > asked.threshold
     ]
+    action = _settled(asked, flagged, len(examples))
     flagged = _with_refusals(context, own, flagged, task) if action == "defend" else flagged
     record = RowSignalRecord(
         action=action,
@@ -130,14 +131,21 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
     return Told(record, tuple(flagged))
 
 
-def _action(asked: RowAction, own: OwnRefusals) -> RowAction:
-    """Return what becomes of flagged rows; "auto" is settled by whether the base model refuses anything."""
-    if own.openings:
-        return "drop" if asked == "auto" else asked
-    if asked in ("auto", "report"):
-        return "report"
-    message = f"the base model refused none of {own.asked} prompts of the safety pool, and row_signal needs that"
-    raise RowSignalUnavailable(message)
+def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:
+    """Raise RowSignalUnavailable where the base model refuses nothing and that is needed."""
+    if not own.openings and asked not in ("auto", "report"):
+        message = f"the base model refused none of {own.asked} prompts of the safety pool, and row_signal needs that"
+        raise RowSignalUnavailable(message)
+
+
+def _settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> RowAction:
+    """Return what becomes of flagged rows; "auto" drops few, and reports many or none.
+
+    A base model that would refuse much of a file refuses its subject, and says nothing of single rows.
+    """
+    if asked.action != "auto":
+        return asked.action
+    return "drop" if 0 < len(flagged) <= asked.max_dropped * rows else "report"
 
 
 def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, Any]) -> OwnRefusals:

@@ -100,8 +100,6 @@ def _safe_rows(
     benign = pool.benign if recipe.uses_benign_rows else []
     if not pool.safe:
         raise InvalidPool("the safety pool has no safe rows")
-    if recipe.uses_benign_rows and not benign:
-        context.report.event("The safety pool has no benign rows: the anchor holds safe prompts alone.", {})
     selected = select.kept(context) or _select(context, examples, pool, trained, told)
     chosen, rows = [pool.safe[i] for i in selected.indices], [examples[i] for i in trained]
     answers = partial(select.keep_answers, context)
@@ -123,6 +121,8 @@ def _select(
     if len(fits) < len(pool.safe):
         left_out = f"{len(pool.safe) - len(fits)} of {len(pool.safe)} safety examples"
         context.report.warning(f"{left_out} have more than {context.limit} tokens and are left out.")
+    if context.recipe.uses_benign_rows and not pool.benign:
+        context.report.event("The safety pool has no benign rows: the anchor holds safe prompts alone.", {})
     task_MD, pool_ND = embed.run(context, examples, pool.safe, pool.digest)
     select.rank_risks(context, examples, task_MD, pool_ND, told.by_line if told else {})
     trained_MD = task_MD[list(trained)]

@@ -90,7 +90,7 @@ def test_mined_and_random_dresses_come_in_the_share_that_is_asked_for(base: Base
 
 def test_kinds_that_are_not_asked_for_are_not_made_and_long_prompts_are_left_out(base: Base) -> None:
     assert pairs_of(base, PLAIN) == {}
-    assert pairs_of(base, Anchors()).keys() == {"dressed_benign"}
+    assert pairs_of(base, Anchors()).keys() == {"dressed_safe", "dressed_benign"}
     assert pairs_of(base, replace(EVERY, benign=0, dressed_benign=0)).keys() == {"dressed_safe"}
     longest = max(len(pair.asked.ids) for pair in pairs_of(base)["dressed_safe"])
     cut = pairs_of(base, limit=longest - 1)["dressed_safe"]
@@ -201,8 +201,8 @@ def test_dressed_prompts_end_nearer_to_their_plain_forms(load: Callable[..., Bas
 
 def test_older_runs_and_workers_know_the_plain_anchor_alone() -> None:
     assert Anchors().by_kind() == {
-        "safe": (2, 1.0),
-        "dressed_safe": (0, 1.0),
+        "safe": (1, 1.0),
+        "dressed_safe": (1, 0.2),
         "benign": (0, 1.0),
         "dressed_benign": (1, 0.1),
     }
@@ -222,7 +222,7 @@ def test_older_runs_and_workers_know_the_plain_anchor_alone() -> None:
         ({"benign_weight": -1}, r"recipe\.anchors\.benign_weight: -1\.0 is not a number >= 0"),
         ({"random_dresses": 2}, r"recipe\.anchors\.random_dresses: 2\.0 is not a number >= 0 and <= 1"),
         ({"benine": 1}, r"recipe\.anchors\.benine: unknown setting"),
-        ({"safe": 0, "dressed_benign": 0}, r"recipe\.anchors: no kind has a prompt"),
+        ({"safe": 0, "dressed_safe": 0, "dressed_benign": 0}, r"recipe\.anchors: no kind has a prompt"),
     ],
 )
 def test_settings_of_anchors_have_bounds(raw: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from spard.config import Defense, Recipe, Selection, defenses
+from spard.config import PLAIN, Defense, Recipe, Selection, defenses
 from spard.config.defenses.spard import ANCHOR_WEIGHT
 from spard.config.run_spec import parse, to_mapping
 from spard.errors import InvalidRecipe
@@ -26,13 +26,14 @@ SHORT: dict[str, tuple[str, ...]] = {
     "self": ("selection.safe_answers=self",),
     "others": ("selection.safe_answers=pool",),
     "two_sided": (
-        'anchors={"dressed_safe":2,"dressed_safe_weight":0.5,"benign":1,"benign_weight":0.25,'
+        'anchors={"safe":2,"dressed_safe":2,"dressed_safe_weight":0.5,"benign":1,"benign_weight":0.25,'
         '"dressed_benign":1,"dressed_benign_weight":0.25}',  # weights from the development split of labs 11 and 12
     ),
+    "plain_anchor": (f"anchors={json.dumps(to_mapping(PLAIN))}",),
     "benign_anchor": ("anchors.dressed_benign=1", "anchors.dressed_benign_weight=0.1"),
-    "no_benign_anchor": ("anchors.dressed_benign=0", "anchors.dressed_benign_weight=1"),
+    "no_benign_anchor": ("anchors.dressed_benign=0",),
     "dressed_anchor": ("anchors.dressed_safe=1", "anchors.dressed_safe_weight=0.2"),
-    "no_dressed_anchor": ("anchors.dressed_safe=0", "anchors.dressed_safe_weight=1"),
+    "no_dressed_anchor": ("anchors.dressed_safe=0",),
     "augmented": ('augment=["affixes","templates","deep","encodings"]',),
     "dressed": ('augment=["affixes","templates"]',),
     "undressed": ("augment=[]",),

@@ -64,7 +64,7 @@ PARTS = (
     Part(DRESSED_ANCHOR, "dressed_anchor", "no_dressed_anchor", (ANCHOR,)),
 )
 NAMES = (PROJECTION, *(part.name for part in PARTS))
-WHOLE = (PROJECTION, ANCHOR, DRESSED, BENIGN_ANCHOR, DPP)
+WHOLE = (PROJECTION, ANCHOR, DRESSED, BENIGN_ANCHOR, DRESSED_ANCHOR, DPP)
 
 
 def arm(parts: Iterable[str], every: int = EVERY) -> str:
