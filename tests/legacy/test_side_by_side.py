@@ -190,19 +190,3 @@ def good_bytes(client: httpx2.Client, job: str) -> bytes:
     assert answer.is_success, answer.text
     content: bytes = answer.content
     return content
-
-
-def test_a_worker_of_the_old_version_does_jobs_of_the_new_api(
-    versions: tuple[Version, Version], tmp_path: Path
-) -> None:
-    old, new = versions
-    model = unpack(tmp_path / "fixture", "sqlite").model
-    old.migrate()
-    old.worker()
-    old.until(lambda: "worker started" in old.tail())
-    new.migrate()
-    with new.api() as api:
-        jobs = create(api, provide(api, model))
-        new.until(lambda: len(ended(api, jobs)) == len(jobs))
-        found = ended(api, jobs)
-    assert Counter(job["status"] for job in found) == {"succeeded": len(jobs)}, (found, old.tail())

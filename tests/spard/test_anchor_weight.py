@@ -88,7 +88,7 @@ def test_an_arm_without_an_anchor_of_its_own_gets_the_recipe_s() -> None:
     assert method_recipe("lisa+anchor_weight=4", Recipe(), {}) == Recipe(defense=Lisa(), anchor=4.0)
 
 
-@pytest.mark.parametrize("name", [*get_args(Variant), "paper", "authors_code"])
+@pytest.mark.parametrize("name", [*get_args(Variant), "spard_paper", "spard_authors"])
 def test_the_variants_of_the_bench_have_no_anchor(name: str) -> None:
     assert replace(Recipe(), defense=METHODS[name]).effective_anchor == 0
 

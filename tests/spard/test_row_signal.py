@@ -221,3 +221,24 @@ def test_a_run_without_the_setting_has_the_identity_that_it_always_had(spec: Run
     digest = hashlib.sha256(json.dumps([before, base.digest, files]).encode()).hexdigest()
     assert library._identity(spec, base) == digest
     assert library._identity(asked(spec, "drop"), base) != digest
+
+
+@pytest.mark.usefixtures("refusing")
+@pytest.mark.parametrize(("most", "action", "dropped"), [(0.1, "drop", 2), (0.09, "report", 0)])
+def test_few_flagged_rows_are_dropped_and_many_are_reported(
+    spec: RunSpec, most: float, action: RowAction, dropped: int
+) -> None:
+    rows, context, _ = prepared(asked(spec, "auto", max_dropped=most))
+
+    record = row_signal.kept(context)
+    assert record is not None
+    assert (record.action, record.dropped, record.flagged) == (action, dropped, BAD)
+    assert len(rows.task) == 20 - dropped
+
+
+def test_a_base_model_that_refuses_nothing_lets_auto_train_on_every_row(spec: RunSpec) -> None:
+    rows, context, _ = prepared(asked(spec, "auto"))
+
+    record = row_signal.kept(context)
+    assert record is not None
+    assert (record.action, record.openings, len(rows.task)) == ("report", (), 20)
