@@ -7,21 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
 from app.commands.client import api_key, service_url
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
-from app.move_in import comparing, filing, golden, read
-from app.move_in.api import Api, refusal
-from app.move_in.asking import GOLDEN, ask_plan, cost
-from app.move_in.ledger import Ledger, MoveInFailed, looked_at, opened, without_keys
 from app.move_in.mapping import NUMBERS
-from app.move_in.replies import missing
-from app.move_in.status import next_step, summary
-from spard.config.patience import Patience
+
+if TYPE_CHECKING:  # the work takes a while to import, and no list of commands needs it
+    from app.move_in.api import Api
+    from app.move_in.ledger import Ledger
 
 OPENAI = "https://api.openai.com/v1"
 _HELP = """Move fine-tuned models in from OpenAI: read, golden, file, compare.
@@ -46,6 +43,10 @@ def read_account(
     folder: Folder, base_url: BaseUrl = OPENAI, patience: PatienceS = 600, dry_run: DryRun = False
 ) -> None:
     """Read models, jobs, events, checkpoints and files of an account into a folder; 1 if a file could not be had."""
+    from app.move_in import read
+    from app.move_in.ledger import opened
+    from app.move_in.status import next_step, summary
+
     with _account(base_url, patience) as api:
         if dry_run:
             return say(read.estimate(read.list_account(api)))
@@ -79,6 +80,11 @@ def keep_golden(
     dry_run: DryRun = False,
 ) -> None:
     """Ask old models while they still answer, and keep what they say; 1 if one does not."""
+    from app.move_in import golden, read
+    from app.move_in.asking import GOLDEN, ask_plan, cost
+    from app.move_in.ledger import opened
+    from app.move_in.replies import missing
+
     given = {"max_completion_tokens": max_tokens, "top_p": top_p, "seed": seed}
     given["temperature"] = temperature if temperature >= 0 else None
     sampling = {name: value for name, value in sorted(given.items()) if value is not None}
@@ -110,6 +116,9 @@ def file_jobs(
     dry_run: DryRun = False,
 ) -> None:
     """File the same jobs here, each once whatever is killed; 1 if one was not filed, or failed."""
+    from app.move_in import filing
+    from app.move_in.ledger import opened
+
     if unknown := set(auto or ()) - set(NUMBERS):
         raise typer.BadParameter(f"{unknown.pop()} is none of {', '.join(NUMBERS)}", param_hint="--auto")
     with opened(folder) as ledger:
@@ -140,6 +149,9 @@ def compare_models(
     dry_run: DryRun = False,
 ) -> None:
     """Ask the new models the same, and report how often they say the same; 1 if a model could not be compared."""
+    from app.move_in import comparing
+    from app.move_in.ledger import opened
+
     if (judge_url is None) != (judge_model is None):
         raise typer.BadParameter("Name both --judge-url and --judge-model, or neither.")
     with opened(folder) as ledger, _service(patience) as api:
@@ -161,6 +173,9 @@ def compare_models(
 @move_in.command("status")
 def show_status(folder: Folder, as_json: Json = False) -> None:
     """Show what was read, asked and filed, and which command comes next."""
+    from app.move_in.ledger import looked_at
+    from app.move_in.status import next_step, summary
+
     with looked_at(folder) as ledger:
         found = summary(ledger)
         if as_json:
@@ -177,6 +192,10 @@ def _account(base_url: str, patience_s: float) -> Iterator[Api]:
     """Yield the account's API; what it refuses at last becomes one line."""
     from openai import APIStatusError, OpenAI  # takes half a second to import
 
+    from app.move_in.api import Api, refusal
+    from app.move_in.ledger import MoveInFailed
+    from spard.config.patience import Patience
+
     key = os.environ.get("OPENAI_API_KEY")
     if not key:
         raise MoveInFailed("Set OPENAI_API_KEY to the account's key; it is sent to the account alone and kept nowhere.")
@@ -191,6 +210,9 @@ def _account(base_url: str, patience_s: float) -> Iterator[Api]:
 @contextmanager
 def _service(patience_s: float) -> Iterator[Api]:
     from openai import APIStatusError, OpenAI
+
+    from app.move_in.api import Api, refusal
+    from spard.config.patience import Patience
 
     try:
         with OpenAI(base_url=service_url(), api_key=api_key(), max_retries=0) as client:
@@ -207,7 +229,10 @@ def _judge(url: str | None, model: str | None, ledger: Ledger, patience_s: float
         return
     from openai import APIStatusError, OpenAI
 
+    from app.move_in.api import Api, refusal
     from app.move_in.judge import SameJudge
+    from app.move_in.ledger import MoveInFailed
+    from spard.config.patience import Patience
 
     key = os.environ.get("SPARD_JUDGE_API_KEY") or "none"
     with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
@@ -219,6 +244,8 @@ def _judge(url: str | None, model: str | None, ledger: Ledger, patience_s: float
 
 
 def _warn(line: str) -> None:
+    from app.move_in.ledger import without_keys
+
     typer.echo(without_keys(line), err=True)
 
 
