@@ -22,7 +22,7 @@ ANY = "/v1/admin/jobs"
 SAME = ("", "/events", "/metrics", "/later_audits", "/safety", "/safety/verdict", "/safety/risky_rows", "/transcripts")
 PAGES = ("", "/transcripts", "/transcripts/2", "/risky-rows/2")
 
-ROWS = [row | {"excerpt": f"The words of line {row['line']}"} for row in RISKY]
+ROWS: list[dict[str, Any]] = [row | {"excerpt": f"The words of line {row['line']}"} for row in RISKY]
 
 
 @pytest.fixture
