@@ -17,7 +17,7 @@ from app.db import Begin
 from app.db.tables import TERMINAL
 from app.deps import BeginDep, LookDep, QuickStorageDep
 from app.errors import AppError, NotFound
-from app.jobs import clone, later_audits, service, transcripts
+from app.jobs import clone, later_audits, owners, service, transcripts
 from app.jobs.later_schemas import LaterAuditOut
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import ROWS_SHOWN, read_report
@@ -99,7 +99,7 @@ class OneJob:
 
     def _project(self, session: Session) -> str:
         """Return the project in which the job is looked for."""
-        return self.viewer.project_id if self.is_own else service.project_of(session, self.job_id)
+        return self.viewer.project_id if self.is_own else owners.project_of(session, self.job_id)
 
     def _transcripts(self) -> str:
         with self.look() as session:

@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from app.audit_log import service as audit_log
 from app.db import Begin
 from app.deps import AdminDep, AfterQuery, BeginDep, LookDep, QuickStorageDep, ReadDep, ReadsDep
-from app.jobs import later_audits, service, transcripts
+from app.jobs import later_audits, owners, service, transcripts
 from app.jobs.later_schemas import LaterAuditList
 from app.jobs.reports.gather import gather, read, verdict_of
 from app.jobs.reports.page import HEADERS, page
@@ -33,7 +33,7 @@ router = APIRouter(prefix="/v1/admin/jobs/{job_id}", tags=["provider"])
 def _project(job_id: str, caller: AdminDep, look: LookDep) -> str:
     """Return whose job it is; the scope is looked at first."""
     with look() as session:
-        return service.project_of(session, job_id)
+        return owners.project_of(session, job_id)
 
 
 ProjectDep = Annotated[str, Depends(_project)]
