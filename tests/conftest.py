@@ -15,15 +15,13 @@ import pytest
 import redis
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 from app.db import make_engine, upgrade_schema
 from app.storage import Storage, open_storage
 from tests import servers, surroundings
-
-# Of its own, Chromium asks servers for updates and lists: none is to be reached.
-_QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+from tools.chromium import chromium, place
 
 # The same examples on every machine, however long one takes there.
 hypothesis_settings.register_profile(
@@ -53,15 +51,11 @@ class Place:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Chromium, once for all tests of a process: Playwright starts no second time beside itself."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    found = place()
     if found is None:
         pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--disable-gpu", "--disable-quic", *_QUIET]
-        )
-        yield chromium
-        chromium.close()
+    with chromium(found) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

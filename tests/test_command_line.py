@@ -30,6 +30,17 @@ HEAVY = (
     "pydantic_settings",
     "uvicorn",
 )
+# What a command works with once it was understood.
+NEVER_IN_A_LIST = (
+    "httpx2",
+    "sqlite3",
+    "tarfile",
+    "concurrent.futures",
+    "jinja2",
+    "rich.progress",
+    "spard.config",
+    "app.move_in.ledger",
+)
 WITHOUT_JSON = {
     "spard up": "serves until it is stopped",
     "spard lab make": "leaves a folder",
@@ -97,6 +108,23 @@ except SystemExit as ended:
     done = spard(code, cwd=tmp_path, SPARD_BASE_URL="http://127.0.0.1:9", SPARD_API_KEY="sk-spard-x")
     code_and_heavy = done.stdout.splitlines()[-1].split(maxsplit=1)
     assert code_and_heavy[1] == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version"])
+def test_the_list_of_commands_builds_none_of_them(asked: str, tmp_path: Path) -> None:
+    """The options of 100 subcommands that nobody looks at, and what they work with, took as long as all the rest."""
+    code = f"""
+import sys
+from spard.commands.main import command_line, main
+groups = command_line(["{asked}"]).registered_groups
+try:
+    main(["{asked}"])
+except SystemExit as ended:
+    print("\\n", ended.code, groups, [each for each in {(*HEAVY, *NEVER_IN_A_LIST)} if each in sys.modules])
+"""
+    done = spard(code, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1].split(maxsplit=1) == ["0", "[] []"], done.stdout + done.stderr
+    assert ("spard-service 0" if asked == "--version" else "Who did what") in done.stdout
 
 
 @pytest.mark.parametrize(

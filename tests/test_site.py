@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tools import figures
+from tools import diagrams, figures
 
 ROOT = Path(__file__).resolve().parents[1]
 LOADED = re.compile(r"""<(?:script|img|link|source|iframe)[^>]+(?:src|srcset|href)=["']?(https?:[^"'\s>]+)""")
@@ -75,6 +75,31 @@ def test_it_reads_and_searches_from_a_folder(site: Path, page: Page) -> None:
 
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert complaints == []
+
+
+def test_diagrams_are_pictures_in_the_scheme_s_colors(site: Path, browser: Browser) -> None:
+    page = (site / "architecture.html").read_text()
+    assert page.count('<figure class="diagram"') == 2
+    assert "flowchart TD" not in page
+    inks = []
+    for scheme in ("light", "dark"):
+        context = browser.new_context(color_scheme=scheme)
+        shown = context.new_page()
+        shown.goto(f"file://{site}/architecture.html")
+        label = shown.locator(".diagram").first.get_by_text("app/routes")
+        inks.append(label.evaluate("it => getComputedStyle(it).fill"))
+        context.close()
+    assert inks == ["rgb(22, 24, 29)", "rgb(230, 231, 234)"]
+
+
+@pytest.mark.parametrize("diagram", diagrams.diagrams(), ids=lambda diagram: diagram.file.stem)
+def test_a_diagram_s_picture_is_of_the_text_that_stands_in_its_page(diagram: diagrams.Diagram) -> None:
+    assert diagram.digest in diagram.file.read_text(), "run python -m tools.diagrams"
+
+
+def test_a_diagram_without_a_title_is_refused() -> None:
+    with pytest.raises(ValueError, match="accTitle"):
+        diagrams.with_pictures("```mermaid\nflowchart TD\n  A --> B\n```\n")
 
 
 def test_the_code_of_others_has_its_license() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from spard.commands.main import command_line
+from spard.commands.main import command_line, subcommands
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "command-line.md"
 _PART = re.compile(r"(?<=<!-- commands -->\n).*?(?=<!-- /commands -->)", re.DOTALL)
@@ -18,7 +18,9 @@ _PART = re.compile(r"(?<=<!-- commands -->\n).*?(?=<!-- /commands -->)", re.DOTA
 
 def leaves() -> dict[str, Any]:
     """Return every command that can be run, by its words; those of old names are left out."""
-    return dict(_below(get_command(command_line()), ("spard",)))
+    trees = [get_command(command_line([name])) for name in subcommands()]
+    found = [leaf for tree in trees for leaf in _below(tree, ("spard",))]
+    return dict(sorted(found, key=lambda leaf: leaf[0].count(" ") > 1))  # those without subcommands come first
 
 
 def table() -> str:

@@ -12,6 +12,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tools.diagrams import with_pictures
+
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the repository's root
 _TO_DOCS = re.compile(r"(\]\()docs/")
@@ -27,6 +29,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at those pages, and show diagrams as their text: what draws them would come from elsewhere."""
+    """Point links at those pages, and show diagrams as pictures: what draws them would come from elsewhere."""
     up = "../" * page.file.src_uri.count("/")
-    return _TO_ROOT.sub(rf"\1{up}\2", markdown).replace("```mermaid\n", "```text\n")
+    return with_pictures(_TO_ROOT.sub(rf"\1{up}\2", markdown))

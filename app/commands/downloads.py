@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
 from app.commands.client import Broken, Busy, Client
 from app.commands.terminal import CommandFailed, warn
 
@@ -99,6 +96,9 @@ def _once(client: Client, url: str, path: Path) -> tuple[Path, int]:
 @contextmanager
 def _bar(name: str, start: int, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show how far a download is, where a person looks on; standard output is for the results."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:

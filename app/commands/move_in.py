@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated
 
 import typer
 
-from app.commands.client import api_key, service_url
-from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
-from app.move_in import comparing, filing, golden, read
-from app.move_in.api import Api, refusal
-from app.move_in.asking import GOLDEN, ask_plan, cost
-from app.move_in.ledger import Ledger, MoveInFailed, looked_at, opened, without_keys
+from app.commands.terminal import Json, say, show_json, show_rows
 from app.move_in.mapping import NUMBERS
-from app.move_in.replies import missing
-from app.move_in.status import next_step, summary
-from spard.config.patience import Patience
 
 OPENAI = "https://api.openai.com/v1"
 _HELP = """Move fine-tuned models in from OpenAI: read, golden, file, compare.
@@ -46,7 +34,12 @@ def read_account(
     folder: Folder, base_url: BaseUrl = OPENAI, patience: PatienceS = 600, dry_run: DryRun = False
 ) -> None:
     """Read models, jobs, events, checkpoints and files of an account into a folder; 1 if a file could not be had."""
-    with _account(base_url, patience) as api:
+    from app.commands.move_in_ends import account  # the work takes a while to import: no list of commands needs it
+    from app.move_in import read
+    from app.move_in.ledger import opened
+    from app.move_in.status import next_step, summary
+
+    with account(base_url, patience) as api:
         if dry_run:
             return say(read.estimate(read.list_account(api)))
         with opened(folder, is_new=True) as ledger:
@@ -79,22 +72,26 @@ def keep_golden(
     dry_run: DryRun = False,
 ) -> None:
     """Ask old models while they still answer, and keep what they say; 1 if one does not."""
-    given = {"max_completion_tokens": max_tokens, "top_p": top_p, "seed": seed}
-    given["temperature"] = temperature if temperature >= 0 else None
-    sampling = {name: value for name, value in sorted(given.items()) if value is not None}
+    from app.commands.move_in_ends import account
+    from app.move_in import asking, golden, read
+    from app.move_in.ledger import opened
+    from app.move_in.replies import missing
+
+    given = {"max_completion_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p}
+    sampling = {name: it for name, it in given.items() if it is not None and not (name == "temperature" and it < 0)}
     choice = golden.Choice(prompts, sample or None, sampling, replies)
     with opened(folder) as ledger:
         plans = golden.plans(ledger, model or [*golden.models_of(ledger)], choice, say)
         if dry_run:
             for name, (plan, asked) in plans.items():
-                say(f"{name}: {cost(missing(ledger, GOLDEN, name, plan, again=again), asked)}")
+                say(f"{name}: {asking.cost(missing(ledger, asking.GOLDEN, name, plan, again=again), asked)}")
             return
-        with _account(base_url, patience) as api:
+        with account(base_url, patience) as api:
             read.same_account(api, ledger)
-            done = []
+            done, ask = list[bool](), partial(asking.ask_plan, api, ledger, asking.GOLDEN)
             for name, (plan, asked) in plans.items():
                 golden.keep_plan(ledger, name, plan, asked, say)
-                done.append(ask_plan(api, ledger, GOLDEN, name, plan, at_once=at_once, again=again, tell=say))
+                done.append(ask(name, plan, at_once=at_once, again=again, tell=say))
     raise typer.Exit(0 if done and all(done) and len(plans) == len(done) else 1)
 
 
@@ -110,6 +107,10 @@ def file_jobs(
     dry_run: DryRun = False,
 ) -> None:
     """File the same jobs here, each once whatever is killed; 1 if one was not filed, or failed."""
+    from app.commands.move_in_ends import service
+    from app.move_in import filing
+    from app.move_in.ledger import opened
+
     if unknown := set(auto or ()) - set(NUMBERS):
         raise typer.BadParameter(f"{unknown.pop()} is none of {', '.join(NUMBERS)}", param_hint="--auto")
     with opened(folder) as ledger:
@@ -121,7 +122,7 @@ def file_jobs(
             for line in filing.estimate(ledger, table, chosen, auto or ()):
                 say(line)
             return
-        with _service(patience) as api:
+        with service(patience) as api:
             desk = filing.Desk(api, ledger, table, auto or (), say)
             filed = filing.file_all(desk, chosen, again=again, wait=wait)
     raise typer.Exit(0 if filed else 1)
@@ -140,9 +141,13 @@ def compare_models(
     dry_run: DryRun = False,
 ) -> None:
     """Ask the new models the same, and report how often they say the same; 1 if a model could not be compared."""
+    from app.commands.move_in_ends import judging, service
+    from app.move_in import comparing
+    from app.move_in.ledger import opened
+
     if (judge_url is None) != (judge_model is None):
         raise typer.BadParameter("Name both --judge-url and --judge-model, or neither.")
-    with opened(folder) as ledger, _service(patience) as api:
+    with opened(folder) as ledger, service(patience) as api:
         pairs, left = comparing.pairs(api, ledger, dict(_pair(each, "--pair") for each in pair or ()))
         for old, why in left.items():
             say(f"{old} left: {why}")
@@ -152,7 +157,7 @@ def compare_models(
             return
         ask = partial(comparing.ask, api, ledger, at_once=at_once, again=again, tell=say)
         done = {old: ask(old, new) for old, new in pairs.items()}
-        with _judge(judge_url, judge_model, ledger, patience) as judge:
+        with judging(judge_url, judge_model, ledger, patience) as judge:
             for line in comparing.report(ledger, pairs, judge, show):
                 say(line)
     raise typer.Exit(0 if pairs and all(done.values()) and not left else 1)
@@ -161,6 +166,9 @@ def compare_models(
 @move_in.command("status")
 def show_status(folder: Folder, as_json: Json = False) -> None:
     """Show what was read, asked and filed, and which command comes next."""
+    from app.move_in.ledger import looked_at
+    from app.move_in.status import next_step, summary
+
     with looked_at(folder) as ledger:
         found = summary(ledger)
         if as_json:
@@ -170,56 +178,6 @@ def show_status(folder: Folder, as_json: Json = False) -> None:
             say(f"not there: {file_id}: {problem}")
         show_rows(found["moves"], _COLUMNS, as_json)
         return say(next_step(ledger, found))
-
-
-@contextmanager
-def _account(base_url: str, patience_s: float) -> Iterator[Api]:
-    """Yield the account's API; what it refuses at last becomes one line."""
-    from openai import APIStatusError, OpenAI  # takes half a second to import
-
-    key = os.environ.get("OPENAI_API_KEY")
-    if not key:
-        raise MoveInFailed("Set OPENAI_API_KEY to the account's key; it is sent to the account alone and kept nowhere.")
-    url = base_url if urlsplit(base_url).path not in ("", "/") else f"{base_url.rstrip('/')}/v1"
-    with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
-        try:
-            yield Api(client, "OPENAI_API_KEY", Patience(limit_s=patience_s), tell=_warn)
-        except APIStatusError as error:
-            raise MoveInFailed(f"The account: {refusal(error)['message']}") from None
-
-
-@contextmanager
-def _service(patience_s: float) -> Iterator[Api]:
-    from openai import APIStatusError, OpenAI
-
-    try:
-        with OpenAI(base_url=service_url(), api_key=api_key(), max_retries=0) as client:
-            yield Api(client, "SPARD_API_KEY", Patience(limit_s=patience_s), tell=_warn)
-    except APIStatusError as error:
-        raise CommandFailed(str(refusal(error)["message"])) from None
-
-
-@contextmanager
-def _judge(url: str | None, model: str | None, ledger: Ledger, patience_s: float) -> Iterator[Any]:
-    """Yield the judge, if one is asked for."""
-    if url is None or model is None:
-        yield None
-        return
-    from openai import APIStatusError, OpenAI
-
-    from app.move_in.judge import SameJudge
-
-    key = os.environ.get("SPARD_JUDGE_API_KEY") or "none"
-    with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
-        try:
-            api = Api(client, "SPARD_JUDGE_API_KEY", Patience(limit_s=patience_s), tell=_warn)
-            yield SameJudge(api, model, ledger)
-        except APIStatusError as error:
-            raise MoveInFailed(f"The judge: {refusal(error)['message']}") from None
-
-
-def _warn(line: str) -> None:
-    typer.echo(without_keys(line), err=True)
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from app.db.tables import DeletedModel, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.http.pagination import Page, invalid_cursor, page
-from app.jobs import control, events, release, scheduling, submissions, transitions
+from app.jobs import control, events, owners, release, scheduling, submissions, transitions
 from app.jobs.needs import need_of
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
@@ -120,7 +120,7 @@ def get(session: Session, project_id: str, job_id: str) -> Job:
     """Return the project's job; a job of another project is reported as unknown."""
     job = session.scalar(_ONE, {"project_id": project_id, "job_id": job_id})
     if job is None:
-        raise NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")
+        raise owners.unknown(job_id)
     return job
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from app.move_in.ledger import Record
+if TYPE_CHECKING:
+    from app.move_in.ledger import Record
 
 _KNOWN = {
     "supervised": ("n_epochs", "batch_size", "learning_rate_multiplier"),

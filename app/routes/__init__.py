@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from app.routes import (
+    any_job,
     audit_log,
     catalog,
     checkpoints,
@@ -46,6 +47,7 @@ _PROVIDER: tuple[APIRouter, ...] = (
     catalog.admin,
     policies.router,
     fleet.router,
+    any_job.router,
     waivers.held,
     waivers.admin,
     later_audits.admin,

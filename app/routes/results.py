@@ -11,7 +11,7 @@ from app.audit_log import service as audit_log
 from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
 from app.http.download import DOWNLOAD, Attachment, download
 from app.jobs import service, transcripts
-from app.jobs.reports.gather import gather, read
+from app.jobs.reports.gather import gather, read, verdict_of
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
     JobSafetyReport,
@@ -83,16 +83,7 @@ async def retrieve_verdict(
     def found() -> VerdictOut:
         with look() as session:
             gathered = gather(session, caller.project_id, job_id)
-        words = read(storage, gathered).verdict()
-        headline = "".join(part.text for part in words.headline)
-        return VerdictOut(
-            job_id=job_id,
-            look=words.look,
-            pill=words.pill,
-            headline=headline,
-            sentence=words.sentence,
-            reasons=list(words.reasons),
-        )
+        return verdict_of(read(storage, gathered))
 
     return await reads.answer(found)
 

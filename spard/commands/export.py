@@ -18,7 +18,6 @@ import typer
 from spard.commands.verify import PublicKey
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
-from spard.release.archive import unpack
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
@@ -83,6 +82,8 @@ def _copied(adapter: Path, to: Path) -> Path:
         if adapter.is_dir():
             shutil.copytree(adapter, aside, dirs_exist_ok=True)
         else:
+            from spard.release.archive import unpack  # loads tarfile
+
             unpack(adapter, aside)
     return folder
 

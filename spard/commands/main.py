@@ -1,7 +1,7 @@
 """Put the command `spard` together from this library's subcommands and those of other distributions.
 
 A distribution adds a subcommand with an entry point in the group `spard.commands` that names a `typer.Typer` or a
-function. Only the subcommand that is run is imported; all of them are when the list of them is asked for.
+function. Only the subcommand that is run is built; of the others, when their list is asked for, the help alone is read.
 """
 
 from __future__ import annotations
@@ -53,16 +53,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def command_line(given: Sequence[str] = ()) -> typer.Typer:
-    """Build the command with the subcommand that is asked for, or with all of them if it is unknown."""
-    known: dict[str, EntryPoint] = {each.name: each for each in entry_points(group=GROUP)}
-    known |= _OWN
+    """Build the command with the subcommand that is asked for, or with the names and the help of all of them."""
+    known = subcommands()
     words = _typed() if _COMPLETING in os.environ else given
     asked = next((each for each in words if not each.startswith("-")), None)
     cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     cli.callback(help=_HELP)(_root)
-    for name in [asked] if asked in known else known:
-        _add(cli, name, known[name])
+    if asked in known:
+        _add(cli, asked, known[asked])
+    elif "--version" not in words:
+        for name, subcommand in known.items():
+            _list(cli, name, subcommand)
     return cli
+
+
+def subcommands() -> dict[str, EntryPoint]:
+    """Return the subcommands that are installed, by their names."""
+    return {each.name: each for each in entry_points(group=GROUP)} | _OWN
 
 
 def _typed() -> Sequence[str]:
@@ -99,3 +106,14 @@ def _add(cli: typer.Typer, name: str, subcommand: EntryPoint) -> None:
         cli.add_typer(found, name=name)
     else:
         cli.command(name)(found)
+
+
+def _list(cli: typer.Typer, name: str, subcommand: EntryPoint) -> None:
+    """Add what the list shows of a subcommand; its options and its own subcommands are not looked at."""
+    found: typer.Typer | Callable[..., Any] = subcommand.load()
+    text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
+    cli.command(name, help=text)(_nothing)
+
+
+def _nothing() -> None:
+    """Stand for a subcommand in the list."""

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from spard.commands.front import do
-from spard.config import Audit, RowSignal
 
 JudgeName = Literal["refusal", "llm", "base", "harmbench", "llama_guard", "wildguard"]
 Engine = Literal["auto", "transformers", "vllm"]
@@ -21,6 +20,25 @@ JudgeModel = Annotated[
 ]
 JudgeUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint of the llm judge.")]
 Revision = Annotated[str | None, typer.Option(help="The commit, for a hub id.")]
+_AS_IN_A_JOB = "as in a job"
+
+
+def _prompts() -> int:
+    from spard.config import Audit  # takes a while to import, and no list of commands needs it
+
+    return Audit().max_prompts
+
+
+def _new_tokens() -> int:
+    from spard.config import Audit
+
+    return Audit().max_new_tokens
+
+
+def _threshold() -> float:
+    from spard.config import RowSignal
+
+    return RowSignal().threshold
 
 
 def run(
@@ -46,8 +64,13 @@ def audit(
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
     engine: Annotated[Engine, typer.Option(help="What writes the replies.")] = "auto",
-    max_prompts: Annotated[int, typer.Option(help="Of each suite.")] = Audit().max_prompts,
-    max_new_tokens: Annotated[int, typer.Option(help="Of each reply.")] = Audit().max_new_tokens,
+    *,
+    max_prompts: Annotated[
+        int, typer.Option(help="Of each suite.", default_factory=_prompts, show_default=_AS_IN_A_JOB)
+    ],
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Of each reply.", default_factory=_new_tokens, show_default=_AS_IN_A_JOB)
+    ],
     replies: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every prompt, reply and verdict as JSONL.")
     ] = None,
@@ -88,9 +111,15 @@ def check_pool(
     pool: Annotated[Path, typer.Argument(metavar="POOL.jsonl", help='Rows {"prompt", "safe"}.')],
     model: Annotated[str, typer.Option(help="The base model: a folder or a hub id.")],
     revision: Revision = None,
+    *,
     threshold: Annotated[
-        float, typer.Option(help="The probability of a refusal above which the base model would refuse.")
-    ] = RowSignal().threshold,
+        float,
+        typer.Option(
+            help="The probability of a refusal above which the base model would refuse.",
+            default_factory=_threshold,
+            show_default=_AS_IN_A_JOB,
+        ),
+    ],
     judge: Judge = "refusal",
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,

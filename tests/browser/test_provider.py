@@ -161,7 +161,10 @@ def test_pages_are_for_everybody_and_texts_stay_texts(page: Page, service: Servi
     page.set_viewport_size({"width": width, "height": 800})
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
     sign_in(page, service)
-    for path in PAGES:
+    page.goto("/provider/jobs")
+    job = (page.locator("tbody a").first.get_attribute("href") or "").removeprefix("/provider")
+    assert job.startswith("/jobs/ftjob-")
+    for path in (*PAGES, job):
         page.goto(f"/provider{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
         assert serious(page) == [], path

@@ -1,17 +1,22 @@
-"""A real child that is killed while it trains: the adapter is the one of an undisturbed run, bit for bit."""
+"""A real child that is killed while it trains: the adapter is the one of an undisturbed run, and its plots say so."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
 
 import psutil
+import pytest
 
+from app.db import read
 from app.db.tables import JobStatus
+from app.jobs.reports import gather as reports
+from app.jobs.reports.page import page
 from spard.config import Hyperparameters, Lora
 from tests.narrowing import required
 from tests.worker.parts import RECIPE, job_folder
@@ -28,7 +33,9 @@ RESTLESS = replace(
 )
 
 
-def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(light_shop: Shop, model: Path, tmp_path: Path) -> None:
+def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(
+    light_shop: Shop, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     job_id = light_shop.add_job(waived=True, recipe=asdict(RESTLESS))
     worker = Worker(light_shop.settings(warm_child=True))
     thread = Thread(target=worker.run)
@@ -42,6 +49,16 @@ def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(light_shop: Shop
     steps = [event.split("/")[0] for event in light_shop.events(job_id) if event.startswith("Step ")]
     assert steps.count("Step 1") == 1
     assert weights(light_shop.content(required(job.adapter)["storage_key"])) == undisturbed(model, tmp_path)
+    first, second = re.findall(r"training .* parameters, steps (\d+) to 60", capfd.readouterr().out)  # as children say
+    assert (first, marked(light_shop, job_id)) == ("1", [int(second) - 1])
+
+
+def marked(shop: Shop, job_id: str) -> list[int]:
+    """The steps after which the plot of the training on the report's page says that it was taken up again."""
+    with read(shop.engine) as session:
+        gathered = reports.gather(session, shop.key.project_id, job_id)
+    plots = re.findall(r"<title>taken up again after step (\d+)</title>", page(reports.read(shop.storage, gathered)))
+    return sorted({int(step) for step in plots})
 
 
 def kill_trainer() -> None:

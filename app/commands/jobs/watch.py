@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from app.commands.client import Away, Broken, Busy, Client, connect
@@ -22,6 +21,7 @@ from spard.commands.exits import ERROR, NOT_PASSED
 
 if TYPE_CHECKING:
     from httpx2 import ServerSentEvent
+    from rich.progress import Progress
 
 _GATE = "safety_gate_failed"
 _LOOK_S = 2.0  # between two looks at progress and time left
@@ -124,6 +124,8 @@ _View = _Lines | _JsonLines | _Bar
 @contextmanager
 def _live(client: Client, job_id: str) -> Iterator[_Bar]:
     """Yield a bar that a thread beside keeps looking after."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn  # takes a while to import
+
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     more = TextColumn("{task.fields[left]}"), TextColumn("[dim]{task.fields[losses]}")
     stop = Event()

@@ -9,34 +9,20 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
-from app.audit_log import service as audit_log
+from app.dashboard.one_job import OwnJobDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
-from app.db import Begin
-from app.db.tables import TERMINAL, JobStatus
-from app.deps import (
-    AfterQuery,
-    BeginDep,
-    LimitsDep,
-    LookDep,
-    QuickStorageDep,
-    ReadDep,
-    SettingsDep,
-    StorageDep,
-)
-from app.errors import AppError, InvalidRequest, NotFound
-from app.jobs import clone, later_audits, service
+from app.db.tables import JobStatus
+from app.deps import AfterQuery, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
+from app.errors import AppError, InvalidRequest
+from app.jobs import clone, service
 from app.jobs.clone import JobClone
-from app.jobs.later_schemas import LaterAuditOut
 from app.jobs.reports.gather import gather, read
-from app.jobs.reports.service import read_report
 from app.jobs.submissions import Submission
-from app.storage import Storage
 
 router = APIRouter(include_in_schema=False)
 
 _AT_ONCE = 50
-_EVENTS = 100
 _COMPARED = 4
 
 
@@ -71,64 +57,15 @@ def _list(
 
 
 @router.get("/jobs/{job_id}")
-async def job_page(
-    job_id: str, request: Request, viewer: ViewerDep, look: LookDep, storage: QuickStorageDep
-) -> Response:
+async def job_page(job: OwnJobDep) -> Response:
     """Show one job: the verdict, what was measured, how it was trained, its rows, its files, its events."""
-    shown = partial(_job_page, request, viewer, look, storage, job_id)
-    return await viewer.lanes.reads.of(viewer.project_id).run(shown)
-
-
-def _job_page(
-    request: Request, viewer: Viewer, look: Begin, storage: Storage, job_id: str, problem: AppError | None = None
-) -> Response:
-    """Render the job; `problem` is what kept a form of the page from being done."""
-    with look() as session:
-        gathered = gather(session, viewer.project_id, job_id)
-        events = service.latest_messages(session, viewer.project_id, job_id, _EVENTS)
-        later = [LaterAuditOut.model_validate(each) for each in later_audits.of_job(session, job_id)]
-    seen = read(storage, gathered)
-    return page(
-        request,
-        "job_live" if "hx-request" in request.headers else "job",
-        viewer,
-        status=problem.status if problem else 200,
-        job=seen.job,
-        is_over=seen.job.status in TERMINAL,
-        report=seen.report,
-        view=seen.view(),
-        events=events,
-        later=later,
-        artifacts=seen.artifacts,
-        findings=seen.findings,
-        risky=len(clone.risky_lines(seen.report)) if seen.report else 0,
-        problem=problem,
-    )
+    return await job.answer(job.page)
 
 
 @router.get("/jobs/{job_id}/risky-rows/{line}")
-async def risky_row(
-    job_id: str,
-    line: int,
-    request: Request,
-    viewer: ViewerDep,
-    look: LookDep,
-    begin: BeginDep,
-    storage: QuickStorageDep,
-) -> Response:
+async def risky_row(line: int, job: OwnJobDep) -> Response:
     """Show the text of a row that looks like harm; that it was looked at is logged."""
-
-    def shown() -> Response:
-        with look() as session:
-            _, key = service.reported(session, viewer.project_id, job_id)
-        row = next((row for row in read_report(storage, key).risky_rows or () if row.line == line), None)
-        if row is None:
-            raise NotFound("No such row in the report of this job.")
-        with begin() as session:
-            audit_log.record(session, "risky_row.shown", job_id, line=line)
-        return page(request, "risky_row", viewer, job_id=job_id, row=row)
-
-    return await viewer.lanes.reads.of(viewer.project_id).run(shown)
+    return await job.answer(partial(job.risky_row, line))
 
 
 @router.get("/compare")
@@ -156,23 +93,16 @@ async def compare_page(
 
 @router.post("/jobs/{job_id}/again")
 async def again(
-    job_id: str,
-    request: Request,
-    viewer: FormViewerDep,
-    begin: BeginDep,
-    look: LookDep,
-    storage: StorageDep,
-    settings: SettingsDep,
-    limits: LimitsDep,
+    viewer: FormViewerDep, job: OwnJobDep, storage: StorageDep, settings: SettingsDep, limits: LimitsDep
 ) -> Response:
     """Start the same job on a new file without the rows that its report calls risky."""
     ask, submission = JobClone(without_risky_rows=True), Submission(None, 0)
 
     def cloned() -> Response:
         try:
-            made = clone.clone(storage, begin, viewer.principal, job_id, ask, submission, settings, limits)
+            made = clone.clone(storage, job.begin, viewer.principal, job.job_id, ask, submission, settings, limits)
         except AppError as error:
-            return _job_page(request, viewer, look, storage, job_id, error)
+            return job.page(error)
         return RedirectResponse(f"/jobs/{made.id}", 303)
 
     return await viewer.lanes.writes.of(viewer.project_id).run(cloned)
@@ -182,23 +112,15 @@ _ACTS = {"cancel": service.cancel, "pause": service.pause, "resume": service.res
 
 
 @router.post("/jobs/{job_id}/{act}")
-async def act_on(
-    job_id: str,
-    act: Literal["cancel", "pause", "resume"],
-    request: Request,
-    viewer: FormViewerDep,
-    begin: BeginDep,
-    look: LookDep,
-    storage: QuickStorageDep,
-) -> Response:
+async def act_on(act: Literal["cancel", "pause", "resume"], viewer: FormViewerDep, job: OwnJobDep) -> Response:
     """Cancel, pause or resume a job; what keeps it from that is told on its page."""
 
     def acted() -> Response:
         try:
-            with begin() as session:
-                _ACTS[act](session, viewer.project_id, job_id)
+            with job.begin() as session:
+                _ACTS[act](session, viewer.project_id, job.job_id)
         except AppError as error:
-            return _job_page(request, viewer, look, storage, job_id, error)
-        return RedirectResponse(f"/jobs/{job_id}", 303)
+            return job.page(error)
+        return RedirectResponse(job.at, 303)
 
     return await viewer.lanes.writes.of(viewer.project_id).run(acted)

@@ -16,7 +16,7 @@ from app.jobs.reports.artifacts import Artifacts, artifacts
 from app.jobs.reports.service import read_report
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.reports.view import View, view
-from app.jobs.schemas import JobOut, StepMetrics
+from app.jobs.schemas import JobOut, StepMetrics, VerdictOut
 from app.storage import Storage
 from spard.release.report import SafetyReport
 
@@ -85,6 +85,19 @@ def read(storage: Storage, gathered: Gathered) -> Seen:
         gathered.restarts,
         gathered.artifacts,
         gathered.findings,
+    )
+
+
+def verdict_of(seen: Seen) -> VerdictOut:
+    """Return the words that a job's page begins with."""
+    words = seen.verdict()
+    return VerdictOut(
+        job_id=seen.job.id,
+        look=words.look,
+        pill=words.pill,
+        headline="".join(part.text for part in words.headline),
+        sentence=words.sentence,
+        reasons=list(words.reasons),
     )
 
 

@@ -15,6 +15,8 @@ from app.errors import NotFound
 from app.storage import Storage
 from spard.release.report import SafetyReport
 
+ROWS_SHOWN = "risky_row.shown"  # the action in the audit log
+
 
 class ReportJson(TypedDict):
     """`safety.json` as it was stored: the gate, and everything else that `SafetyReport` names."""

@@ -1,0 +1,126 @@
+"""A job as its pages show it: to its project under /jobs; to the provider, who reads only, under /provider/jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from app.audit_log import service as audit_log
+from app.dashboard.rendering import page
+from app.dashboard.viewer import ProviderDep, Viewer, ViewerDep
+from app.db import Begin
+from app.db.tables import TERMINAL
+from app.deps import BeginDep, LookDep, QuickStorageDep
+from app.errors import AppError, NotFound
+from app.jobs import clone, later_audits, owners, service, transcripts
+from app.jobs.later_schemas import LaterAuditOut
+from app.jobs.reports.gather import gather, read
+from app.jobs.reports.service import ROWS_SHOWN, read_report
+from app.storage import Storage
+
+_EVENTS = 100
+_AT_ONCE = 25  # transcripts
+
+
+@dataclass(frozen=True, slots=True)
+class OneJob:
+    """A job that is looked at; `is_own`: by its project, to which another project's is unknown."""
+
+    request: Request
+    viewer: Viewer
+    look: Begin
+    begin: Begin
+    storage: Storage
+    job_id: str
+    is_own: bool
+
+    @property
+    def at(self) -> str:
+        """Where its pages are."""
+        return f"{'' if self.is_own else '/provider'}/jobs/{self.job_id}"
+
+    async def answer(self, shown: Callable[[], Response]) -> Response:
+        """Answer with one of the pages below, beside other reads of the viewer's project."""
+        return await self.viewer.lanes.reads.of(self.viewer.project_id).run(shown)
+
+    def page(self, problem: AppError | None = None) -> Response:
+        """Show the job; `problem` is what kept a form of the page from being done."""
+        with self.look() as session:
+            project_id = self._project(session)
+            gathered = gather(session, project_id, self.job_id)
+            events = service.latest_messages(session, project_id, self.job_id, _EVENTS)
+            later = [LaterAuditOut.model_validate(each) for each in later_audits.of_job(session, self.job_id)]
+        seen = read(self.storage, gathered)
+        return self._rendered(
+            "job_live" if "hx-request" in self.request.headers else "job",
+            status=problem.status if problem else 200,
+            job=seen.job,
+            is_over=seen.job.status in TERMINAL,
+            report=seen.report,
+            view=seen.view(),
+            events=events,
+            later=later,
+            artifacts=seen.artifacts,
+            findings=seen.findings,
+            risky=len(clone.risky_lines(seen.report)) if seen.report else 0,
+            problem=problem,
+        )
+
+    def risky_row(self, line: int) -> Response:
+        """Show the text of a row that looks like harm; that it was looked at is logged."""
+        with self.look() as session:
+            _, key = service.reported(session, self._project(session), self.job_id)
+        row = next((row for row in read_report(self.storage, key).risky_rows or () if row.line == line), None)
+        if row is None:
+            raise NotFound("No such row in the report of this job.")
+        with self.begin() as session:
+            audit_log.record(session, ROWS_SHOWN, self.job_id, line=line)
+        return self._rendered("risky_row", row=row)
+
+    def transcripts(self, after: int, hit: str) -> Response:
+        """List the replies by suite and outcome; no text is in the page."""
+        wanted = {"yes": True, "no": False}.get(hit)
+        found = transcripts.read(self.storage, self._transcripts(), after, _AT_ONCE, None, wanted)
+        return self._rendered("transcripts", found=found, hit=hit)
+
+    def transcript(self, index: int) -> Response:
+        """Show one prompt and its reply; that they were looked at is logged."""
+        found = transcripts.read(self.storage, self._transcripts(), index - 1, 1, None, None).data
+        if not found or found[0].index != index:
+            raise NotFound("No such transcript of this job.")
+        with self.begin() as session:
+            audit_log.record(session, transcripts.SHOWN, self.job_id, indices=[index])
+        return self._rendered("transcript", said=found[0])
+
+    def _project(self, session: Session) -> str:
+        """Return the project in which the job is looked for."""
+        return self.viewer.project_id if self.is_own else owners.project_of(session, self.job_id)
+
+    def _transcripts(self) -> str:
+        with self.look() as session:
+            return transcripts.find(session, self._project(session), self.job_id)
+
+    def _rendered(self, name: str, status: int = 200, **shown: object) -> Response:
+        place = {"job_id": self.job_id, "at": self.at, "is_own": self.is_own}
+        return page(self.request, name, self.viewer, status=status, **place, **shown)
+
+
+def _own(
+    job_id: str, request: Request, viewer: ViewerDep, look: LookDep, begin: BeginDep, storage: QuickStorageDep
+) -> OneJob:
+    return OneJob(request, viewer, look, begin, storage, job_id, is_own=True)
+
+
+def _of_any_project(
+    job_id: str, request: Request, viewer: ProviderDep, look: LookDep, begin: BeginDep, storage: QuickStorageDep
+) -> OneJob:
+    return OneJob(request, viewer, look, begin, storage, job_id, is_own=False)
+
+
+OwnJobDep = Annotated[OneJob, Depends(_own)]
+AnyJobDep = Annotated[OneJob, Depends(_of_any_project)]  # for keys with the scope admin

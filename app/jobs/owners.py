@@ -1,0 +1,22 @@
+"""Whose a job is, which the provider alone is told; and what everybody is told of one that is not theirs."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.db.tables import Job
+from app.errors import NotFound
+
+
+def project_of(session: Session, job_id: str) -> str:
+    """Return the project of a job, for keys with the scope `admin`; `NotFound` where there is no such job."""
+    project_id = session.scalar(select(Job.project_id).where(Job.id == job_id))
+    if project_id is None:
+        raise unknown(job_id)
+    return project_id
+
+
+def unknown(job_id: str) -> NotFound:
+    """Return the error for a job that is not there, or that is another project's."""
+    return NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")

@@ -1,0 +1,156 @@
+"""A job of any project, for keys with the admin scope: what its project reads of it; looks at texts are logged."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from app.audit_log import service as audit_log
+from app.db import Begin
+from app.deps import AdminDep, AfterQuery, BeginDep, LookDep, QuickStorageDep, ReadDep, ReadsDep
+from app.jobs import later_audits, owners, service, transcripts
+from app.jobs.later_schemas import LaterAuditList
+from app.jobs.reports.gather import gather, read, verdict_of
+from app.jobs.reports.page import HEADERS, page
+from app.jobs.reports.service import (
+    ROWS_SHOWN,
+    JobSafetyReport,
+    RiskyList,
+    read_json,
+    read_report,
+    risky_rows,
+    waiver_of,
+    with_waiver,
+)
+from app.jobs.schemas import EventList, JobOut, MetricList, VerdictOut
+from app.jobs.transcripts import TranscriptList
+
+router = APIRouter(prefix="/v1/admin/jobs/{job_id}", tags=["provider"])
+
+
+def _project(job_id: str, caller: AdminDep, look: LookDep) -> str:
+    """Return whose job it is; the scope is looked at first."""
+    with look() as session:
+        return owners.project_of(session, job_id)
+
+
+ProjectDep = Annotated[str, Depends(_project)]
+
+
+@router.get("", response_model=JobOut)
+def retrieve_any_job(job_id: str, project_id: ProjectDep, session: ReadDep) -> JobOut:
+    """Return one job, whichever project's."""
+    return service.retrieve(session, project_id, job_id)
+
+
+@router.get("/events", response_model=EventList)
+def list_any_job_s_events(
+    job_id: str,
+    project_id: ProjectDep,
+    session: ReadDep,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+) -> EventList:
+    """List the events of a job, the latest first."""
+    found = service.list_events(session, project_id, job_id, after, limit)
+    return EventList.model_validate(found, from_attributes=True)
+
+
+@router.get("/metrics", response_model=MetricList)
+def list_any_job_s_metrics(job_id: str, project_id: ProjectDep, session: ReadDep) -> MetricList:
+    """List every metric of every step."""
+    return MetricList(data=service.metrics(session, project_id, job_id))
+
+
+@router.get("/later_audits", response_model=LaterAuditList)
+def list_any_job_s_later_audits(job_id: str, project_id: ProjectDep, session: ReadDep) -> dict[str, object]:
+    """List what later audits decided about a job's model and checkpoints, each with its signed record."""
+    return {"data": later_audits.of_job(session, job_id)}
+
+
+@router.get("/safety", responses={200: {"model": JobSafetyReport, "content": {"text/html": {}}}})
+async def retrieve_any_job_s_safety(
+    job_id: str,
+    project_id: ProjectDep,
+    request: Request,
+    look: LookDep,
+    begin: BeginDep,
+    storage: QuickStorageDep,
+    reads: ReadsDep,
+) -> Response:
+    """Return the safety report; the texts of risky rows are in the JSON, so that a look at it is logged."""
+
+    def report() -> Response:
+        as_page = "text/html" in request.headers.get("accept", "")
+        with look() as session:
+            job, key = service.reported(session, project_id, job_id)
+            gathered = gather(session, project_id, job_id) if as_page else None
+        if gathered is not None:
+            return HTMLResponse(page(read(storage, gathered)), headers=HEADERS)
+        found = read_json(storage, key)
+        _log_rows(begin, job_id, [row.line for row in read_report(storage, key).risky_rows or ()])
+        return JSONResponse(with_waiver(found, waiver_of(job)))
+
+    return await reads.run(report)
+
+
+@router.get("/safety/verdict", response_model=VerdictOut)
+async def retrieve_any_job_s_verdict(
+    job_id: str, project_id: ProjectDep, look: LookDep, storage: QuickStorageDep, reads: ReadsDep
+) -> Response:
+    """Return in a sentence what was measured, or where a job stands that was not."""
+
+    def found() -> VerdictOut:
+        with look() as session:
+            gathered = gather(session, project_id, job_id)
+        return verdict_of(read(storage, gathered))
+
+    return await reads.answer(found)
+
+
+@router.get("/safety/risky_rows", response_model=RiskyList)
+async def list_any_job_s_risky_rows(
+    job_id: str, project_id: ProjectDep, look: LookDep, begin: BeginDep, storage: QuickStorageDep, reads: ReadsDep
+) -> Response:
+    """List the rows of a training file that look most like harm, with the reasons; each look is logged."""
+
+    def risky() -> RiskyList:
+        with look() as session:
+            job, key = service.reported(session, project_id, job_id)
+        found = risky_rows(job, read_report(storage, key))
+        _log_rows(begin, job_id, [row.line for row in found.data])
+        return found
+
+    return await reads.answer(risky)
+
+
+@router.get("/transcripts", response_model=TranscriptList)
+async def list_any_job_s_transcripts(
+    job_id: str,
+    project_id: ProjectDep,
+    begin: BeginDep,
+    storage: QuickStorageDep,
+    reads: ReadsDep,
+    after: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    suite: Annotated[str | None, Query(max_length=128)] = None,
+    hit: bool | None = None,
+) -> Response:
+    """List what a job's audit asked and was answered, where the policy keeps it; each look is logged."""
+
+    def shown() -> TranscriptList:
+        with begin() as session:
+            key = transcripts.find(session, project_id, job_id)
+        found = transcripts.read(storage, key, after, limit, suite, hit)
+        with begin() as session:
+            audit_log.record(session, transcripts.SHOWN, job_id, indices=[each.index for each in found.data])
+        return found
+
+    return await reads.answer(shown)
+
+
+def _log_rows(begin: Begin, job_id: str, lines: list[int]) -> None:
+    with begin() as session:
+        audit_log.record(session, ROWS_SHOWN, job_id, lines=lines)
