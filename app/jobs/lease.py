@@ -64,16 +64,18 @@ def claim(
     max_run_s: float | None = None,
     lacks: Collection[str] = (),
     room: Room = scheduling.ANY,
+    only: ColumnElement[bool] | None = None,
 ) -> Claim | None:
     """Take the job whose turn it is; exactly one worker gets it. Returns None when no job may start.
 
     A job that has no deadline yet gets one, `max_run_s` from now. The worker has no base model of the sources `lacks`,
-    and `room` on its GPUs.
+    and `room` on its GPUs. `only`: take a job of these, whoever's turn it is.
     """
-    for project_id in scheduling.projects(session):
+    turns = (Job.project_id == project_id for project_id in scheduling.projects(session)) if only is None else (only,)
+    for which in turns:
         row = transitions.change_status(
             session,
-            Job.id == scheduling.first_of(project_id, owner, lacks, room).scalar_subquery(),
+            Job.id == scheduling.first_of(which, owner, lacks, room).scalar_subquery(),
             JobStatus.queued,
             JobStatus.running,
             returning=(Job.lease_token, Job.attempt, Job.attempt_base, Job.max_attempts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Select, func, literal, or_, select
+from sqlalchemy import ColumnElement, Select, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from app.db import now
@@ -42,18 +42,23 @@ def charge(session: Session, project_id: str, seconds: float) -> None:
     project.used_at = at
 
 
-def first_of(project_id: str, owner: str = "", lacks: Collection[str] = (), room: Room = ANY) -> Select[str]:
-    """Select a project's first job among those that may start and that no other worker is claiming.
+def first_of(which: ColumnElement[bool], owner: str = "", lacks: Collection[str] = (), room: Room = ANY) -> Select[str]:
+    """Select the first of the jobs `which` among those that may start and that no other worker is claiming.
 
     Jobs that avoid the worker `owner`, those whose base model's source is in `lacks`, and those that need more memory
     than it has `room` for, are left to others.
     """
     is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now())
     is_for_owner = or_(Job.avoids.is_(None), Job.avoids != owner, Job.avoids_until <= now())
-    query = select(Job.id).where(Job.project_id == project_id, is_ready, is_for_owner, needs.has_room(room))
+    query = select(Job.id).where(which, is_ready, is_for_owner, needs.has_room(room))
     if lacks:
         query = query.where(Job.spec[("model", "source")].as_string().not_in(lacks))
     return query.order_by(Job.priority, Job.created_at, Job.id).limit(1).with_for_update(skip_locked=True)
+
+
+def of_attempt(job_id: str, token: int | None = None) -> ColumnElement[bool]:
+    """Match a job, and with `token` only while that is its lease's: what was started for an older attempt is late."""
+    return Job.id == job_id if token is None else (Job.id == job_id) & (Job.lease_token == token)
 
 
 def places(session: Session, jobs: Collection[Job]) -> dict[str, Place]:
