@@ -83,6 +83,7 @@ def claim(
             attempt=Job.attempt + 1,
             lease_token=Job.lease_token + 1,
             lease_owner=owner,
+            launch_reason=None,
             lease_expires_at=now() + lease_s,
             seen_at=now(),
             gpu_seconds_before=Job.gpu_seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, func, literal, or_, select
@@ -56,6 +57,17 @@ def first_of(which: ColumnElement[bool], owner: str = "", lacks: Collection[str]
     return query.order_by(Job.priority, Job.created_at, Job.id).limit(1).with_for_update(skip_locked=True)
 
 
+def next_up(session: Session, most: int, room: Room) -> list[Job]:
+    """Return the jobs that would start next if projects take turns: `most` at most, that there is `room` for."""
+    is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now()) & needs.has_room(room)
+    order = Job.priority, Job.created_at, Job.id
+    of_projects = [
+        session.scalars(select(Job).where(Job.project_id == one, is_ready).order_by(*order).limit(most)).all()
+        for one in projects(session)
+    ]
+    return [job for turn in zip_longest(*of_projects) for job in turn if job is not None][:most]
+
+
 def of_attempt(job_id: str, token: int | None = None) -> ColumnElement[bool]:
     """Match a job, and with `token` only while that is its lease's: what was started for an older attempt is late."""
     return Job.id == job_id if token is None else (Job.id == job_id) & (Job.lease_token == token)
@@ -63,7 +75,8 @@ def of_attempt(job_id: str, token: int | None = None) -> ColumnElement[bool]:
 
 def places(session: Session, jobs: Collection[Job]) -> dict[str, Place]:
     """Return where those of the jobs stand that are queued; three statements at most."""
-    found, reasons = positions(session, jobs), needs.too_large(session, jobs)
+    found = positions(session, jobs)
+    reasons = needs.too_large(session, jobs) | {job.id: job.launch_reason for job in jobs if job.launch_reason}
     return {job_id: Place(position, reasons.get(job_id)) for job_id, position in found.items()}
 
 
