@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.errors import AppError
 
-
-class Away(AppError):
+class Away(Exception):
     """The cluster does not answer, or asks to be left alone for now; whether it did what was asked is not known."""
 
-    code = "cluster_away"
 
-
-class Refused(AppError):
+class Refused(Exception):
     """The cluster does not do this, however often it is asked."""
-
-    code = "cluster_refused"
 
 
 @dataclass(frozen=True, slots=True)
