@@ -68,11 +68,10 @@ def claim(
 ) -> Claim | None:
     """Take the job whose turn it is; exactly one worker gets it. Returns None when no job may start.
 
-    A job that has no deadline yet gets one, `max_run_s` from now. The worker has no base model of the sources `lacks`,
-    and `room` on its GPUs. `only`: take a job of these, whoever's turn it is.
+    A job without a deadline gets one, `max_run_s` from now. The worker lacks base models of the sources `lacks`, and has
+    `room` on its GPUs. `only`: take a job of these, whoever's turn it is.
     """
-    turns = (Job.project_id == project_id for project_id in scheduling.projects(session)) if only is None else (only,)
-    for which in turns:
+    for which in scheduling.turns(session) if only is None else (only,):
         row = transitions.change_status(
             session,
             Job.id == scheduling.first_of(which, owner, lacks, room).scalar_subquery(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -55,6 +55,11 @@ def first_of(which: ColumnElement[bool], owner: str = "", lacks: Collection[str]
     if lacks:
         query = query.where(Job.spec[("model", "source")].as_string().not_in(lacks))
     return query.order_by(Job.priority, Job.created_at, Job.id).limit(1).with_for_update(skip_locked=True)
+
+
+def turns(session: Session) -> Iterator[ColumnElement[bool]]:
+    """Match the jobs of each project with a job to start, the one whose turn it is first."""
+    return (Job.project_id == project_id for project_id in projects(session))
 
 
 def next_up(session: Session, most: int, room: Room) -> list[Job]:
