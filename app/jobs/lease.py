@@ -68,7 +68,7 @@ def claim(
 ) -> Claim | None:
     """Take the job whose turn it is; exactly one worker gets it. Returns None when no job may start.
 
-    A job without a deadline gets one, `max_run_s` from now. The worker lacks base models of the sources `lacks`, and has
+    A job without a deadline gets one, `max_run_s` from now. The worker lacks base models of the sources `lacks`, has
     `room` on its GPUs. `only`: take a job of these, whoever's turn it is.
     """
     for which in scheduling.turns(session) if only is None else (only,):
