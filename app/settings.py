@@ -96,6 +96,14 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
 
+    # What starts a process for each queued job: workers that look for themselves, or `python -m app.launchers`.
+    launcher: Literal["workers", "kubernetes"] = "workers"
+    launch_namespace: str = "spard"  # of the cluster's Jobs
+    launch_queue: str | None = None  # Kueue's LocalQueue that holds them back; None: they start at once
+    launch_most: int = Field(default=100, ge=1, le=10_000)  # of them at once, waiting or running
+    launch_gpu_gib: float | None = Field(default=None, gt=0)  # memory of a GPU; None: a pod has its template's GPUs
+    launch_s: float = Field(default=10.0, gt=0)  # between two looks
+
     # Models that answer. An engine is a process with one base model and any number of adapters.
     serving_models: int = Field(default=2, ge=1, le=64)  # engines at once, of an API process
     serving_rows: int = Field(default=16, ge=1, le=1024)  # replies that an engine writes at once; more wait

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from sqlalchemy import text
 
 from app.db import make_engine
+from app.launchers import kubernetes
 from app.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +95,8 @@ def test_every_path_that_a_process_reads_or_writes_is_mounted(found: dict[str, A
     (container,) = found["spec"]["template"]["spec"]["containers"]
     mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
     written = {config()["SPARD_DATA_DIR"], config()["HOME"], "/tmp"}
-    read = set() if name == "spard-migrate" else {"/models", str(PurePosixPath(config()["SPARD_SIGNING_KEY"]).parent)}
+    own = {"spard-migrate": set(), "spard-launcher": {str(kubernetes.ACCOUNT)}}
+    read = own[name] if name in own else {"/models", str(PurePosixPath(config()["SPARD_SIGNING_KEY"]).parent)}
     assert {path for path, is_read_only in mounts.items() if is_read_only} == read
     assert written <= {path for path, is_read_only in mounts.items() if not is_read_only}
 

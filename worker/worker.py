@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import IntEnum
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
 import structlog
+from sqlalchemy import ColumnElement
 
-from app.db import make_engine, transaction
-from app.jobs import lease, reaper
+from app.db import make_engine, read, transaction
+from app.db.tables import Job, JobStatus
+from app.jobs import lease, reaper, scheduling
 from app.jobs.lease import Claim
 from app.ops import preflight
 from app.ops.periodic import repeat
@@ -28,6 +31,14 @@ from worker.process import COMMAND, Child, environment
 from worker.workdir import remove_abandoned
 
 log = structlog.get_logger(__name__)
+
+
+class Exit(IntEnum):
+    """How a worker of one job ends. The job's row says more, and it alone decides."""
+
+    done = 0  # the attempt has ended: the job has succeeded, was cancelled or paused, or waits for another attempt
+    failed = 1  # the job has failed, or this worker has
+    nothing = 3  # the job does not wait any more, or not for this attempt or this machine
 
 
 class Worker:
@@ -58,10 +69,30 @@ class Worker:
 
     def run(self) -> None:
         """Serve every job that is ready, wait for a wake-up or the next look, and again."""
-        with served(self._backend.metrics, self._settings.metrics_port):
-            self._run()
+        with self._working():
+            while not self._stop.is_set():
+                if not self._serve():
+                    self._rest()
 
-    def _run(self) -> None:
+    def run_one(self, job_id: str, token: int | None = None) -> Exit:
+        """Serve this job if it may start, and none else; with `token` only while that is its lease's."""
+        with self._working():
+            claim = None if self._stop.is_set() else self._claim(scheduling.of_attempt(job_id, token))
+            if claim is None:
+                log.info("nothing to claim", job=job_id, token=token)
+                return Exit.nothing
+            self._attempt(claim)
+            with read(self._backend.engine) as session:
+                job = session.get(Job, job_id)
+                return Exit.failed if job is not None and job.status == JobStatus.failed else Exit.done
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Tell of this worker, show its metrics and reap as long as the block runs; then end."""
+        with served(self._backend.metrics, self._settings.metrics_port):
+            yield from self._surrounded()
+
+    def _surrounded(self) -> Iterator[None]:
         log.info("worker started", owner=self._owner)
         if missing := self._cell.missing:
             log.warning("children are not fully isolated; suites that run programs need namespaces", missing=missing)
@@ -72,9 +103,7 @@ class Worker:
             thread.start()
         try:
             self._warm_pool.prepare()
-            while not self._stop.is_set():
-                if not self._serve():
-                    self._rest()
+            yield
         finally:
             self.end()
             self._warm_pool.close()
@@ -104,8 +133,7 @@ class Worker:
         try:
             claim = self._claim()
             if claim:
-                attempt = Attempt(self._backend, claim, self._warm_pool.take, self._stop, self._fitness.is_at_fault)
-                attempt.run()
+                attempt = self._attempt(claim)
                 if attempt.trouble:
                     self._fitness.note(attempt.trouble, attempt.job)
                     self._fitness.await_fit(self._stop)
@@ -114,10 +142,15 @@ class Worker:
             return False
         return claim is not None
 
-    def _claim(self) -> Claim | None:
+    def _attempt(self, claim: Claim) -> Attempt:
+        attempt = Attempt(self._backend, claim, self._warm_pool.take, self._stop, self._fitness.is_at_fault)
+        attempt.run()
+        return attempt
+
+    def _claim(self, only: ColumnElement[bool] | None = None) -> Claim | None:
         with transaction(self._backend.engine) as session:
             times = self._settings.lease_s, self._settings.max_run_s
-            return lease.claim(session, self._owner, *times, self._fitness.lacks(), self._room)
+            return lease.claim(session, self._owner, *times, self._fitness.lacks(), self._room, only)
 
     def _reap_on(self) -> None:
         repeat(self._reap, self._stop, self._settings.reap_s, "could not reap")

@@ -64,16 +64,17 @@ def claim(
     max_run_s: float | None = None,
     lacks: Collection[str] = (),
     room: Room = scheduling.ANY,
+    only: ColumnElement[bool] | None = None,
 ) -> Claim | None:
     """Take the job whose turn it is; exactly one worker gets it. Returns None when no job may start.
 
-    A job that has no deadline yet gets one, `max_run_s` from now. The worker has no base model of the sources `lacks`,
-    and `room` on its GPUs.
+    A job without a deadline gets one, `max_run_s` from now. The worker lacks base models of the sources `lacks`, has
+    `room` on its GPUs. `only`: take a job of these, whoever's turn it is.
     """
-    for project_id in scheduling.projects(session):
+    for which in scheduling.turns(session) if only is None else (only,):
         row = transitions.change_status(
             session,
-            Job.id == scheduling.first_of(project_id, owner, lacks, room).scalar_subquery(),
+            Job.id == scheduling.first_of(which, owner, lacks, room).scalar_subquery(),
             JobStatus.queued,
             JobStatus.running,
             returning=(Job.lease_token, Job.attempt, Job.attempt_base, Job.max_attempts),
@@ -81,6 +82,7 @@ def claim(
             attempt=Job.attempt + 1,
             lease_token=Job.lease_token + 1,
             lease_owner=owner,
+            launch_reason=None,
             lease_expires_at=now() + lease_s,
             seen_at=now(),
             gpu_seconds_before=Job.gpu_seconds,

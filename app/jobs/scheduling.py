@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
-from sqlalchemy import Select, func, literal, or_, select
+from sqlalchemy import ColumnElement, Select, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from app.db import now
@@ -42,23 +43,45 @@ def charge(session: Session, project_id: str, seconds: float) -> None:
     project.used_at = at
 
 
-def first_of(project_id: str, owner: str = "", lacks: Collection[str] = (), room: Room = ANY) -> Select[str]:
-    """Select a project's first job among those that may start and that no other worker is claiming.
+def first_of(which: ColumnElement[bool], owner: str = "", lacks: Collection[str] = (), room: Room = ANY) -> Select[str]:
+    """Select the first of the jobs `which` among those that may start and that no other worker is claiming.
 
     Jobs that avoid the worker `owner`, those whose base model's source is in `lacks`, and those that need more memory
     than it has `room` for, are left to others.
     """
     is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now())
     is_for_owner = or_(Job.avoids.is_(None), Job.avoids != owner, Job.avoids_until <= now())
-    query = select(Job.id).where(Job.project_id == project_id, is_ready, is_for_owner, needs.has_room(room))
+    query = select(Job.id).where(which, is_ready, is_for_owner, needs.has_room(room))
     if lacks:
         query = query.where(Job.spec[("model", "source")].as_string().not_in(lacks))
     return query.order_by(Job.priority, Job.created_at, Job.id).limit(1).with_for_update(skip_locked=True)
 
 
+def turns(session: Session) -> Iterator[ColumnElement[bool]]:
+    """Match the jobs of each project with a job to start, the one whose turn it is first."""
+    return (Job.project_id == project_id for project_id in projects(session))
+
+
+def next_up(session: Session, most: int, room: Room) -> list[Job]:
+    """Return the jobs that would start next if projects take turns: `most` at most, that there is `room` for."""
+    is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now()) & needs.has_room(room)
+    order = Job.priority, Job.created_at, Job.id
+    of_projects = [
+        session.scalars(select(Job).where(Job.project_id == one, is_ready).order_by(*order).limit(most)).all()
+        for one in projects(session)
+    ]
+    return [job for turn in zip_longest(*of_projects) for job in turn if job is not None][:most]
+
+
+def of_attempt(job_id: str, token: int | None = None) -> ColumnElement[bool]:
+    """Match a job, and with `token` only while that is its lease's: what was started for an older attempt is late."""
+    return Job.id == job_id if token is None else (Job.id == job_id) & (Job.lease_token == token)
+
+
 def places(session: Session, jobs: Collection[Job]) -> dict[str, Place]:
     """Return where those of the jobs stand that are queued; three statements at most."""
-    found, reasons = positions(session, jobs), needs.too_large(session, jobs)
+    found = positions(session, jobs)
+    reasons = needs.too_large(session, jobs) | {job.id: job.launch_reason for job in jobs if job.launch_reason}
     return {job_id: Place(position, reasons.get(job_id)) for job_id, position in found.items()}
 
 

@@ -12,4 +12,5 @@ from worker.worker import Worker
 
 if __name__ == "__main__":
     logs.set_up(get_settings().log_format)
-    serve(Worker(get_settings(), scripted(sys.argv[1])))
+    worker = Worker(get_settings(), scripted(sys.argv[1]))
+    serve(worker, worker.run)

@@ -96,6 +96,7 @@ class Job(Base):
     attempt_base: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts before it last came further
     furthest_step: Mapped[int | None]  # of all resume states that it ever had
     waits: Mapped[int] = mapped_column(default=0, server_default="0")  # in a row, for what is around it
+    launch_reason: Mapped[str | None]  # why the launcher's cluster does not start it, as of its last look
     avoids: Mapped[str | None]  # the worker that gave it back for a reason of its own,
     avoids_until: Mapped[float | None]  # and until when; Unix seconds by the database's clock
     checkpoint: Mapped[ResumeState | None] = mapped_column(Json)

@@ -1,0 +1,126 @@
+"""Holds what a cluster has against the jobs' rows: starts what is missing, stops what is not needed, tells what waits.
+
+Nothing is remembered between two looks, and any number of processes may look. Which process works on a job its row
+alone decides: a claim needs the token that the work was started for, and each claim raises it. So work that is started
+twice, late or in vain does no harm, and each look mends what the one before it left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Engine, select, update
+from sqlalchemy.orm import Session
+
+from app.db import read, transaction
+from app.db.tables import Job, JobStatus
+from app.jobs import needs, scheduling
+from app.jobs.needs import Room
+from app.launchers.base import Away, Launcher, Refused, Started, Work
+from spard.models.fit import Need
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 60.0  # after work has ended without a claim, until it is started again
+REFUSED = "The cluster does not take its work."
+TOO_LARGE = "No number of GPUs of a node has the memory for it."
+
+_COUNTS = (1, 2, 4, 8)  # of the GPUs of a node that a job may get
+_AT_ONCE = 500  # rows of one statement
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many jobs the cluster has at most, waiting or running, and the memory of each of its GPUs; None: unknown."""
+
+    jobs: int = 100
+    gpu_bytes: int | None = None
+
+    @property
+    def room(self) -> Room:
+        """What the largest pod has."""
+        return Room(self.gpu_bytes, _COUNTS[-1])
+
+
+def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
+    """Look once. The cluster is read before the rows: all that it has was made for a row that was there by then."""
+    try:
+        started = launcher.started()
+        with read(engine) as session:
+            rows = _rows(session, {each.work.job_id for each in started})
+            asked = scheduling.next_up(session, bounds.jobs, bounds.room)
+        kept = [each for each in started if is_needed(each, rows.get(each.work.job_id))]
+        reasons = {each.work.job_id: each.reason for each in kept if each.ended_s is None}
+        for each in started:
+            if each not in kept and (each.ended_s is None or _is_queued(rows.get(each.work.job_id))):
+                _stop(launcher, each)
+        there = {(each.work.job_id, each.work.token) for each in started}
+        missing = [job for job in asked if (job.id, job.lease_token) not in there]
+        for job in missing[: max(0, bounds.jobs - len(reasons))]:
+            reasons[job.id] = _start(launcher, job, bounds.gpu_bytes)
+    except (Away, Refused) as error:
+        log.warning("looked in vain: %s", error)
+        return
+    _tell(engine, reasons, bounds.room)
+
+
+def is_needed(started: Started, job: Job | None) -> bool:
+    """Whether work is of use to its job: some process may hold it or come to claim it. An older token never does."""
+    if job is None:
+        return False
+    if job.status == JobStatus.running:
+        return started.work.token >= job.lease_token - 1
+    is_over = started.ended_s is not None and started.ended_s > AGAIN_S
+    return _is_queued(job) and started.work.token >= job.lease_token and not is_over
+
+
+def gpus_for(job: Job, gpu_bytes: int | None) -> int | None:
+    """Return how many GPUs hold a job's training; None where that is not known."""
+    if gpu_bytes is None or job.memory_bytes is None:
+        return None
+    need = Need(job.memory_bytes, job.shared_bytes)
+    return next((count for count in _COUNTS if need.on(count) <= gpu_bytes), _COUNTS[-1])
+
+
+def _start(launcher: Launcher, job: Job, gpu_bytes: int | None) -> str | None:
+    """Start a job's work; return why it cannot be."""
+    try:
+        launcher.start(Work(job.id, job.lease_token, gpus_for(job, gpu_bytes)))
+    except Refused as error:
+        log.error("%s: %s", job.id, error)
+        return REFUSED
+    return None
+
+
+def _stop(launcher: Launcher, started: Started) -> None:
+    try:
+        launcher.stop(started)
+    except Refused as error:
+        log.error("%s: %s", started.name, error)
+
+
+def _is_queued(job: Job | None) -> bool:
+    return job is not None and job.status == JobStatus.queued
+
+
+def _rows(session: Session, ids: Collection[str]) -> dict[str, Job]:
+    ordered = sorted(ids)
+    parts = [ordered[start : start + _AT_ONCE] for start in range(0, len(ordered), _AT_ONCE)]
+    return {job.id: job for part in parts for job in session.scalars(select(Job).where(Job.id.in_(part)))}
+
+
+def _tell(engine: Engine, reasons: Mapping[str, str | None], room: Room) -> None:
+    """Keep why queued jobs do not start, and forget it of those that may."""
+    with transaction(engine) as session:
+        for job_id, reason in sorted(reasons.items()):
+            is_new = (Job.status == JobStatus.queued) & Job.launch_reason.is_distinct_from(reason)
+            session.execute(update(Job).where(Job.id == job_id, is_new).values(launch_reason=reason))
+        is_too_large = (Job.status == JobStatus.queued) & ~needs.has_room(room)
+        session.execute(
+            update(Job)
+            .where(is_too_large, Job.launch_reason.is_distinct_from(TOO_LARGE))
+            .values(launch_reason=TOO_LARGE)
+            .execution_options(synchronize_session=False)
+        )
