@@ -19,6 +19,7 @@ _TABLES: Mapping[str, Any] = {
     "dpo": None,
     "ending": asdict(Ending()),
     "pass_tokens": None,
+    "quantization": "none",
     "sharding": "none",
 }
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
