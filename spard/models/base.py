@@ -74,6 +74,7 @@ def load_base(
         _refuse_own_code(source, revision, name)
         how = nf4.options(quantization, dtype or usual, place)
         model, tokenizer = _load(str(source), revision, kind, how)
+        nf4.require_whole_blocks(model)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise InvalidModel(f"model {name!r} cannot be loaded: {_first_line(error, source, name)}", "model") from error
     if not tokenizer.is_fast or tokenizer.eos_token_id is None:

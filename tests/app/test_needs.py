@@ -134,7 +134,7 @@ def test_in_nf4_a_large_model_is_for_workers_that_hold_it_and_24_gib_do_not(
     engine: Engine, add_job: AddJob, large: Need, tmp_path: Path
 ) -> None:
     held = required(needs.need_of(str(tmp_path), Recipe(quantization="nf4_double"), 1 << 20))
-    assert held.alone < large.alone / 3
+    assert (round(held.alone / GIB), round(large.alone / GIB)) == (47, 148)
     job_id = add_job(**columns(held))
     random = Random(14)
     rooms = [Room(random.choice((16, 24)) * GIB, random.choice((1, 2, 8))) for _ in range(100)]
