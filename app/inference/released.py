@@ -114,5 +114,5 @@ def _own(own: OwnModel, caller: Principal) -> Released:
         refuse(own.name)
     archive = Archive(adapter["storage_key"], adapter["sha256"], job.id, job.recipe["lora"] is not None)
     base = job.spec.model
-    held = job.recipe.get("quantization", "none")
+    held = str(job.recipe.get("quantization", "none"))
     return Released(own.name, base.alias, base.source, base.revision, archive, held)

@@ -22,6 +22,7 @@ from app.ops import tracing
 from app.policies import service as policies
 from app.settings import Settings
 from spard.config import Ending, Lora, Quantization, Recipe
+from spard.config.run_spec import parse
 
 _SHOWN = 20
 
@@ -85,7 +86,7 @@ def _quantization(
 ) -> Quantization:
     """Return how the base model is held: as the adapter that a job starts from knows it, else as it is offered."""
     if start:
-        held: Quantization = start.job.recipe.get("quantization", "none")
+        held: Quantization = parse(Quantization, start.job.recipe.get("quantization", "none"), "quantization")
         return held
     room = needs.largest_room(session) if model.quantization == "if_needed" else None
     return needs.quantization_of(model.quantization, model.source, recipe, file_bytes, room)

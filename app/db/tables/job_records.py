@@ -11,8 +11,6 @@ from typing import NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from spard.config import Quantization
-
 _OPEN = ConfigDict(extra="allow")
 
 
@@ -95,7 +93,6 @@ class RecipeJson(TypedDict):
     learning_rate: float | None
     dpo: NotRequired[DpoJson | None]  # not of jobs of the method supervised
     ending: NotRequired[EndingJson]  # of jobs that compare ends of epochs
-    quantization: NotRequired[Quantization]  # of jobs whose base model is held so
 
 
 class ResolvedJson(TypedDict):

@@ -144,7 +144,7 @@ def test_a_model_in_nf4_is_told_planned_kept_in_the_job_and_refused_where_weight
     assert any("in NF4, 4 bits a weight" in warning for warning in found["warnings"])
     job_id = customer.post(JOBS, json=asked).json()["id"]
     with transaction(service.app.state.engine) as session:
-        assert session.get_one(Job, job_id).recipe["quantization"] == "nf4_double"
+        assert dict(session.get_one(Job, job_id).recipe)["quantization"] == "nf4_double"
         fleet.note(session, fleet.Presence("large", "gpu-2", "0", [], [], 80 << 30))
     assert customer.post(URL, json=asked).json()["memory_plan"]["quantization"] == "none"
 
