@@ -3,7 +3,7 @@
 # `requirements/lock.sh --upgrade` takes the newest ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-compile=("${UV:-uv}" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url
+compile=("${UV:-uv}" pip compile --quiet --universal --python-version 3.11.4 --generate-hashes --no-emit-index-url
   --no-header --no-annotate --constraints requirements/torch.txt --no-emit-package spard --no-emit-package spard-service)
 # What torch brings for its CUDA build; `make setup` lets torch itself decide.
 cuda=(torch triton cuda-toolkit cuda-bindings cuda-pathfinder nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc

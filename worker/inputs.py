@@ -111,7 +111,8 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     if spec.version < ASKED_OTHERWISE:  # it is audited as its customer was promised
         recipe = replace(recipe, audit=replace(recipe.audit, asking=DRESSES_ALONE))
-    if recipe.sharding == "none" and not needs.is_held(job, gpu.room(settings)):
+    is_plain = recipe.sharding == "none" and recipe.quantization == "none"  # weights in NF4 are not cut
+    if is_plain and not needs.is_held(job, gpu.room(settings)):
         recipe = replace(recipe, sharding=settings.sharding)
     run = RunSpec(
         model=_local_model(spec.model.source, spec.model.revision),

@@ -65,7 +65,9 @@ def judging(folder: Folder, report: Report, answers: int) -> Iterator[None]:
 
 def _context(assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool]) -> Context:
     run, sha256 = assignment.run, partial(_sha256, assignment.weights)
-    base = load_base(run.model, run.revision, sharding=run.recipe.sharding, sha256=sha256)
+    base = load_base(
+        run.model, run.revision, sharding=run.recipe.sharding, quantization=run.recipe.quantization, sha256=sha256
+    )
     _set_threads(base)
     return Context(
         assignment.run,

@@ -9,6 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from app.db.tables import Corpus
 from app.http.schemas import Absent, Body, UnixTime
+from spard.config import Quantizes
 
 
 class ModelOut(BaseModel):
@@ -34,13 +35,17 @@ class ModelList(BaseModel):
 
 
 class BaseModelIn(Body):
-    """A base model to offer: a local folder, or a hub id with the commit that is meant."""
+    """A base model to offer: a local folder, or a hub id with the commit that is meant.
+
+    `quantization` says when jobs train on it in NF4, 4 bits a weight: `if_needed` where no worker's GPUs hold it.
+    """
 
     alias: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$", max_length=128)]
     source: Annotated[str, Field(min_length=1, max_length=1024)]
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     allow_full_fine_tuning: bool = False
+    quantization: Quantizes = "never"
 
 
 class ToolSupport(BaseModel):
@@ -62,6 +67,7 @@ class BaseModelOut(BaseModel):
     revision: str | None
     learning_rate: float | None
     allow_full_fine_tuning: bool
+    quantization: Quantizes
     tool_support: ToolSupport | None
     created_at: UnixTime
 

@@ -35,6 +35,14 @@ class Kind(StrEnum):
     utility = "utility"
 
 
+class Quantized(StrEnum):
+    """When a base model is held in NF4; `if_needed`: where no worker's GPUs hold it otherwise."""
+
+    never = "never"
+    if_needed = "if_needed"
+    always = "always"
+
+
 SuiteKind = Annotated[Kind, typer.Option(help="What a right answer is: a refusal, any help, or the row's `answer`.")]
 
 
@@ -45,6 +53,9 @@ def add_model(
     revision: Annotated[str | None, typer.Option(help="The commit, for a hub id.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Default: by the model's width.")] = None,
     allow_full_fine_tuning: Annotated[bool, typer.Option(help="Also without LoRA.")] = False,
+    quantization: Annotated[Quantized, typer.Option(help="Whether jobs train on it in 4 bits a weight.")] = (
+        Quantized.never
+    ),
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="Load it first and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -58,6 +69,7 @@ def add_model(
         "revision": revision,
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
+        "quantization": quantization,
     }
     with connect() as client:
         added = client.post("admin/models", entry)

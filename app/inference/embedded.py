@@ -99,7 +99,7 @@ class Embedded:
 
     def _started(self, model: Released) -> EngineProcess:
         """Return the engine of a model; runs in the keeper's thread, one start after the other."""
-        key = f"{model.source}@{model.revision}"
+        key = f"{model.source}@{model.revision}+{model.quantization}"
         if model.archive and not model.archive.is_lora:
             key = model.archive.sha256
         with self._lock:
@@ -113,7 +113,7 @@ class Embedded:
         if size is None:
             raise InvalidState("The model's weights cannot be read where it is served.", code="engine_failed")
         self._make_room(size)
-        engine = EngineProcess(self._settings, source, None, folder)
+        engine = EngineProcess(self._settings, source, None, folder, model.quantization)
         with self._lock:
             self._engines[key] = engine
         if self._watch is None:

@@ -70,7 +70,9 @@ class Stream:
 class EngineProcess:
     """A running engine. Start it in a thread that outlives it: the kernel ends it with that thread."""
 
-    def __init__(self, settings: Settings, source: str, revision: str | None, folder: Path) -> None:
+    def __init__(
+        self, settings: Settings, source: str, revision: str | None, folder: Path, quantization: str = "none"
+    ) -> None:
         self.source, self.folder, self.used_at = source, folder, time.monotonic()
         self._numbers, self._lock = count(1), Lock()
         self._streams: dict[int, Stream] = {}
@@ -79,6 +81,7 @@ class EngineProcess:
         order = {
             "source": source,
             "revision": revision,
+            "quantization": quantization,
             "device": settings.serving_device,
             "threads": settings.worker_threads,
             "rows": settings.serving_rows,

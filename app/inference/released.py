@@ -48,6 +48,7 @@ class Released:
     source: str
     revision: str | None
     archive: Archive | None = None  # None: the base model itself
+    quantization: str = "none"  # how the base model is held
     server: Server | None = None  # that answers in place of an engine which proves what it holds
 
     @property
@@ -113,4 +114,5 @@ def _own(own: OwnModel, caller: Principal) -> Released:
         refuse(own.name)
     archive = Archive(adapter["storage_key"], adapter["sha256"], job.id, job.recipe["lora"] is not None)
     base = job.spec.model
-    return Released(own.name, base.alias, base.source, base.revision, archive)
+    held = str(job.recipe.get("quantization", "none"))
+    return Released(own.name, base.alias, base.source, base.revision, archive, held)

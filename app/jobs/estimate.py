@@ -29,7 +29,7 @@ from app.jobs.snapshot import Frozen, freeze
 from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
-from spard.config import Recipe, resolve
+from spard.config import Quantization, Recipe, resolve
 
 _BYTES_PER_TOKEN = 4  # of English text and its JSON, roughly
 _RECENT = 5
@@ -50,6 +50,7 @@ class MemoryPlan(BaseModel):
     micro_batch_size: int | None
     pass_tokens: int | None
     sharding: Literal["none", "full", "hybrid"]
+    quantization: Quantization
     ranks: int
     weights_bytes: int
     saved_bytes: int
@@ -63,11 +64,12 @@ class Estimate(BaseModel):
     A job refuses rows longer than `max_seq_length`; `rows_over_limit` counts them among the first 100,000, or as many
     as can be looked at in the time that a request may compute for. Both are null where the model's tokenizer is not on
     the machine that serves the API.
-    `memory_bytes_at_least` is that of the weights in bfloat16, and without LoRA that of their gradients and AdamW's two
-    moments too; activations, safe gradients and an adapter's own weights come on top. Null where the model is no folder
-    on that machine. `memory_bytes_needed` is the least memory of a GPU that trains it, one row at a time with
-    activation checkpointing; workers with less do not take the job. `memory_plan` is how it would be cut on the largest
-    GPU that a worker has; null where none has one. Both are formulae, and null where the model's kind is not known.
+    `memory_bytes_at_least` is that of the weights, in bfloat16 or NF4, and without LoRA that of their gradients and
+    AdamW's two moments too; activations, safe gradients and an adapter's own weights come on top. Null where the model
+    is no folder on that machine. `memory_bytes_needed` is the least memory of a GPU that trains it, one row at a time
+    with activation checkpointing; workers with less do not take the job. `memory_plan` is how it would be cut on the
+    largest GPU that a worker has; null where none has one. Both are formulae, and null where the model's kind is not
+    known.
     """
 
     object: Literal["fine_tuning.job.estimate"] = "fine_tuning.job.estimate"
@@ -125,6 +127,8 @@ def estimate(
 def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int | None) -> None:
     """Add what memory the job needs, and how it would be cut; `longest` is its longest row's number of tokens."""
     source, recipe, size = frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes
+    if (held := needs.quantized_weights(source, recipe)) is not None:
+        found.memory_bytes_at_least = held
     if (need := needs.need_of(source, recipe, size)) is not None:
         found.memory_bytes_needed = need.alone
     batch = round(found.hyperparameters["batch_size"])

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from app.db import now
 from app.db.tables import Job, JobStatus, WorkerRow
-from spard.config import MAX_SEQ_LENGTH, Recipe
+from spard.config import MAX_SEQ_LENGTH, Quantization, Recipe
+from spard.models import memory
 from spard.models.fit import GIB, Gpus, Load, Need, Plan, fit, need
 from spard.models.memory import Trained
 from spard.models.shapes import Shape, read_shape
@@ -32,6 +33,12 @@ def need_of(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
     return None if shape is None else need(shape, _trained(recipe), longest(shape, recipe, file_bytes))
 
 
+def quantized_weights(source: str, recipe: Recipe) -> int | None:
+    """Return the bytes of the weights of a model that is held in NF4; None of one that is not, or is not known."""
+    shape = read_shape(source) if recipe.quantization != "none" else None
+    return None if shape is None else memory.weights(shape, _trained(recipe))
+
+
 def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room | None) -> Plan | None:
     """Return how a job would be cut on such a worker; None where the model's shape or the GPU is not known."""
     shape = read_shape(source)
@@ -40,6 +47,21 @@ def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room
     beside = sum(count for count, _ in recipe.anchors.by_kind().values()) if recipe.effective_anchor else 0
     load = Load(batch_size, longest(shape, recipe, row_tokens), beside, answers=2 if recipe.dpo else 1)
     return fit(shape, _trained(recipe), load, Gpus(room.memory_bytes, room.gpus, shards="if_needed"))
+
+
+def quantization_of(allowed: str, source: str, recipe: Recipe, file_bytes: int, room: Room | None) -> Quantization:
+    """Return how a job's base model is held, decided when it is filed: NF4 makes another model of it.
+
+    `allowed` is the provider's word on the model, and `room` the largest that a worker has which is there.
+    """
+    if allowed == "never" or recipe.lora is None or recipe.defense.reads_weights:
+        return "none"
+    if allowed == "always":
+        return "nf4_double"
+    need = need_of(source, recipe, file_bytes)
+    if need is None or room is None or room.memory_bytes is None:
+        return "none"
+    return "none" if need.on(room.gpus) <= room.memory_bytes else "nf4_double"
 
 
 def longest(shape: Shape, recipe: Recipe, most: int) -> int:
@@ -100,4 +122,5 @@ def _of(room: Room) -> int:
 
 
 def _trained(recipe: Recipe) -> Trained:
-    return Trained(recipe.lora, copies=(1 if recipe.uses_pool else 0) + (1 if recipe.ema else 0))
+    copies = (1 if recipe.uses_pool else 0) + (1 if recipe.ema else 0)
+    return Trained(recipe.lora, copies, recipe.quantization)

@@ -19,6 +19,7 @@ def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Poli
     if ask.full_fine_tuning and not model.allow_full_fine_tuning:
         message = f"{model.alias} is fine-tuned with LoRA only; leave full_fine_tuning out."
         raise InvalidRequest(message, code="full_fine_tuning_not_allowed", param="full_fine_tuning")
+    _check_quantized(ask, model)
     if ask.safety and (missing := ask.safety.defense.missing_model):
         defense = ask.safety.defense
         message = f"{defense.type} needs {missing}: {defense.models[missing]}, a folder or a hub id."
@@ -26,6 +27,18 @@ def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Poli
     if "admin" not in caller.scopes:
         _check_audit((ask.safety or Safety()).audit)
     check_choice(caller, (ask.safety or Safety()).defense, model.alias, policy)
+
+
+def _check_quantized(ask: JobCreate, model: BaseModelEntry) -> None:
+    """Refuse what needs the plain weights of a model that is offered in NF4 alone."""
+    if model.quantization != "always":
+        return
+    if ask.full_fine_tuning:
+        message = f"{model.alias} is held in NF4, whose weights cannot be trained; leave full_fine_tuning out."
+        raise InvalidRequest(message, code="full_fine_tuning_not_allowed", param="full_fine_tuning")
+    if ask.safety and ask.safety.defense.reads_weights:
+        message = f"{ask.safety.defense.type} compares the model's own weights, and {model.alias} is held in NF4."
+        raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
 
 
 def check_choice(caller: Principal, defense: Defense, alias: str, policy: Policy) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from secrets import randbelow
 
 from sqlalchemy.orm import Session
@@ -15,13 +15,14 @@ from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
-from app.jobs import lineage, policy_check
+from app.jobs import lineage, needs, policy_check
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.ops import tracing
 from app.policies import service as policies
 from app.settings import Settings
-from spard.config import Ending, Lora, Recipe
+from spard.config import Ending, Lora, Quantization, Recipe
+from spard.config.run_spec import parse
 
 _SHOWN = 20
 
@@ -74,8 +75,26 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         traceparent=tracing.traceparent(),
     )
     recipe = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
+    recipe = replace(recipe, quantization=_quantization(session, start, model, recipe, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
-    return Frozen(recipe, spec, [*_warnings(training, validation), *_left_out(ask, settings)], fault)
+    warnings = [*_warnings(training, validation), *_left_out(ask, settings), *_in_nf4(recipe, model)]
+    return Frozen(recipe, spec, warnings, fault)
+
+
+def _quantization(
+    session: Session, start: lineage.Start | None, model: BaseModelEntry, recipe: Recipe, file_bytes: int
+) -> Quantization:
+    """Return how the base model is held: as the adapter that a job starts from knows it, else as it is offered."""
+    if start:
+        held: Quantization = parse(Quantization, start.job.recipe.get("quantization", "none"), "quantization")
+        return held
+    room = needs.largest_room(session) if model.quantization == "if_needed" else None
+    return needs.quantization_of(model.quantization, model.source, recipe, file_bytes, room)
+
+
+def _in_nf4(recipe: Recipe, model: BaseModelEntry) -> Iterator[str]:
+    if recipe.quantization != "none":
+        yield f"The job trains on {model.alias} in NF4, 4 bits a weight: its adapter is measured and served on that."
 
 
 def _validation(session: Session, caller: Principal, file_id: str | None) -> File | None:

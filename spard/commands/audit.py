@@ -13,7 +13,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
 
 from spard.commands import measuring
@@ -32,6 +31,7 @@ from spard.evaluation.statistics import rule_of_three
 from spard.evaluation.suites import named_suites
 from spard.models.base import load_base
 from spard.models.lora import WEIGHTS
+from spard.models.peft import PeftModel
 
 Measured = list[tuple[SuiteResult, list[Item]]]
 

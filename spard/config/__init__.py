@@ -20,6 +20,7 @@ from spard.config.defenses.spard import Spard, Variant
 from spard.config.ending import Ending
 from spard.config.further_tuning import FurtherTuning
 from spard.config.preference import Beta, Dpo
+from spard.config.quantization import Quantization, Quantizes
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
     MAX_SEQ_LENGTH,
@@ -63,6 +64,8 @@ __all__ = [
     "Lora",
     "NoDefense",
     "Ptst",
+    "Quantization",
+    "Quantizes",
     "Recipe",
     "Resolved",
     "RowAction",

@@ -20,6 +20,7 @@ _TABLES: Mapping[str, Any] = {
     "dpo": None,
     "ending": asdict(Ending()),
     "pass_tokens": None,
+    "quantization": "none",
     "sharding": "none",
 }
 _IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe

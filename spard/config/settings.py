@@ -19,6 +19,7 @@ from spard.config.defenses.spard import Spard
 from spard.config.ending import Ending
 from spard.config.extensions import JUDGES, SELECTIONS, NameIn
 from spard.config.preference import Dpo
+from spard.config.quantization import Quantization, refuse_with
 from spard.config.sharding import Sharding
 from spard.errors import InvalidRecipe
 
@@ -110,6 +111,7 @@ class Recipe:
     pass_tokens: Annotated[int, Bound(ge=64)] | None = None  # padded ones of a pass; None: a micro-batch's
     gradient_checkpointing: bool = False
     sharding: Sharding = "none"  # of the model over the GPUs of a run
+    quantization: Quantization = "none"  # of the frozen base model's linear layers
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
     # Options that go with every defense, off by default
     constrained_sft: bool = False  # see `spard.losses.constrained_sft`
@@ -133,6 +135,9 @@ class Recipe:
         if self.ending.compares and self.lora is None:
             message = "recipe.ending: it compares ends of epochs, whose weights are kept of LoRA adapters alone"
             raise InvalidRecipe(message, "recipe.ending")
+        plain_for = self.defense.type if self.defense.reads_weights else None
+        has_lora, is_sharded = self.lora is not None, self.sharding != "none"
+        refuse_with(self.quantization, has_lora=has_lora, is_sharded=is_sharded, plain_for=plain_for)
 
     @property
     def effective_anchor(self) -> float:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 
 from spard.config import PLAIN, Spard
@@ -29,6 +28,7 @@ from spard.losses.gradients import Loss, clip_, gradient, safe_excess, safe_loss
 from spard.losses.vectors import Vector, add_, norm
 from spard.methods.spag import base_tau
 from spard.models.lora import dropping_modules
+from spard.models.peft import PeftModel
 from spard.pipeline.augment import variants
 from spard.training.schedules import safe_rows
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.nn import Linear
 
@@ -24,6 +23,7 @@ from spard.errors import InvalidModel, InvalidRecipe
 from spard.losses.vectors import wide
 from spard.methods.base import Method
 from spard.models.base import Base, load_base
+from spard.models.peft import LoraLayer
 from spard.models.sharding import cut_as, whole
 
 log = logging.getLogger(__name__)

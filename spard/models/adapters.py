@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from spard.models.base import Base
 from spard.models.card import Described, model_card
 from spard.models.lora import CONFIG, WEIGHTS
 from spard.models.origin import Origin
+from spard.models.peft import PeftModel, get_peft_model_state_dict
 from spard.models.sharding import whole_weights
 
 # What PEFT 0.5 knows; releases up to 0.13 refuse a file with any other key, and our adapters need no other.
@@ -72,7 +72,7 @@ def save_adapter(
     _save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside, weights)
     base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
     rank = int(model.peft_config[model.active_adapter].r) if is_lora else None
-    card = model_card(Described(called, base.origin, base.digest, rank, facts, system))
+    card = model_card(Described(called, base.origin, base.digest, rank, facts, system, base.quantization))
     (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
     own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}

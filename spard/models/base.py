@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
-from spard.config import MAX_SEQ_LENGTH, Sharding
+from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
+from spard.config.quantization import digest_of
 from spard.data.chat import set_plain_template
 from spard.digests import file_sha256, model_files
 from spard.errors import InvalidModel
+from spard.models import nf4
 from spard.models.origin import Origin, origin
+from spard.models.peft import BaseTunerLayer
 from spard.models.sharding import shard_
 
 
@@ -32,6 +34,7 @@ class Base:
     digest: str
     device: torch.device
     origin: Origin
+    quantization: Quantization = "none"
 
     @property
     def hidden_size(self) -> int:
@@ -52,13 +55,15 @@ def load_base(
     *,
     as_stored: bool = False,
     sharding: Sharding = "none",
+    quantization: Quantization = "none",
     sha256: Callable[[Path], str] = file_sha256,
 ) -> Base:
     """Load a causal language model; `source` is a folder or a hub id.
 
     Without `dtype` it is bfloat16 on a GPU and float32 elsewhere, or that of the files if `as_stored`. With
-    `sharding` each rank of a run keeps its part on its device. `sha256` gives the digest of a file, for callers that
-    know it already. Nothing random takes place.
+    `sharding` each rank of a run keeps its part on its device; with `quantization` linear layers but the head are in
+    NF4, which makes another model of it, with a digest of its own. `sha256` gives the digest of a file, for callers
+    that know it already. Nothing random takes place.
     """
     folder = Path(source) if Path(source).is_dir() else None
     name = folder.name if folder else str(source)
@@ -67,16 +72,19 @@ def load_base(
     kind: torch.dtype | Literal["auto"] = "auto" if as_stored else dtype or usual
     try:
         _refuse_own_code(source, revision, name)
-        model, tokenizer = _load(str(source), revision, kind)
+        how = nf4.options(quantization, dtype or usual, place)
+        model, tokenizer = _load(str(source), revision, kind, how)
+        nf4.require_whole_blocks(model)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise InvalidModel(f"model {name!r} cannot be loaded: {_first_line(error, source, name)}", "model") from error
     if not tokenizer.is_fast or tokenizer.eos_token_id is None:
         raise InvalidModel(f"model {name!r} needs a fast tokenizer with an end-of-text token", "model")
     set_plain_template(tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
-    digest = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
+    plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
+    nf4.keep_layout_(model)
     shard_(model, sharding, place)
-    return Base(model.eval(), tokenizer, digest, place, origin(source, commit))
+    return Base(model.eval(), tokenizer, digest_of(plain, quantization), place, origin(source, commit), quantization)
 
 
 def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
@@ -110,7 +118,9 @@ def _refuse_own_code(source: str | Path, revision: str | None, name: str) -> Non
         raise InvalidModel(f"model {name!r} needs code of its own (auto_map), which is never run here", "model")
 
 
-def _load(source: str, revision: str | None, dtype: torch.dtype | Literal["auto"]) -> tuple[Any, Any]:
+def _load(
+    source: str, revision: str | None, dtype: torch.dtype | Literal["auto"], how: Mapping[str, Any]
+) -> tuple[Any, Any]:
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source,
         revision=revision,
@@ -118,6 +128,7 @@ def _load(source: str, revision: str | None, dtype: torch.dtype | Literal["auto"
         use_safetensors=True,
         trust_remote_code=False,
         output_loading_info=True,
+        **how,
     )
     model, info = loaded
     if info["missing_keys"]:

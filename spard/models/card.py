@@ -8,6 +8,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from spard.config import Quantization
 from spard.models.origin import Origin
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what its --max-lora-rank may be
@@ -28,6 +29,8 @@ class Described:
     rank      of the LoRA adapter; None for a whole model
     facts     what the manifest says: the gate's decision and the audit are taken from it, if they are there
     system    the system prompt that the model has to be served with, if any
+
+    `quantization` is how the base model was held.
     """
 
     called: str
@@ -36,6 +39,7 @@ class Described:
     rank: int | None
     facts: Mapping[str, Any]
     system: str | None = None
+    quantization: Quantization = "none"
 
 
 def model_card(of: Described) -> str:
@@ -64,7 +68,9 @@ def _opening(of: Described) -> str:
     pinned = f" at commit `{of.origin.revision}`" if of.origin.revision else ""
     where = "" if of.origin.revision else f"{_OF_A_FOLDER}\n\n"
     title = f"A model fine-tuned from {source}" if of.rank is None else f"LoRA adapter for {source}"
-    return f"# {title}\n\nThe base model is `{source}`{pinned}: {of.digest}.\n\n{where}{_MANIFEST.format(of.called)}"
+    held = "" if of.quantization == "none" else f"{_NF4}\n\n"
+    opening = f"# {title}\n\nThe base model is `{source}`{pinned}: {of.digest}.\n\n{where}{held}"
+    return f"{opening}{_MANIFEST.format(of.called)}"
 
 
 def _measured(facts: Mapping[str, Any]) -> str:
@@ -79,9 +85,11 @@ def _use(of: Described) -> str:
     name, folder = of.origin.name, of.called
     if of.rank is None:
         return _FULL.format(folder=folder)
+    beside = "" if of.origin.revision else f", and the base model's folder `{name}` beside it"
+    if of.quantization != "none":
+        return _LORA_NF4.format(folder=folder, beside=beside, double=of.quantization == "nf4_double")
     rank = next((each for each in _VLLM_RANKS if each >= (of.rank or 0)), of.rank)
     revision = f" --revision {of.origin.revision}" if of.origin.revision else ""
-    beside = "" if of.origin.revision else f", and the base model's folder `{name}` beside it"
     return _LORA.format(base=name, folder=folder, beside=beside, revision=revision, rank=rank)
 
 
@@ -131,6 +139,30 @@ With vLLM:
 
 ```
 vllm serve {base}{revision} --tokenizer {folder} --enable-lora --max-lora-rank {rank} --lora-modules tuned={folder}
+```
+
+Use the tokenizer and the chat template of this folder: the adapter was trained and measured with them."""
+
+_NF4 = """It was held in NF4, 4 bits a weight, while this adapter was trained, measured and proved. That is another
+model than the base model in 16 bits: what was measured holds for the adapter on the base model in NF4 alone."""
+
+_LORA_NF4 = """## Use it
+
+The lines below are for the folder that holds this one, `{folder}`{beside}. With PEFT and bitsandbytes:
+
+```python
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer, BitsAndBytesConfig
+
+nf4 = BitsAndBytesConfig(
+    load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant={double},
+    bnb_4bit_compute_dtype=torch.bfloat16,
+)
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = AutoPeftModelForCausalLM.from_pretrained("{folder}", quantization_config=nf4)
 ```
 
 Use the tokenizer and the chat template of this folder: the adapter was trained and measured with them."""

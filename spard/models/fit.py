@@ -6,9 +6,11 @@ known. What a plan changes rounds the numbers of a run and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from spard.config import Quantization, Quantizes
 from spard.models import memory
 from spard.models.memory import Trained
 from spard.models.shapes import Shape
@@ -16,6 +18,7 @@ from spard.models.shapes import Shape
 GIB = 1 << 30
 _CONTEXT = 3 * GIB // 2  # of CUDA, its libraries and their buffers, in each process
 _FRAGMENTS = 0.06  # of the GPU: what an allocator holds and cannot give out
+_NAMES: Mapping[Quantization, str] = {"nf4": "NF4", "nf4_double": "NF4 with double quantization"}
 _ENOUGH = 2048  # padded tokens of a pass from which a GPU is busy: passes so large are not worth checkpointing
 
 
@@ -23,13 +26,15 @@ _ENOUGH = 2048  # padded tokens of a pass from which a GPU is busy: passes so la
 class Gpus:
     """What a job may have: `count` GPUs of `memory_bytes` each, as the driver tells, on so many machines.
 
-    shards  whether a model is cut over them: "if_needed" where one of them does not hold it
+    shards     whether a model is cut over them: "if_needed" where one of them does not hold it
+    quantizes  whether a frozen model is held in NF4: "if_needed" where they do not hold it otherwise, cut or not
     """
 
     memory_bytes: int
     count: int = 1
     machines: int = 1
     shards: Literal["never", "if_needed", "always"] = "never"
+    quantizes: Quantizes = "never"
 
     @property
     def usable(self) -> int:
@@ -70,6 +75,7 @@ class Plan:
     micro_batch_size: int | None
     pass_tokens: int | None
     sharding: Literal["none", "full", "hybrid"]
+    quantization: Quantization
     ranks: int
     weights_bytes: int
     saved_bytes: int
@@ -87,6 +93,8 @@ class Plan:
             rows = f"{self.micro_batch_size} row{'s' if self.micro_batch_size > 1 else ''}"
             pieces = f"pieces of {rows}, {self.pass_tokens} padded tokens at most"
         parts = [pieces, *(["activation checkpointing"] if self.gradient_checkpointing else [])]
+        if self.quantization != "none":
+            parts.append(f"the model in {_NAMES[self.quantization]}")
         if self.ranks > 1:
             shared = "" if self.sharding == "none" else f", the model sharded ({self.sharding})"
             parts.append(f"{self.ranks} GPUs{shared}")
@@ -117,19 +125,29 @@ def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
     """Choose how a training is cut: on the fewest changes to what was asked that its GPUs have room for.
 
     The whole batch, as asked; smaller pieces, while a pass keeps a GPU busy; checkpointing, which costs about a third
-    more work; and where one GPU does not hold the model, all of them together, if it may be cut. A plan that does not
-    fit says what is needed at least.
+    more work; where one GPU does not hold the model, all of them together, if it may be cut; and NF4, which makes
+    another model of it, if it may be held so. A plan that does not fit says what is needed at least.
     """
-    ways = {"never": (False,), "if_needed": (False, True), "always": (True,)}
-    for is_sharded in ways[gpus.shards] if gpus.count > 1 else (False,):
+    for held, is_sharded in _ways(trained, gpus):
         ranks = gpus.count if is_sharded else min(gpus.count, load.rows)
         share = replace(load, rows=-(-load.rows // ranks))
         for checkpointing in (False, True):
             if checkpointing or not load.checkpointing:
-                plan = _cut(shape, trained, share, gpus, ranks, is_sharded=is_sharded, checkpointing=checkpointing)
+                plan = _cut(shape, held, share, gpus, ranks, is_sharded=is_sharded, checkpointing=checkpointing)
                 if plan.fits:
                     return plan
     return plan
+
+
+def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, bool]]:
+    """Yield how the model may be held, and whether it is cut over the GPUs, what changes least first."""
+    ways = {"never": (False,), "if_needed": (False, True), "always": (True,)}
+    is_frozen = trained.lora is not None
+    for is_quantized in ways[gpus.quantizes] if is_frozen and trained.quantization == "none" else (False,):
+        held = replace(trained, quantization="nf4_double") if is_quantized else trained
+        can_be_cut = gpus.count > 1 and held.quantization == "none"
+        for is_sharded in ways[gpus.shards] if can_be_cut else (False,):
+            yield held, is_sharded
 
 
 def need(shape: Shape, trained: Trained, longest: int) -> Need:
@@ -157,6 +175,7 @@ def _cut(
         micro_batch_size=max(1, min(load.rows, tokens // row)) if is_cut else None,
         pass_tokens=max(tokens, row) if is_cut else None,
         sharding="none" if not is_sharded else "full" if gpus.machines == 1 else "hybrid",
+        quantization=trained.quantization,
         ranks=ranks,
         weights_bytes=memory.weights(shape, trained) // parts,
         saved_bytes=memory.saved(shape, trained, passed, checkpointing=checkpointing),
@@ -188,11 +207,17 @@ def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, r
         + gathered  # of a layer and the next one, which is fetched meanwhile
         + memory.saved(shape, trained, tokens, checkpointing=checkpointing)
         + memory.work(shape, trained, tokens, checkpointing=checkpointing)
+        + memory.unpacked(shape, trained)
     )
 
 
 def _split(shape: Shape, trained: Trained) -> int:
-    """Return the bytes that GPUs can share out: a frozen model's weights, of a trained one its moments too."""
+    """Return the bytes that GPUs can share out: a frozen model's weights, of a trained one its moments too.
+
+    Weights in NF4 are not cut.
+    """
+    if trained.quantization != "none":
+        return 0
     weights = memory.weights(shape, trained)
     return weights if trained.lora else weights + memory.trained_state(shape, trained)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -15,6 +14,7 @@ from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import AdapterMismatch, InvalidRecipe
 from spard.models.base import Base
+from spard.models.peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from spard.models.sharding import whole_sizes
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

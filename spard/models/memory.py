@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spard.config import Lora
+from spard.config import Lora, Quantization
 from spard.models.shapes import Shape
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # what LoRA adapts unless asked otherwise
 _HALF, _SINGLE = 2, 4  # bytes of a number in bfloat16 and in float32
 _OPTIMIZED = 4 * _SINGLE  # a trained parameter: itself, its gradient and AdamW's two moments
+_NF4_BLOCK, _SCALES_BLOCK = 64, 256  # weights with one scale, scales with one of their own
 _CHUNK = 2**27  # logits held at once, in elements: `spard.losses.cross_entropy`
 _LOGIT = 2 * _HALF + 3 * _SINGLE  # a logit and its gradient, both also in float32, and its logarithm
 
@@ -26,11 +27,13 @@ _LOGIT = 2 * _HALF + 3 * _SINGLE  # a logit and its gradient, both also in float
 class Trained:
     """What is trained of a model: the layers of an adapter, or all of it.
 
-    copies  further vectors of the trained parameters in float32: a safe gradient, an average
+    copies        further vectors of the trained parameters in float32: a safe gradient, an average
+    quantization  how the linear layers of the frozen model are held
     """
 
     lora: Lora | None
     copies: int = 1
+    quantization: Quantization = "none"
 
     def targets(self, shape: Shape) -> list[tuple[int, int]]:
         """Return what goes into and comes out of each layer that LoRA adapts, within one decoder layer."""
@@ -45,8 +48,32 @@ class Trained:
 
 
 def weights(shape: Shape, trained: Trained) -> int:
-    """Return the bytes of the model's own weights: bfloat16 where they are frozen, float32 where they are trained."""
-    return shape.parameters * (_SINGLE if trained.lora is None else _HALF)
+    """Return the bytes of the model's own weights: bfloat16 where they are frozen, float32 where they are trained.
+
+    In NF4 those of linear layers have 4 bits; embeddings, norms and the head do not.
+    """
+    held = shape.parameters * (_SINGLE if trained.lora is None else _HALF)
+    quantized = quantized_parameters(shape)
+    return held if trained.quantization == "none" else held - quantized * _HALF + nf4(quantized, trained.quantization)
+
+
+def quantized_parameters(shape: Shape) -> int:
+    """Count the weights that NF4 holds: of all linear layers but the head."""
+    return shape.layers * sum(wide * out for wide, out in shape.linear.values())
+
+
+def nf4(parameters: int, quantization: Quantization) -> int:
+    """Return the bytes of weights in NF4: half a byte each, and a scale in float32 for each block, or 8 bits of it."""
+    blocks = -(-parameters // _NF4_BLOCK)
+    scales = blocks + -(-blocks // _SCALES_BLOCK) * _SINGLE if quantization == "nf4_double" else blocks * _SINGLE
+    return -(-parameters // 2) + scales
+
+
+def unpacked(shape: Shape, trained: Trained) -> int:
+    """Return the bytes at work where weights in NF4 are made numbers again: those of the largest layer, at once."""
+    if trained.quantization == "none":
+        return 0
+    return _HALF * max(wide * out for wide, out in shape.linear.values())
 
 
 def trained_state(shape: Shape, trained: Trained) -> int:

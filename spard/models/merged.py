@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 
+from spard.config.quantization import plain_digest
 from spard.data.chat import render_prompt
 from spard.data.tools import CONVERSATION
 from spard.digests import MANIFEST, file_sha256, write_manifest
@@ -19,6 +19,7 @@ from spard.errors import AdapterMismatch, AdapterNotProved
 from spard.models.adapters import save_full
 from spard.models.base import Base
 from spard.models.card import Described, model_card
+from spard.models.peft import PeftModel
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}  # of the largest logit
 
@@ -53,6 +54,9 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
 
 def _require_base(base: Base, facts: Mapping[str, Any]) -> None:
     trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
+    if trained_on and trained_on != plain_digest(trained_on):
+        message = "merged into plain weights it would be another model than the one that was measured"
+        raise AdapterMismatch(f"the adapter was trained on {trained_on}: {message}", "base")
     if trained_on not in (None, base.digest):
         raise AdapterMismatch(f"the adapter was trained on {trained_on}, and this base model is {base.digest}", "base")
 

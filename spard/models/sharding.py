@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import init_empty_weights
-from peft.tuners import tuners_utils
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -26,6 +25,7 @@ from transformers import AutoModelForCausalLM
 from spard import distributed
 from spard.config.sharding import Sharding
 from spard.errors import InvalidRecipe
+from spard.models.peft import tuners_utils
 
 _from_config: Any = AutoModelForCausalLM.from_config
 

@@ -8,8 +8,6 @@ from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from peft import PeftModel
-
 from spard.config.agent import Agent
 from spard.data.rows import Example, Prompt
 from spard.errors import JudgeUnavailable
@@ -20,6 +18,7 @@ from spard.evaluation.gate import Gate, worse
 from spard.evaluation.judges import open_chat
 from spard.evaluation.results import SuiteResult
 from spard.models.base import adapters_off
+from spard.models.peft import PeftModel
 from spard.pipeline import audit, row_signal, select
 from spard.pipeline.context import Context
 from spard.release.agent import AgentRecord

@@ -40,7 +40,8 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     refuse_programs(spec)
     is_first = distributed.own() == 0
     with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while the stages run
-        base = load_base(spec.model, spec.revision, sharding=spec.recipe.sharding)
+        recipe = spec.recipe
+        base = load_base(spec.model, spec.revision, sharding=recipe.sharding, quantization=recipe.quantization)
         resume_states, stages = out / "checkpoints", out / "stages"
         reporter = Reporter(report if is_first else _untold)
         outputs = distributed.first_before_others(partial(outputs_of, stages, _identity(spec, base)))
@@ -72,7 +73,9 @@ def _identity(spec: RunSpec, base: Base) -> str:
     files = [file_sha256(path) for path in named if path is not None and path.is_file()]
     asked = to_mapping(spec)
     del asked["recipe"]["sharding"]  # it only rounds the numbers
-    if spec.row_signal == RowSignal():  # runs of versions without it go on
+    if spec.recipe.quantization == "none":  # runs of versions without it go on
+        del asked["recipe"]["quantization"]
+    if spec.row_signal == RowSignal():  # likewise
         del asked["row_signal"]
     for name, default in {"further_tuning": FurtherTuning(), "agent": None, "agent_errors": None}.items():  # likewise
         if getattr(spec, name) == default:

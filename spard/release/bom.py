@@ -13,6 +13,8 @@ from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 
+from spard.config.quantization import plain_digest
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # the same manifest gives the same bytes
 _LIBRARIES = ("spard", "torch", "transformers", "peft", "safetensors")
 _DATA = {"training": "training file", "validation": "validation file", "pool": "safety pool"}
@@ -41,13 +43,13 @@ def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str) -> str:
 
 def _parts(manifest: Mapping[str, Any]) -> Iterator[Component]:
     source = manifest.get("base_source") or {}
-    digest = str(source.get("digest") or manifest.get("base_digest") or "")
+    files = plain_digest(str(source.get("digest") or manifest.get("base_digest") or ""))
     yield Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
         name=str(source.get("name") or manifest.get("base_model")),
         version=source.get("revision"),
         bom_ref="base-model",
-        hashes=[_sha256(digest.removeprefix("sha256:"))] if digest.startswith("sha256:") else [],
+        hashes=[_sha256(files.removeprefix("sha256:"))] if files.startswith("sha256:") else [],
     )
     for key, sha256 in (manifest.get("data_sha256") or {}).items():
         yield Component(type=ComponentType.DATA, name=_DATA.get(key, key), bom_ref=key, hashes=[_sha256(sha256)])

@@ -18,7 +18,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 
 def main() -> None:
@@ -33,7 +33,11 @@ def see(ask: dict[str, Any]) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(ask["adapter"])
     rows = [_ids(tokenizer, messages) for messages in ask["conversations"]]
     settings = {"dtype": getattr(torch, ask["dtype"]), "use_safetensors": True}
-    base: Any = AutoModelForCausalLM.from_pretrained(ask["base"], revision=ask["revision"], **settings)
+    source = {"revision": ask["revision"], **settings, **_quantized(ask)}
+    base: Any = AutoModelForCausalLM.from_pretrained(ask["base"], **source)
+    for module in base.modules():  # bitsandbytes would round its scales on some CPUs
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     model = base.to(ask["device"]).eval()
     found = {f"base.{i}": _logits(model, row) for i, row in enumerate(rows)}
     if ask["is_lora"]:
@@ -47,6 +51,20 @@ def see(ask: dict[str, Any]) -> None:
     seen = {"ids": rows, **_answer(model, tokenizer, rows[0], ask["max_new_tokens"])}
     (out / "seen.part").write_text(json.dumps(seen))
     os.replace(out / "seen.part", out / "seen.json")
+
+
+def _quantized(ask: dict[str, Any]) -> dict[str, Any]:
+    """How the base model is held: as the model's card says."""
+    if ask["quantization"] == "none":
+        return {}
+    config: Any = BitsAndBytesConfig
+    asked = config(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=ask["quantization"] == "nf4_double",
+        bnb_4bit_compute_dtype=getattr(torch, ask["dtype"]),
+    )
+    return {"quantization_config": asked, "device_map": {"": ask["device"]}}
 
 
 def _ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:

@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any, Self, cast
 
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from spard.data.chat import render_prompt
 from spard.data.control_tokens import Shield
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
+from spard.models.peft import PeftModel
 from spard.models.sharding import inference, is_sharded
 from spard.release import clean_load
 
@@ -162,6 +162,7 @@ def prove(
         "is_lora": isinstance(model, PeftModel),
         "device": "cpu" if is_sharded(model) else str(base.device),  # of which one may be too small for it
         "dtype": str(dtype).removeprefix("torch."),
+        "quantization": base.quantization,
         "conversations": conversations,
         "max_new_tokens": _room(base, rows[0]),
     }

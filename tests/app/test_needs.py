@@ -118,6 +118,31 @@ def test_an_estimate_cuts_a_model_that_no_gpu_holds_over_those_that_share_it(tmp
     assert [(required(plan).fits, required(plan).sharding) for plan in plans] == [(False, "none"), (True, "full")]
 
 
+def test_nf4_is_chosen_where_it_is_allowed_and_no_gpu_holds_the_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    source, large, sharing = str(tmp_path), Room(80 * GIB), Room(80 * GIB, 8)
+
+    def chosen(allowed: str, room: Room | None, recipe: Recipe = Recipe()) -> str:  # noqa: B008 - it is frozen
+        return needs.quantization_of(allowed, source, recipe, 1 << 20, room)
+
+    assert [chosen(allowed, large) for allowed in ("never", "if_needed", "always")] == ["none", *["nf4_double"] * 2]
+    assert [chosen("if_needed", room) for room in (sharing, Room(), None)] == ["none"] * 3  # held, and not known
+    assert chosen("always", large, Recipe(lora=None)) == "none"
+
+
+def test_in_nf4_a_large_model_is_for_workers_that_hold_it_and_24_gib_do_not(
+    engine: Engine, add_job: AddJob, large: Need, tmp_path: Path
+) -> None:
+    held = required(needs.need_of(str(tmp_path), Recipe(quantization="nf4_double"), 1 << 20))
+    assert (round(held.alone / GIB), round(large.alone / GIB)) == (47, 148)
+    job_id = add_job(**columns(held))
+    random = Random(14)
+    rooms = [Room(random.choice((16, 24)) * GIB, random.choice((1, 2, 8))) for _ in range(100)]
+    with transaction(engine) as session:
+        assert all(lease.claim(session, "small", 60, room=room) is None for room in rooms)
+        assert required(lease.claim(session, "large", 60, room=Room(80 * GIB))).job_id == job_id
+
+
 def test_a_longer_row_needs_more_and_of_an_unknown_model_nothing_is_known(tmp_path: Path) -> None:
     assert needs.need_of(str(tmp_path), Recipe(), 100) is None
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))

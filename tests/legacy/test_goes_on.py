@@ -37,7 +37,7 @@ ADDED_ANYWHERE = {
     *("memory_plan", "weight"),
 }
 ADDED = {
-    "/v1/admin/models": {"tool_support"},
+    "/v1/admin/models": {"quantization", "tool_support"},
     "/v1/admin/pools": {"warnings"},
     "/v1/admin/suites": {"warnings"},
 }

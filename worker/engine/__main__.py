@@ -45,7 +45,7 @@ def main() -> None:
         return
     if order["threads"]:
         torch.set_num_threads(order["threads"])
-    base = load_base(order["source"], order["revision"], order["device"])
+    base = load_base(order["source"], order["revision"], order["device"], quantization=order["quantization"])
     lines: SimpleQueue[Any] = SimpleQueue()
     engine = Engine(base, tell, order["rows"], order["adapter_bytes"])
     Thread(target=read_lines, args=(sys.stdin, lines), daemon=True).start()

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
-
 from app.inference.protocol import Proof
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
 from spard.models.lora import WEIGHTS
+from spard.models.peft import PeftModel
 from spard.release.manifest import verify
 from worker.engine.batch import BASE
 from worker.engine.probe import probe

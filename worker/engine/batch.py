@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
+
+from spard.models.peft import PeftModel
 
 BASE = "__base__"  # PEFT's name for rows without an adapter
 Names = Mapping[str, Sequence[str]]  # arguments of a forward pass that name adapters

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear
@@ -24,6 +23,7 @@ from spard.data.chat import render_question
 from spard.errors import AdapterNotProved
 from spard.models.adapters import tensor_digest
 from spard.models.lora import CONFIG, WEIGHTS
+from spard.models.peft import get_peft_model_state_dict
 from worker.engine.batch import BASE, applied
 
 PROMPTS = ("What is 2 + 3?", "Write one sentence about the sea.")

@@ -39,7 +39,7 @@ async def offer(
 
     def offered() -> Response:
         try:
-            asked = sent.filled("alias", "source", "revision", "learning_rate")
+            asked = sent.filled("alias", "source", "revision", "learning_rate", "quantization")
             ask = read(BaseModelIn, asked | {"allow_full_fine_tuning": bool(sent.text("allow_full_fine_tuning"))})
             with begin() as session:
                 entry = service.add_model(session, ask)

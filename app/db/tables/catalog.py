@@ -20,6 +20,7 @@ class BaseModelEntry(Base):
     revision: Mapped[str | None]
     learning_rate: Mapped[float | None]
     allow_full_fine_tuning: Mapped[bool] = mapped_column(default=False)
+    quantization: Mapped[str] = mapped_column(default="never", server_default="never")  # `spard.config.Quantizes`
     # Whether its chat template renders `tools`, `tool_calls` and `tool`; null where its tokenizer was not at hand.
     tool_support: Mapped[dict[str, bool] | None] = mapped_column(Json)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)

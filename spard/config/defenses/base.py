@@ -48,6 +48,9 @@ class Defense:
     has_anchor: ClassVar[bool] = False
     """Whether its settings say how strong its representation anchor is; to others the recipe may add one."""
 
+    reads_weights: ClassVar[bool] = False
+    """Whether it compares the base model's own weights, so that these may not be quantized."""
+
     models: ClassVar[Mapping[str, str]] = {}
     """Settings without which it cannot run and that name a model, a folder of the provider's machine or a hub id."""
 

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from safetensors.numpy import save_file
 
 from app.db import transaction
+from app.db.tables import Job
 from app.jobs import fleet, lease
 from app.jobs.needs import Room
 from tests.app.http.conftest import JOBS, Service, rows
@@ -127,3 +128,29 @@ def test_the_memory_of_a_job_is_planned_for_the_largest_gpu_that_is_there(
     assert (plan["fits"], plan["ranks"], plan["memory_bytes"]) == (True, 1, 80 << 30)
     assert "of 80.0 GiB GPU memory planned" in plan["text"]
     assert "queue_reason" not in customer.get(f"{JOBS}/{job['id']}").json()["safety"]["progress"]
+
+
+def test_a_model_in_nf4_is_told_planned_kept_in_the_job_and_refused_where_weights_are_needed(
+    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA_8B))
+    entry = {"alias": "lab/tiny-1", "source": str(tmp_path / "model"), "quantization": "if_needed"}
+    assert offered.post("/v1/admin/models", json=entry).json()["quantization"] == "if_needed"
+    with transaction(service.app.state.engine) as session:
+        fleet.note(session, fleet.Presence("small", "gpu-1", "0", [], [], 12 << 30))
+    found = customer.post(URL, json=asked).json()
+    assert (found["memory_plan"]["fits"], found["memory_plan"]["quantization"]) == (True, "nf4_double")
+    assert found["memory_bytes_at_least"] < 8 << 30
+    assert any("in NF4, 4 bits a weight" in warning for warning in found["warnings"])
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with transaction(service.app.state.engine) as session:
+        assert dict(session.get_one(Job, job_id).recipe)["quantization"] == "nf4_double"
+        fleet.note(session, fleet.Presence("large", "gpu-2", "0", [], [], 80 << 30))
+    assert customer.post(URL, json=asked).json()["memory_plan"]["quantization"] == "none"
+
+    always = entry | {"quantization": "always", "allow_full_fine_tuning": True}
+    assert offered.post("/v1/admin/models", json=always).status_code == 200
+    assert customer.post(URL, json=asked).json()["memory_plan"]["quantization"] == "nf4_double"
+    refused = customer.post(URL, json=asked | {"full_fine_tuning": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "full_fine_tuning_not_allowed")
+    assert "NF4" in refused.json()["error"]["message"]

@@ -1,0 +1,39 @@
+"""How the frozen weights of a base model are held. Only the standard library is used."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from spard.errors import InvalidRecipe
+
+Quantization: TypeAlias = Literal["none", "nf4", "nf4_double"]
+"""none: as they were loaded; nf4: 4 bits each and a float32 scale for 64 of them; nf4_double: the scales in 8 bits."""
+
+Quantizes: TypeAlias = Literal["never", "if_needed", "always"]
+"""When a model's weights are held in NF4: if_needed is where no GPU that is there holds them otherwise."""
+
+_PARAM = "recipe.quantization"
+
+
+def refuse_with(quantization: Quantization, *, has_lora: bool, is_sharded: bool, plain_for: str | None) -> None:
+    """Raise `InvalidRecipe` for what does not go with quantized weights; `plain_for` is a defense that reads them."""
+    if quantization == "none":
+        return
+    if not has_lora:
+        message = f"{_PARAM}: full fine-tuning trains the weights themselves, and those of {quantization} are frozen"
+        raise InvalidRecipe(message, _PARAM)
+    if is_sharded:
+        raise InvalidRecipe(f"{_PARAM}: weights in {quantization} are not cut over GPUs; set sharding = none", _PARAM)
+    if plain_for:
+        message = f"{_PARAM}: the defense {plain_for} compares the base model's own weights; set quantization = none"
+        raise InvalidRecipe(message, _PARAM)
+
+
+def digest_of(plain: str, quantization: Quantization) -> str:
+    """Return the digest of a model whose files have the digest `plain`: in NF4 it is another model."""
+    return plain if quantization == "none" else f"{plain}+{quantization}"
+
+
+def plain_digest(digest: str) -> str:
+    """Return the digest of the files of a base model, in NF4 or not."""
+    return digest.partition("+")[0]
