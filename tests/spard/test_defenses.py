@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from spard.config import Spard, customer_defenses, defenses
+from spard.config import Spard, Variant, customer_defenses, defenses
 from spard.config.defenses import Defense, type_of
 from spard.methods import open_method
 from spard.methods.base import Method
@@ -64,7 +64,8 @@ def test_the_published_arms_are_the_paper_s_and_the_authors_and_have_nothing_of_
         assert isinstance(method, Spard)
         assert {key: getattr(method, key) for key in published | settings} == published | settings
         assert (method.every, method.anchor) == (1, 0.0)
-    for name in ("closed_form", "reference"):  # the same steps with our settings
+    same: tuple[Variant, ...] = ("closed_form", "reference")
+    for name in same:  # the same steps with our settings
         assert METHODS[name] == Spard(variant=name, check_every=1, anchor_weight=0.0)
 
 

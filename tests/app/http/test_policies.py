@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_default_that_older_versions_do_not_know_is_not_stored(service: Servic
     assert provider.get(POLICIES).json()["data"][0]["content"]["row_signal"]["action"] == "report"  # without the key
     assert put(provider)["content"]["row_signal"]["action"] == "auto"
     with db.read(service.app.state.engine) as session:
-        assert session.get_one(PolicyVersion, 2).content["row_signal"]["action"] == "auto"
+        assert session.get_one(PolicyVersion, 2).content["row_signal"] == asdict(RowSignal("auto"))
 
 
 def test_a_policy_from_before_bounds_decided_goes_on_deciding_by_figures(
