@@ -95,9 +95,7 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
-
-    # What starts a process for each queued job: workers that look for themselves, or `python -m app.launchers`.
-    launcher: Literal["workers", "kubernetes"] = "workers"
+    launcher: Literal["workers", "kubernetes"] = "workers"  # who starts jobs: workers look for them, or app.launchers
     launch_namespace: str = "spard"  # of the cluster's Jobs
     launch_queue: str | None = None  # Kueue's LocalQueue that holds them back; None: they start at once
     launch_most: int = Field(default=100, ge=1, le=10_000)  # of them at once, waiting or running

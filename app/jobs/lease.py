@@ -1,9 +1,7 @@
 """Leases: which worker works on a job, and what it may write while it does.
 
-A claim raises the job's `lease_token`; every write of a worker names its token and is refused when it is not the
-newest. A worker that was thought dead and comes back can therefore do no harm: it is told False and stops.
-Times are the database's. Nothing here commits; the caller's transaction holds the change and its event together.
-Statuses are changed by `transitions.change_status`.
+A claim raises the job's `lease_token`; every write of a worker names its token and is refused, with False, when it is
+not the newest. Times are the database's. Nothing here commits: a caller's transaction holds change and event together.
 """
 
 from __future__ import annotations

@@ -67,8 +67,10 @@ def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
     return Start(model, lineage)
 
 
-def check(found: Start, ask: JobCreate, model: BaseModelEntry) -> None:
-    """Check that the request keeps the base model and the shape of the adapter that it starts from."""
+def check(found: Start | None, ask: JobCreate, model: BaseModelEntry) -> None:
+    """Check that the request keeps the base model and the shape of the adapter that it starts from, if any."""
+    if found is None:
+        return
     own = found.job.spec.model
     if found.job.recipe["lora"] is None:
         raise _mismatch(f"{ask.model} is no adapter: all of its weights were trained.", "model")

@@ -42,15 +42,13 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     catalog.hold(session)
     start = lineage.start(session, caller, ask)
     model = _model(session, start.job.model if start else ask.model)
-    if start:
-        lineage.check(start, ask, model)
+    lineage.check(start, ask, model)
     in_force = policies.current(session, settings)
     policy_check.check(caller, ask, model, in_force.content)
     safety = ask.safety or Safety()
     training = files.get_for_job(session, caller.project_id, ask.training_file, "training_file")
     validation = _validation(session, caller, ask.validation_file)
-    fault = _fault(ask, model, training, validation, settings.min_rows)
-    if fault and settings.bad_files == "reject":
+    if (fault := _fault(ask, model, training, validation, settings.min_rows)) and settings.bad_files == "reject":
         raise fault
     pool = _pool(session, safety)
     spec = JobSpec(
@@ -74,8 +72,8 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
-    recipe = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
-    recipe = replace(recipe, quantization=_quantization(session, start, model, recipe, training.bytes))
+    asked = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
+    recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
     warnings = [*_warnings(training, validation), *_left_out(ask, settings), *_in_nf4(recipe, model)]
     return Frozen(recipe, spec, warnings, fault)

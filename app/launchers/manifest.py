@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from copy import deepcopy
 from datetime import datetime
 from typing import Any
 
 from app.launchers.base import Work
+
+Thing = dict[str, Any]
+"""An object of the cluster in the JSON of its API."""
 
 MANAGED = {"app.kubernetes.io/managed-by": "spard-launcher"}
 JOB, TOKEN, QUEUE = "spard/job", "spard/token", "kueue.x-k8s.io/queue-name"
@@ -25,7 +28,7 @@ def name_of(work: Work) -> str:
     return f"{work.job_id}-{work.token}".lower()
 
 
-def job(template: Mapping[str, Any], work: Work, queue: str | None = None) -> dict[str, Any]:
+def job(template: Thing, work: Work, queue: str | None = None) -> Thing:
     """Return the Job of an attempt; with `queue` it is made suspended, and Kueue starts it.
 
     It makes one pod and never another: after the pod's end the job's row says whether there is another attempt.
@@ -48,14 +51,14 @@ def job(template: Mapping[str, Any], work: Work, queue: str | None = None) -> di
     }
 
 
-def work_of(found: Mapping[str, Any]) -> Work | None:
+def work_of(found: Thing) -> Work | None:
     """Return the attempt that a Job was made for; None where its labels do not say."""
     labels = found["metadata"].get("labels", {})
     token = labels.get(TOKEN, "")
     return Work(labels[JOB], int(token)) if JOB in labels and token.isdecimal() else None
 
 
-def ended_at(found: Mapping[str, Any]) -> datetime | None:
+def ended_at(found: Thing) -> datetime | None:
     """Return when a Job ended, by the cluster's clock; None while it goes on."""
     for condition in found.get("status", {}).get("conditions", ()):
         if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
@@ -63,7 +66,7 @@ def ended_at(found: Mapping[str, Any]) -> datetime | None:
     return None
 
 
-def why_not(found: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> str | None:
+def why_not(found: Thing, pods: Iterable[Thing]) -> str | None:
     """Return why a Job's container does not run, in words for its owner: they name nothing of the cluster."""
     if found["spec"].get("suspend"):
         return SUSPENDED
@@ -80,7 +83,7 @@ def why_not(found: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> str 
     return None
 
 
-def _give(container: dict[str, Any], gpus: int) -> None:
+def _give(container: Thing, gpus: int) -> None:
     container.setdefault("resources", {}).setdefault("limits", {})[GPU] = str(gpus)
     ours = {"SPARD_GPUS_PER_JOB": str(gpus), "SPARD_SHARDING": "full" if gpus > 1 else "none"}
     kept = [each for each in container.get("env", []) if each["name"] not in ours]

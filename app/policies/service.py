@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, cast
+from typing import cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -65,9 +65,9 @@ def reference(policy: PolicyOut) -> PolicyRef:
     return PolicyRef(**asdict(content.thresholds), version=policy.version, waivers=content.waivers)
 
 
-def _stored(policy: Policy) -> dict[str, Any]:
+def _stored(policy: Policy) -> dict[str, object]:
     """Return the JSON of a policy, without what earlier API processes do not know where it is the default."""
-    content = policy.model_dump(mode="json")
+    content: dict[str, object] = policy.model_dump(mode="json")
     unsaid = {name: getattr(Policy(), name) for name in ("agent", "further_tuning", "serving", "transcripts")}
     for name, value in (unsaid | {"row_signal": _REPORTED}).items():
         if getattr(policy, name) == value:

@@ -153,8 +153,7 @@ def prove(
     shield = Shield(base.tokenizer)  # the clean process reads control tokens wherever they stand
     conversations = [[{"role": "user", "content": shield.spaced(prompt)}] for prompt in prompts[:PROMPTS]]
     rows = [render_prompt(base.tokenizer, messages) for messages in conversations]
-    expected = [_logits(model, row) for row in rows]
-    dtype = base.model.dtype
+    expected, dtype = [_logits(model, row) for row in rows], base.model.dtype
     ask = {
         "adapter": str(folder),
         "base": source.model,
