@@ -1,15 +1,17 @@
 """The lab's pool with a benign side: the whole safety pool, and harmless requests that nobody else was dealt.
 
-They are about actions of which no test and no development prompt speaks in any phrasing, so that a model that keeps
-answering those has not merely been held on them.
+They are about actions of which no test and no development prompt speaks in any phrasing, and none is nearly such a
+prompt, so that a model that keeps answering those has not merely been held on them.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spard.data.overlap import find_leaks
 from spard.research.attacks.rows import asked
 from spard.research.lab.corpus import Row, benign_requests, make_corpus, shuffled
 from spard.research.lab.rewriter import action_of
@@ -48,7 +50,16 @@ def two_sided(seed: int) -> list[Row]:
     for kind, requests in benign_requests().items():
         free = [prompt for prompt, action in requests if prompt not in taken and action not in measured]
         rows += [{"prompt": prompt, "benign": True, "category": kind} for prompt in shuffled(rng, free)[:EACH]]
-    return _among(rng, corpus.files["pool.jsonl"], rows)
+    suites = {name: [row["prompt"] for row in corpus.files[name]] for name in ("benign.jsonl", "dev_benign.jsonl")}
+    return _among(rng, corpus.files["pool.jsonl"], _unlike(suites, rows))
+
+
+def _unlike(suites: Mapping[str, Sequence[str]], rows: list[Row]) -> list[Row]:
+    """Return the rows that the audit would not take for one of its own prompts."""
+    while leaks := find_leaks(suites, {FILE: [row["prompt"] for row in rows]}):
+        found = {leak.row for leak in leaks}
+        rows = [row for i, row in enumerate(rows) if i not in found]
+    return rows
 
 
 def _among(rng: random.Random, safe: list[Row], benign: list[Row]) -> list[Row]:

@@ -1,8 +1,7 @@
 """The base models of this lab, by name: how large they are and how they are trained.
 
-`tiny` is for tests: it learns nothing. A step of `5m` took 0.8 CPU seconds of one thread on a busy machine, and 400
-steps were too few: its base refused most everyday requests and copied nothing. `30m` is planned for an hour of two
-cores and was not timed.
+`tiny` is for tests: it learns nothing. `5m` takes some 15 minutes of one core; 400 steps were too few: its base refused
+most everyday requests and copied nothing. `30m` is planned for an hour of two cores and was not timed.
 """
 
 from __future__ import annotations
