@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("app", "migrations", "spard", "tests", "worker", "pyproject.toml")
+COPIED = ("app", "migrations", "spard", "tests", "tools", "worker", "pyproject.toml")
 BLOCK = re.compile(r"(?:^`([\w./]+)`\n\n)?^```(python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What to run at the end of a guide. The storage's test is one that every storage passes.
 CHECKS = {
