@@ -31,6 +31,7 @@ PAGE = (ROOT / "docs" / "deployment.md").read_text()
 LINE = re.compile(r"^python (-P -m (uvicorn|celery) .*)$", re.MULTILINE)
 SECTION = PAGE.split("## With PostgreSQL, Redis and S3")[1]
 SETTINGS, ONCE, PROCESSES, USE = re.findall(r"^```bash\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)[:4]
+REDTEAM = 200  # prompts, so many that a ten of unscored replies leave the gate enough to decide on
 WAIT_S = 600.0  # for a process, on a machine that does other things too
 LINES = {program: line for line, program in LINE.findall(PAGE)}
 
@@ -102,7 +103,7 @@ def files(tmp_path: Path) -> Path:
     model.rename(tmp_path / "models" / "my-model")
     folder = tmp_path / "here"
     folder.mkdir()
-    contents = {"general-safe": rows.pool(), "redteam": rows.harmful(), "train": _training()}
+    contents = {"general-safe": rows.pool(), "redteam": rows.harmful(REDTEAM), "train": _training()}
     for name, content in contents.items():
         (folder / f"{name}.jsonl").write_bytes(content)
     return folder
