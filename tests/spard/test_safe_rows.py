@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW
 from transformers import Trainer, TrainingArguments
 
 from spard import SafetyProjection
-from spard.config import Anchors, Spard
+from spard.config import PLAIN, Spard
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, Encoded, encode_all
 from spard.data.rows import Example
@@ -71,7 +71,7 @@ def start(load: Callable[..., Base], aligned: dict[str, torch.Tensor]) -> Callab
 def states(base: Base) -> torch.Tensor:
     """The hidden states that decide how answers to the safe prompts begin."""
     return Anchor(
-        base.model, {"safe": own(encoded(base, SAFE))}, Anchors(), base.tokenizer.pad_token_id, 1.0
+        base.model, {"safe": own(encoded(base, SAFE))}, PLAIN, base.tokenizer.pad_token_id, 1.0
     ).reference_ND
 
 
@@ -189,7 +189,7 @@ def test_the_anchor_s_gradient_joins_that_of_the_loss(start: Callable[[], Base])
     assert penalty > 0
     own = SafeRows(start().model, base.tokenizer, SAFE, FILE)._anchor
     assert own
-    second = draw(rows.seed, 1, len(rows.plain), Anchors().safe)
+    second = draw(rows.seed, 1, len(rows.plain), PLAIN.safe)
     expected = gradient(anchor_penalty(own, base.model, second, rows.pad_id), theta)
     for part, grad in zip(theta, expected, strict=True):
         torch.testing.assert_close(part.grad, grad, rtol=1e-4, atol=1e-6)
