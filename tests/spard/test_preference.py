@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spard.config import (
+    PLAIN,
     Anchors,
     Defense,
     Dpo,
@@ -309,7 +310,7 @@ def preference_row(i: int) -> dict[str, Any]:
 def test_a_run_of_pairs_ends_as_every_other(model_folder: Callable[..., Path], tmp_path: Path) -> None:
     spec = written(model_folder(), tmp_path)
     rows = [preference_row(i) for i in range(24)]
-    recipe = replace(spec.recipe, dpo=Dpo())
+    recipe = replace(spec.recipe, dpo=Dpo(), anchors=PLAIN)
     spec = replace(
         spec,
         training_file=write(tmp_path / "pairs.jsonl", *rows),
