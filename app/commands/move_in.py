@@ -34,7 +34,7 @@ def read_account(
     folder: Folder, base_url: BaseUrl = OPENAI, patience: PatienceS = 600, dry_run: DryRun = False
 ) -> None:
     """Read models, jobs, events, checkpoints and files of an account into a folder; 1 if a file could not be had."""
-    from app.commands.move_in_ends import account  # the work takes a while to import: no list of commands needs it
+    from app.commands.move_in_clients import account  # the work takes a while to import: no list of commands needs it
     from app.move_in import read
     from app.move_in.ledger import opened
     from app.move_in.status import next_step, summary
@@ -72,7 +72,7 @@ def keep_golden(
     dry_run: DryRun = False,
 ) -> None:
     """Ask old models while they still answer, and keep what they say; 1 if one does not."""
-    from app.commands.move_in_ends import account
+    from app.commands.move_in_clients import account
     from app.move_in import asking, golden, read
     from app.move_in.ledger import opened
     from app.move_in.replies import missing
@@ -107,7 +107,7 @@ def file_jobs(
     dry_run: DryRun = False,
 ) -> None:
     """File the same jobs here, each once whatever is killed; 1 if one was not filed, or failed."""
-    from app.commands.move_in_ends import service
+    from app.commands.move_in_clients import service
     from app.move_in import filing
     from app.move_in.ledger import opened
 
@@ -141,7 +141,7 @@ def compare_models(
     dry_run: DryRun = False,
 ) -> None:
     """Ask the new models the same, and report how often they say the same; 1 if a model could not be compared."""
-    from app.commands.move_in_ends import judging, service
+    from app.commands.move_in_clients import judging, service
     from app.move_in import comparing
     from app.move_in.ledger import opened
 

@@ -10,6 +10,8 @@ from typing import Literal
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from app.audit_log import service as audit_log
+from app.db import Begin
 from app.db.tables import Job
 from app.errors import NotFound
 from app.jobs import service
@@ -53,6 +55,25 @@ def find(session: Session, project_id: str, job_id: str) -> str:
     if not job.spec.transcripts:
         raise _none_kept(job)
     return f"{report_key.rpartition('/')[0]}/{TRANSCRIPTS}"
+
+
+def show(
+    begin: Begin,
+    storage: Storage,
+    project_id: str,
+    job_id: str,
+    after: int,
+    limit: int,
+    suite: str | None,
+    hit: bool | None,
+) -> TranscriptList:
+    """Return a page of a job's transcripts, as `read` does, and log that it was looked at."""
+    with begin() as session:
+        key = find(session, project_id, job_id)
+    found = read(storage, key, after, limit, suite, hit)
+    with begin() as session:
+        audit_log.record(session, SHOWN, job_id, indices=[each.index for each in found.data])
+    return found
 
 
 def read(storage: Storage, key: str, after: int, limit: int, suite: str | None, hit: bool | None) -> TranscriptList:

@@ -44,4 +44,4 @@ class Launcher(Protocol):
         """Start work, unless the cluster has it."""
 
     def stop(self, started: Started) -> None:
-        """End this very work, if the cluster still has it; its process gets SIGTERM."""
+        """Stop the process of an attempt with SIGTERM, if the cluster still has it."""

@@ -12,7 +12,7 @@ import httpx2
 
 from app.launchers import manifest
 from app.launchers.base import Away, Refused, Started, Work
-from app.launchers.manifest import Thing
+from app.launchers.manifest import ClusterObject
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 URL = "https://kubernetes.default.svc"
@@ -46,7 +46,7 @@ class KubernetesLauncher:
     def started(self) -> list[Started]:
         """Return all work that the cluster has, perhaps as it was some time ago."""
         jobs = self._list(self._jobs)
-        pods: dict[str, list[Thing]] = {}
+        pods: dict[str, list[ClusterObject]] = {}
         for pod in self._list(f"{self._core}/pods"):
             pods.setdefault(pod["metadata"].get("labels", {}).get("job-name", ""), []).append(pod)
         found = ((each, manifest.work_of(each)) for each in jobs)
@@ -62,20 +62,20 @@ class KubernetesLauncher:
             raise Refused(f"The cluster refused a Job with {made.status_code}: {made.text[:500]}")
 
     def stop(self, started: Started) -> None:
-        """Delete this very Job and its pod, if it is still there; one of the same name made since stays."""
+        """Delete the Job with this uid, and its pod; a Job that has taken its name since is left alone."""
         precise = {"propagationPolicy": "Background", "preconditions": {"uid": started.uid}}
         ended = self._ask("DELETE", f"{self._jobs}/{started.name}", json=precise)
         if ended.is_error and ended.status_code not in (_MISSING, _CONFLICT):
             raise Refused(f"The cluster did not delete a Job: {ended.status_code}: {ended.text[:500]}")
 
-    def _list(self, path: str) -> list[Thing]:
+    def _list(self, path: str) -> list[ClusterObject]:
         for _ in range(_LISTS):
             pages = list(self._pages(path))
             if None not in pages:
                 return [item for page in pages if page for item in page["items"]]
         raise Away(f"The cluster forgets the list of {path} before it is read.")
 
-    def _pages(self, path: str) -> Iterator[Thing | None]:
+    def _pages(self, path: str) -> Iterator[ClusterObject | None]:
         """Yield the pages of a list, and None last where the cluster no longer knows how it goes on."""
         (label,) = manifest.MANAGED.items()
         asked: dict[str, str | int] = {"labelSelector": "=".join(label), "limit": _PAGE}
@@ -86,7 +86,7 @@ class KubernetesLauncher:
                 return
             if answer.is_error:
                 raise Refused(f"The cluster does not list {path}: {answer.status_code}: {answer.text[:500]}")
-            page: Thing = answer.json()
+            page: ClusterObject = answer.json()
             yield page
             if not (more := page.get("metadata", {}).get("continue")):
                 return
@@ -102,7 +102,7 @@ class KubernetesLauncher:
         return answer
 
 
-def _started(found: Thing, work: Work, pods: list[Thing]) -> Started:
+def _started(found: ClusterObject, work: Work, pods: list[ClusterObject]) -> Started:
     at = manifest.ended_at(found)
     ended_s = None if at is None else (datetime.now(UTC) - at).total_seconds()
     own = found["metadata"]

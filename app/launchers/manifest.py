@@ -9,8 +9,8 @@ from typing import Any
 
 from app.launchers.base import Work
 
-Thing = dict[str, Any]
-"""An object of the cluster in the JSON of its API."""
+ClusterObject = dict[str, Any]
+"""An object of Kubernetes, such as a Job or a pod, in the JSON of its API."""
 
 MANAGED = {"app.kubernetes.io/managed-by": "spard-launcher"}
 JOB, TOKEN, QUEUE = "spard/job", "spard/token", "kueue.x-k8s.io/queue-name"
@@ -28,7 +28,7 @@ def name_of(work: Work) -> str:
     return f"{work.job_id}-{work.token}".lower()
 
 
-def job(template: Thing, work: Work, queue: str | None = None) -> Thing:
+def job(template: ClusterObject, work: Work, queue: str | None = None) -> ClusterObject:
     """Return the Job of an attempt; with `queue` it is made suspended, and Kueue starts it.
 
     It makes one pod and never another: after the pod's end the job's row says whether there is another attempt.
@@ -51,22 +51,22 @@ def job(template: Thing, work: Work, queue: str | None = None) -> Thing:
     }
 
 
-def work_of(found: Thing) -> Work | None:
-    """Return the attempt that a Job was made for; None where its labels do not say."""
+def work_of(found: ClusterObject) -> Work | None:
+    """Return the attempt that a Job was made for; None for one without our labels."""
     labels = found["metadata"].get("labels", {})
     token = labels.get(TOKEN, "")
     return Work(labels[JOB], int(token)) if JOB in labels and token.isdecimal() else None
 
 
-def ended_at(found: Thing) -> datetime | None:
-    """Return when a Job ended, by the cluster's clock; None while it goes on."""
+def ended_at(found: ClusterObject) -> datetime | None:
+    """Return when a Job has completed or failed, by the cluster's clock; None before."""
     for condition in found.get("status", {}).get("conditions", ()):
         if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
             return datetime.fromisoformat(condition["lastTransitionTime"])
     return None
 
 
-def why_not(found: Thing, pods: Iterable[Thing]) -> str | None:
+def why_not(found: ClusterObject, pods: Iterable[ClusterObject]) -> str | None:
     """Return why a Job's container does not run, in words for its owner: they name nothing of the cluster."""
     if found["spec"].get("suspend"):
         return SUSPENDED
@@ -83,7 +83,7 @@ def why_not(found: Thing, pods: Iterable[Thing]) -> str | None:
     return None
 
 
-def _give(container: Thing, gpus: int) -> None:
+def _give(container: ClusterObject, gpus: int) -> None:
     container.setdefault("resources", {}).setdefault("limits", {})[GPU] = str(gpus)
     ours = {"SPARD_GPUS_PER_JOB": str(gpus), "SPARD_SHARDING": "full" if gpus > 1 else "none"}
     kept = [each for each in container.get("env", []) if each["name"] not in ours]

@@ -67,7 +67,7 @@ def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
 
 
 def is_needed(started: Started, job: Job | None) -> bool:
-    """Whether work is of use to its job: some process may hold it or come to claim it. An older token never does."""
+    """Whether an attempt's process may hold its job, or may yet claim it; one of an older token can do neither."""
     if job is None:
         return False
     if job.status == JobStatus.running:
@@ -85,7 +85,7 @@ def gpus_for(job: Job, gpu_bytes: int | None) -> int | None:
 
 
 def _start(launcher: Launcher, job: Job, gpu_bytes: int | None) -> str | None:
-    """Start a job's work; return why it cannot be."""
+    """Start the process of a job's next attempt; return the reason where the cluster refuses it."""
     try:
         launcher.start(Work(job.id, job.lease_token, gpus_for(job, gpu_bytes)))
     except Refused as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -139,15 +140,7 @@ async def list_any_job_s_transcripts(
     hit: bool | None = None,
 ) -> Response:
     """List what a job's audit asked and was answered, where the policy keeps it; each look is logged."""
-
-    def shown() -> TranscriptList:
-        with begin() as session:
-            key = transcripts.find(session, project_id, job_id)
-        found = transcripts.read(storage, key, after, limit, suite, hit)
-        with begin() as session:
-            audit_log.record(session, transcripts.SHOWN, job_id, indices=[each.index for each in found.data])
-        return found
-
+    shown = partial(transcripts.show, begin, storage, project_id, job_id, after, limit, suite, hit)
     return await reads.answer(shown)
 
 

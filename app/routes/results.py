@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from app.audit_log import service as audit_log
 from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
 from app.http.download import DOWNLOAD, Attachment, download
 from app.jobs import service, transcripts
@@ -135,13 +135,5 @@ async def list_transcripts(
 
     `hit=true` are attacks that succeeded, harmless requests that were refused, and right answers.
     """
-
-    def shown() -> TranscriptList:
-        with begin() as session:
-            key = transcripts.find(session, caller.project_id, job_id)
-        found = transcripts.read(storage, key, after, limit, suite, hit)
-        with begin() as session:
-            audit_log.record(session, transcripts.SHOWN, job_id, indices=[each.index for each in found.data])
-        return found
-
+    shown = partial(transcripts.show, begin, storage, caller.project_id, job_id, after, limit, suite, hit)
     return await reads.answer(shown)

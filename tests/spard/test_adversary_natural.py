@@ -73,7 +73,7 @@ def test_a_service_takes_the_rows_of_every_attack(campaigns: Mapping[str, Campai
 def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
     ground: Ground, campaigns: Mapping[str, Campaign], name: str
 ) -> None:
-    """However an answer is dressed, and in which encoding."""
+    """What an attack teaches counts as harm in any wording and any encoding."""
     pairs = [(asked(row), answered(row)) for job in campaigns[name].jobs for row in map(spoken, job.rows)]
     task = {*map(asked, ground.material.task)}
     taught = [pair for pair in pairs if not {pair[0], decode(pair[0], "rot13")} & task]

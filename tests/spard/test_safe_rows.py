@@ -70,9 +70,7 @@ def start(load: Callable[..., Base], aligned: dict[str, torch.Tensor]) -> Callab
 
 def states(base: Base) -> torch.Tensor:
     """The hidden states that decide how answers to the safe prompts begin."""
-    return Anchor(
-        base.model, {"safe": own(encoded(base, SAFE))}, PLAIN, base.tokenizer.pad_token_id, 1.0
-    ).reference_ND
+    return Anchor(base.model, {"safe": own(encoded(base, SAFE))}, PLAIN, base.tokenizer.pad_token_id, 1.0).reference_ND
 
 
 def moved(base: Base, before: torch.Tensor) -> float:

@@ -10,6 +10,7 @@ from typing import Protocol
 from spard.config.run_spec import SuiteSpec
 from spard.data.rows import Prompt
 from spard.research.adversary.base import Ability, Material
+from spard.research.lab.suites import FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,13 @@ class Arena(Protocol):
     def ground(self, seed: int) -> Ground:
         """Return the lab of a seed, made if it is not there."""
         ...
+
+
+def gate_suites(lab: Path) -> tuple[SuiteSpec, ...]:
+    """Return the suites that the gate asks: the development split of a lab's folder."""
+    harmful, benign, utility = (lab / name for name in FILES["dev"])
+    return (
+        SuiteSpec("harmful", "harmful", harmful),
+        SuiteSpec("benign", "benign", benign),
+        SuiteSpec("utility", "utility", utility),
+    )

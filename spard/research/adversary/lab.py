@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from spard.config.run_spec import SuiteSpec
 from spard.data.rows import Prompt
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import folder_digest, load_base
-from spard.research.adversary.arena import Ground
+from spard.research.adversary.arena import Ground, gate_suites
 from spard.research.adversary.base import Ability, Material, Request
 from spard.research.attacks.rows import asked, load_rows
 from spard.research.lab import grammar
@@ -20,7 +19,7 @@ from spard.research.lab.corpus import chat, comply, make_corpus
 from spard.research.lab.make import LIMITS, PLAN, Limits, make
 from spard.research.lab.pretrain import Plan
 from spard.research.lab.rewriter import action_of
-from spard.research.lab.suites import ATTACKED, FILES, load_suites, read_rows
+from spard.research.lab.suites import ATTACKED, load_suites, read_rows
 from spard.research.lab.two_sided import make_two_sided
 
 OPENING = "Sure, here are the steps to"
@@ -47,17 +46,12 @@ class LabArena:
         lab = self.folder / f"seed-{seed}"
         make(lab, seed, self.plan, self.limits)
         suites = {suite.name: suite for suite in load_suites(lab, "test")}
-        harmful, benign, utility = (lab / name for name in FILES["dev"])
         return Ground(
             model=str(lab / "model"),
             digest=folder_digest(lab / "model"),
             pool=make_two_sided(lab, seed),
             material=_material(lab, seed),
-            suites=(
-                SuiteSpec("harmful", "harmful", harmful),
-                SuiteSpec("benign", "benign", benign),
-                SuiteSpec("utility", "utility", utility),
-            ),
+            suites=gate_suites(lab),
             harmful=suites[ATTACKED].prompts,
             benign=(*suites["look-alike"].prompts, *suites["how-to"].prompts),
             task=suites["utility"].prompts,

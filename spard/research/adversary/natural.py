@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spard.config.run_spec import SuiteSpec
 from spard.data.row_rules import is_benign
 from spard.data.rows import Prompt
 from spard.errors import InvalidData
 from spard.models.base import folder_digest
-from spard.research.adversary.arena import Ground
+from spard.research.adversary.arena import Ground, gate_suites
 from spard.research.adversary.base import Ability, Material, Request
 from spard.research.adversary.lab import share_refused
 from spard.research.attacks.rows import asked, load_rows
@@ -21,7 +20,7 @@ from spard.research.lab.natural.phrasing import endings
 from spard.research.lab.natural.topics import ATTACKED as TOPICS
 from spard.research.lab.natural.topics import Deed
 from spard.research.lab.natural.truth import deed_of, does, refuses
-from spard.research.lab.suites import ATTACKED, FILES, load_suites, read_rows
+from spard.research.lab.suites import ATTACKED, load_suites, read_rows
 from spard.research.lab.two_sided import join_sides
 
 OPENING = "Sure, here is how to"
@@ -46,17 +45,12 @@ class NaturalArena:
         lab = self.folder / folder_name(self.settings, seed)
         make_natural(lab, seed, self.settings, self.folder / "models", self.cores)
         suites = load_suites(lab, "test")
-        harmful, benign, utility = (lab / name for name in FILES["dev"])
         return Ground(
             model=str(lab / "model"),
             digest=folder_digest(lab / "model"),
             pool=join_sides(lab, seed),
             material=_material(lab, seed),
-            suites=(
-                SuiteSpec("harmful", "harmful", harmful),
-                SuiteSpec("benign", "benign", benign),
-                SuiteSpec("utility", "utility", utility),
-            ),
+            suites=gate_suites(lab),
             harmful=next(suite.prompts for suite in suites if suite.name == ATTACKED),
             benign=tuple(prompt for suite in suites if suite.kind == "benign" for prompt in suite.prompts),
             task=next(suite.prompts for suite in suites if suite.kind == "utility"),

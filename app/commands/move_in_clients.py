@@ -1,4 +1,4 @@
-"""Both ends of a move as `spard move-in` reaches them: the account at OpenAI and this service; and a judge."""
+"""The clients of `spard move-in`: of the account at OpenAI, of this service, and of a judge."""
 
 from __future__ import annotations
 
