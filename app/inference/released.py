@@ -19,6 +19,7 @@ from app.policies import service as policies
 from app.policies.schemas import Policy
 from app.settings import Settings
 from spard.config import Defense, defenses
+from spard.config.quantization import OFFERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ def refuse(name: str) -> NoReturn:
 def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> Released:
     if policy.models is not None and entry.alias not in policy.models and "admin" not in caller.scopes:
         refuse(entry.alias)
-    return Released(entry.alias, entry.alias, entry.source, entry.revision)
+    held = OFFERED if entry.quantization == "always" else "none"
+    return Released(entry.alias, entry.alias, entry.source, entry.revision, quantization=held)
 
 
 def _is_prompted(own: OwnModel) -> bool:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from app.db import now
 from app.db.tables import Job, JobStatus, WorkerRow
 from spard.config import MAX_SEQ_LENGTH, Quantization, Recipe
+from spard.config.quantization import OFFERED
 from spard.models import memory
 from spard.models.fit import GIB, Gpus, Load, Need, Plan, fit, need
 from spard.models.memory import Trained
@@ -57,11 +58,11 @@ def quantization_of(allowed: str, source: str, recipe: Recipe, file_bytes: int, 
     if allowed == "never" or recipe.lora is None or recipe.defense.reads_weights:
         return "none"
     if allowed == "always":
-        return "nf4_double"
+        return OFFERED
     need = need_of(source, recipe, file_bytes)
     if need is None or room is None or room.memory_bytes is None:
         return "none"
-    return "none" if need.on(room.gpus) <= room.memory_bytes else "nf4_double"
+    return "none" if need.on(room.gpus) <= room.memory_bytes else OFFERED
 
 
 def longest(shape: Shape, recipe: Recipe, most: int) -> int:

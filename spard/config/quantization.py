@@ -12,6 +12,9 @@ Quantization: TypeAlias = Literal["none", "nf4", "nf4_double"]
 Quantizes: TypeAlias = Literal["never", "if_needed", "always"]
 """When a model's weights are held in NF4: if_needed is where no GPU that is there holds them otherwise."""
 
+OFFERED: Quantization = "nf4_double"
+"""How a provider's model is held where it is quantized."""
+
 _PARAM = "recipe.quantization"
 
 
