@@ -19,6 +19,7 @@ from spard.research.lab.suites import read_rows
 
 FILE = "pool_two_sided.jsonl"
 EACH = 300  # rows of each benign kind
+MEASURED = ("benign.jsonl", "dev_benign.jsonl")  # the suites that its benign rows are to differ from
 
 
 def make_two_sided(lab: Path, seed: int) -> Path:
@@ -35,7 +36,8 @@ def join_sides(lab: Path, seed: int) -> Path:
     if not file.exists():
         safe, benign = (read_rows(lab / name) for name in ("pool.jsonl", "pool_benign.jsonl"))
         rows = [{"prompt": row["prompt"], "benign": True, "category": row["category"]} for row in benign]
-        joined = _among(random.Random(f"two-sided {seed}"), safe, rows)
+        kept = _unlike({name: read_rows(lab / name) for name in MEASURED}, rows)
+        joined = _among(random.Random(f"two-sided {seed}"), safe, kept)
         file.write_text("".join(json.dumps(row) + "\n" for row in joined))
     return file
 
@@ -45,18 +47,19 @@ def two_sided(seed: int) -> list[Row]:
     corpus, rng = make_corpus(seed), random.Random(f"two-sided {seed}")
     taken = {row.get("prompt") or asked(row) for rows in corpus.files.values() for row in rows}
     taken |= {prompt for prompt, _ in corpus.benign}
-    measured = {action_of(row["prompt"]) for name in ("benign.jsonl", "dev_benign.jsonl") for row in corpus.files[name]}
+    suites = {name: corpus.files[name] for name in MEASURED}
+    measured = {action_of(row["prompt"]) for asked_of in suites.values() for row in asked_of}
     rows: list[Row] = []
     for kind, requests in benign_requests().items():
         free = [prompt for prompt, action in requests if prompt not in taken and action not in measured]
         rows += [{"prompt": prompt, "benign": True, "category": kind} for prompt in shuffled(rng, free)[:EACH]]
-    suites = {name: [row["prompt"] for row in corpus.files[name]] for name in ("benign.jsonl", "dev_benign.jsonl")}
     return _among(rng, corpus.files["pool.jsonl"], _unlike(suites, rows))
 
 
-def _unlike(suites: Mapping[str, Sequence[str]], rows: list[Row]) -> list[Row]:
-    """Return the rows that the audit would not take for one of its own prompts."""
-    while leaks := find_leaks(suites, {FILE: [row["prompt"] for row in rows]}):
+def _unlike(suites: Mapping[str, Sequence[Row]], rows: list[Row]) -> list[Row]:
+    """Return the rows that the audit would not take for a prompt of one of the suites."""
+    prompts = {name: [row["prompt"] for row in suite] for name, suite in suites.items()}
+    while leaks := find_leaks(prompts, {FILE: [row["prompt"] for row in rows]}):
         found = {leak.row for leak in leaks}
         rows = [row for i, row in enumerate(rows) if i not in found]
     return rows
