@@ -88,16 +88,20 @@ def tuned(session: Session, project_id: str, model: str) -> Job | None:
 
 def add_corpus(session: Session, corpus: Corpus) -> Corpus:
     """Make it the current version of its name; the same bytes again are no new version."""
-    of_name = (Corpus.kind == corpus.kind) & (Corpus.name == corpus.name)
     current = current_version(session, corpus.kind, corpus.name)
     if current is not None and current.sha256 == corpus.sha256:
         return current
+    _add_version(session, corpus)
+    return corpus
+
+
+def _add_version(session: Session, corpus: Corpus) -> None:
+    of_name = (Corpus.kind == corpus.kind) & (Corpus.name == corpus.name)
     corpus.version = (session.scalar(select(func.max(Corpus.version)).where(of_name)) or 0) + 1
     session.add(corpus)
     session.flush()
     what = "pool" if corpus.kind == POOL else "suite"
     audit_log.record(session, f"{what}.imported", corpus.id, name=corpus.name, sha256=corpus.sha256)
-    return corpus
 
 
 def current_version(session: Session, kind: str, name: str) -> Corpus | None:
@@ -116,12 +120,19 @@ def kept_version(session: Session, corpus_id: str, kinds: Sequence[str]) -> Corp
 
 
 def add_pool(session: Session, pool: Corpus, attacks: Corpus | None) -> PoolOut:
-    """Both halves of a pool become current together."""
-    added = add_corpus(session, pool)
-    if attacks is not None and added is pool:
-        attacks.version = pool.version
-        session.add(attacks)
-    return PoolOut.of(added, attacks.rows if attacks else 0, _embedded(session)[added.id])
+    """Both halves of a pool become current together; the same bytes of both again are no new version."""
+    current = current_version(session, pool.kind, pool.name)
+    if current is None or _bytes_of(current, held_out_of(session, current)) != _bytes_of(pool, attacks):
+        _add_version(session, pool)
+        current = pool
+        if attacks is not None:
+            attacks.version = pool.version
+            session.add(attacks)
+    return PoolOut.of(current, attacks.rows if attacks else 0, _embedded(session)[current.id])
+
+
+def _bytes_of(pool: Corpus, attacks: Corpus | None) -> tuple[str, str | None]:
+    return pool.sha256, attacks.sha256 if attacks else None
 
 
 def pools(session: Session) -> list[PoolOut]:

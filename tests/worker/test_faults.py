@@ -11,6 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from app.db import make_engine, transaction
 from app.db.tables import JobStatus
@@ -49,6 +50,18 @@ def slow_child(shop: Shop) -> psutil.Process:
     return found
 
 
+def is_frozen_without_a_lock(shop: Shop, worker: subprocess.Popen[bytes], job_id: str) -> bool:
+    """Stop a worker and let its lease expire; one that stopped within a transaction goes on, as it keeps its locks."""
+    worker.send_signal(signal.SIGSTOP)
+    until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+    try:
+        shop.expire_lease(job_id)
+    except DBAPIError:
+        worker.send_signal(signal.SIGCONT)
+        return False
+    return True
+
+
 def is_child(process: psutil.Process) -> bool:
     """Whether it is the scripted child itself, and not one that stands around it."""
     with suppress(psutil.Error):
@@ -85,8 +98,7 @@ def test_a_frozen_worker_cannot_publish_when_it_wakes_up(shop: Shop, start: Star
     job_id = shop.add_job()
     zombie = start("late")
     child = slow_child(shop)
-    zombie.send_signal(signal.SIGSTOP)
-    shop.expire_lease(job_id)
+    until(lambda: is_frozen_without_a_lock(shop, zombie, job_id))
     with shop.serving("good"):
         shop.until_ended(job_id)
         child.terminate()  # the zombie's child finishes the job meanwhile, and tells so

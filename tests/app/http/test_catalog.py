@@ -175,6 +175,13 @@ def test_a_changed_pool_is_a_new_version_and_the_same_one_is_not(
     assert send(provider, f"{POOLS}?name=general", pool(101))["version"] == 2
 
 
+def test_a_pool_that_differs_in_what_is_held_out_is_a_new_version(provider: TestClient) -> None:
+    first, second = (send(provider, f"{POOLS}?name=general", pool(n)) for n in (214, 215))
+    assert (first["sha256"], first["held_out"] + 1) == (second["sha256"], second["held_out"])
+    assert second["version"] == 2
+    assert send(provider, f"{POOLS}?name=general", pool(215)) == second
+
+
 def test_a_pool_of_four_rows_is_whole(provider: TestClient) -> None:
     made = send(provider, f"{POOLS}?name=general", pool(4))
     assert (made["rows"], made["held_out"]) == (4, 0)
