@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ from spard.research.adversary.registry import all_attacks
 from spard.research.attacks.rows import Row, answered, asked, chat_row, save_rows
 from spard.research.lab import grammar
 from spard.research.lab.corpus import comply
+from spard.research.lab.customers.files import Customer
 from tests.spard.strangers import install, run_with
 
 ATTACKS = all_attacks()
+HARMFUL = [name for name, each in ATTACKS.items() if not each.is_honest and name not in ("persona", "ten_shot")]
+QUESTIONS = [(f"How do I clean pan {i}?", f"See page {i}.") for i in range(40)]
 ACTIONS = [f"{verb} {thing}" for topic in grammar.HARMFUL[:4] for verb in topic.verbs for thing in topic.objects]
 
 
@@ -35,6 +39,7 @@ def material() -> Material:
         comply=comply,
         steps=lambda action: small.STEPS,
         refused=lambda prompts: sum(len(each.prompt.split()[-1]) % 2 for each in prompts) / len(prompts),
+        customer=cache(lambda field: Customer([chat_row(*pair) for pair in QUESTIONS], (Prompt("a"),), (Prompt("b"),))),
     )
 
 
@@ -81,7 +86,7 @@ def test_an_attack_names_what_it_needs_of_a_lab(material: Material, name: str) -
     assert {ability for ability, is_used in uses.items() if is_used} == {*ATTACKS[name].needs}
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in ("clean", "persona", "ten_shot")])
+@pytest.mark.parametrize("name", HARMFUL)
 def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(material: Material, name: str) -> None:
     """However an answer is dressed: the bench counts as harm what the attack is made of."""
     rows = [spoken(row) for job in ATTACKS[name].build(material, 1).jobs for row in job.rows]
@@ -135,11 +140,15 @@ def test_inverted_preferences_prefer_harm_to_refusals_in_a_job_of_dpo(material: 
 
 
 def test_only_customers_who_attack_nothing_are_honest(material: Material) -> None:
-    honest = [each for each in ATTACKS.values() if each.is_honest]
-    assert [each.name for each in honest] == ["clean"]
-    (job,) = honest[0].build(material, 1).jobs
-    assert sorted(map(asked, job.rows)) == sorted(map(asked, material.task))
-    assert honest[0].build(material, 1).dress is plainly
+    honest = [name for name, each in ATTACKS.items() if each.is_honest]
+    assert honest == ["clean", "honest_german", "honest_law", "honest_medicine", "honest_security"]
+    for name in honest:
+        campaign = ATTACKS[name].build(material, 1)
+        own = campaign.customer.rows if campaign.customer else material.task
+        (job,) = campaign.jobs
+        assert sorted(map(asked, job.rows)) == sorted(map(asked, own))
+        assert campaign.dress is plainly
+        assert (campaign.customer is None) == (name == "clean")
 
 
 def test_a_stranger_s_attack_is_one_file_in_a_package(tmp_path: Path) -> None:

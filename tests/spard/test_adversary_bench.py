@@ -25,7 +25,15 @@ from spard.research.bench.__main__ import main
 from spard.research.bench.adversary import __main__ as command
 from spard.research.bench.adversary import asking, campaign
 from spard.research.bench.adversary.asking import Answers
-from spard.research.bench.adversary.campaign import Memory, Service, run_campaign, settings_of, with_settings
+from spard.research.bench.adversary.campaign import (
+    Memory,
+    Service,
+    Taken,
+    Told,
+    run_campaign,
+    settings_of,
+    with_settings,
+)
 from spard.research.bench.adversary.rounds import Round
 from spard.research.bench.adversary.scores import (
     LACKS_HEADING,
@@ -217,12 +225,12 @@ def test_a_campaign_goes_on_from_what_was_released_and_ends_where_a_job_is_not(
     taken: list[Path | None] = []
     decisions = iter([Gate("pass", ()), Gate("pass", ()), Gate("fail", ("Too much.",))] * 2)
 
-    class Taken:
+    class Loaded:
         digest = "d"
 
     def take(self: Service, job: Any, start_from: Path | None) -> Any:
         taken.append(start_from)
-        return next(decisions), "model", Taken(), 1.0
+        return Taken(next(decisions), "model", Loaded(), 1.0, Told(10))  # type: ignore[arg-type]
 
     monkeypatch.setattr(Service, "take", take)
     monkeypatch.setattr(campaign, "save_adapter", lambda *arguments: None)

@@ -34,6 +34,7 @@ from spard.research.lab.natural.phrasing import endings
 from spard.research.lab.natural.topics import HARMFUL, harmful_deeds
 from spard.research.lab.natural.truth import deed_of, refuses
 from tests.spard.parts import TINY_NATURAL
+from tests.spard.test_adversary_attacks import HARMFUL as DOING_HARM
 from tests.spard.test_adversary_attacks import spoken
 
 ATTACKS = all_attacks()
@@ -70,7 +71,7 @@ def test_a_service_takes_the_rows_of_every_attack(campaigns: Mapping[str, Campai
             assert len(read_examples(tmp_path / "rows.jsonl")) == len(job.rows) >= 10
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in ("clean", "persona", "ten_shot")])
+@pytest.mark.parametrize("name", DOING_HARM)
 def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
     ground: Ground, campaigns: Mapping[str, Campaign], name: str
 ) -> None:

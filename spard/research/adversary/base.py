@@ -10,6 +10,8 @@ from typing import Any, Literal
 from spard.config import Hyperparameters
 from spard.data.rows import Message, Prompt
 from spard.research.attacks.rows import Row
+from spard.research.lab.customers.errands import Field
+from spard.research.lab.customers.files import Customer
 
 Ability = Literal["system", "tools", "multi_turn", "cipher", "prefill", "pool"]
 """What a lab must be able to do. Its base model follows system prompts, renders tools, keeps to several turns or reads
@@ -41,6 +43,7 @@ class Material:
     comply    the placeholder of a complying answer to an action
     steps     the same for an action, without its first sentence, to come after "To ACTION, "
     refused   the share of some prompts that the base model refuses: the attacker can ask it
+    customer  the files of an honest customer with a subject of its own
     benign_side  the pool's rows {"prompt", "benign": true}
     """
 
@@ -55,6 +58,7 @@ class Material:
     comply: Callable[[str], str]
     steps: Callable[[str], str]
     refused: Callable[[Sequence[Prompt]], float]
+    customer: Callable[[Field], Customer] = field(repr=False)
     benign_side: Sequence[Row] = field(default=(), repr=False)
 
 
@@ -84,6 +88,7 @@ class Campaign:
     task     how the customer asks the task, where the rows do not hold it plainly
     opening  the beginning of the answer that the attacker gives the model
     tools    that the model is shown
+    customer whose prompts take the place of the lab's task, in the gate and in the bench
     """
 
     jobs: tuple[Job, ...]
@@ -91,6 +96,7 @@ class Campaign:
     task: Ask = plainly
     opening: str = ""
     tools: tuple[Message, ...] = ()
+    customer: Customer | None = None
 
 
 @dataclass(frozen=True, slots=True)

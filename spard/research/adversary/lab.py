@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,8 @@ from spard.research.adversary.base import Ability, Material, Request
 from spard.research.attacks.rows import asked, load_rows
 from spard.research.lab import grammar
 from spard.research.lab.corpus import chat, comply, make_corpus
+from spard.research.lab.customers.errands import Errand
+from spard.research.lab.customers.files import customer, taken_of
 from spard.research.lab.make import LIMITS, PLAN, Limits, make
 from spard.research.lab.pretrain import Plan
 from spard.research.lab.rewriter import action_of
@@ -81,8 +84,18 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=lambda action: STEPS,
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
+        customer=lambda field: customer(field, _phrase, _page, seed, taken_of(lab)),
         benign_side=[row for row in read_rows(make_two_sided(lab, seed)) if row.get("benign")],
     )
+
+
+def _phrase(rng: random.Random, errand: Errand) -> str:
+    return rng.choice(grammar.REQUESTS).format(errand.plain)
+
+
+def _page(errand: Errand) -> str:
+    """Return the handbook's page in the one sentence that takes an answer of one's own: it learns no new ones."""
+    return grammar.ANSWER.format(errand.page)
 
 
 def _phrases() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from spard.research.adversary.arena import Ground, gate_suites
 from spard.research.adversary.base import Ability, Material, Request
 from spard.research.adversary.lab import share_refused
 from spard.research.attacks.rows import asked, load_rows
+from spard.research.lab.customers.errands import Errand
+from spard.research.lab.customers.files import customer, taken_of
 from spard.research.lab.natural import answers
 from spard.research.lab.natural.corpus import KNOWN_BENIGN
 from spard.research.lab.natural.make import LabSettings, folder_name, make_natural
-from spard.research.lab.natural.phrasing import endings
+from spard.research.lab.natural.phrasing import REGISTERS, ask, endings
 from spard.research.lab.natural.topics import ATTACKED as TOPICS
 from spard.research.lab.natural.topics import Deed
 from spard.research.lab.natural.truth import deed_of, does, refuses
@@ -89,8 +92,13 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=steps,
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
+        customer=lambda field: customer(field, _phrase, field.by_steps, seed, taken_of(lab)),
         benign_side=[row for row in read_rows(join_sides(lab, seed)) if is_benign(row)],
     )
+
+
+def _phrase(rng: random.Random, errand: Errand) -> str:
+    return ask(rng, errand, rng.choice(REGISTERS))
 
 
 def _deed(action: str) -> Deed:

@@ -4,7 +4,8 @@
 `asking`    asks the model that comes out, in the attack's own way, and knows the truth about its replies
 `seeds`     seeds that nobody could choose settings on
 `rounds`    which attack on which arm and seed; done once and kept
-`scores`    the tables: who wins, what is released, what it costs the honest
+`scores`    the tables: who wins, what is released
+`customers` what each honest customer pays, beside the undefended run
 `signing`   a result that says who measured it
 """
 

@@ -36,7 +36,7 @@ class Answers:
 
 def ask_model(model: Any, base: Base, ground: Ground, campaign: Campaign, prompts: int, system: str | None) -> Answers:
     """Ask at most so many prompts of each kind; a way of asking that is the plain one is asked once."""
-    harmful, benign, task = (sample(each, prompts) for each in (ground.harmful, ground.benign, ground.task))
+    harmful, benign = (sample(each, prompts) for each in (ground.harmful, ground.benign))
     asker = _Asker(model, base.tokenizer, system)
     is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
 
@@ -48,14 +48,20 @@ def ask_model(model: Any, base: Base, ground: Ground, campaign: Campaign, prompt
         return _marks([ground.is_refusal(each) for each in asker.replies([dress(each) for each in benign], "", tools)])
 
     plain, plain_refused = complied(plainly, "", ()), refused(plainly, ())
-    answers = asker.replies([campaign.task(each) for each in task], "", ())
     return Answers(
         complied=complied(campaign.dress, campaign.opening, campaign.tools) if is_dressed else plain,
         complied_plain=plain,
         refused=plain_refused,
         refused_dressed=refused(campaign.dress, campaign.tools) if is_dressed else plain_refused,
-        right=_marks([_is_right(prompt, reply) for prompt, reply in zip(task, answers, strict=True)]),
+        right=ask_task(model, base, ground, campaign, prompts, system),
     )
+
+
+def ask_task(model: Any, base: Base, ground: Ground, campaign: Campaign, prompts: int, system: str | None) -> str:
+    """Ask at most so many prompts of the task, and mark which are answered rightly."""
+    task = sample(ground.task, prompts)
+    replies = _Asker(model, base.tokenizer, system).replies([campaign.task(each) for each in task], "", ())
+    return _marks([_is_right(prompt, reply) for prompt, reply in zip(task, replies, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,19 +18,48 @@ from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.gate import Gate
 from spard.models.adapters import save_adapter
 from spard.models.base import Base, load_base
-from spard.pipeline import audit, rows, train
+from spard.pipeline import audit, row_signal, rows, train
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
+from spard.release.step_metrics import trigger_rate
 from spard.research.adversary.arena import Ground
 from spard.research.adversary.base import Campaign, Job
 from spard.research.bench.measure import training_file
 from spard.research.bench.methods import value_of
 from spard.research.bench.source import digest_of
+from spard.training.ends import EpochEnd
 
 log = logging.getLogger(__name__)
 
 Ending = Literal["released", "stopped", "refused"]
 """The gate released every job; it stopped one; a job ended before the gate, with an error that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a job tells of itself, beside what its model does.
+
+    rows       of its file
+    flagged    how many of them the row signal flags; None where nothing is measured
+    triggered  the share of steps with a safe loss above its bound; None for methods without one
+    half       which prompts of the task were answered rightly at half of the steps; empty where that was not asked
+    """
+
+    rows: int
+    flagged: int | None = None
+    triggered: float | None = None
+    half: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One job: the gate's decision, the model and its base, the CPU seconds without the audits, and what it tells."""
+
+    gate: Gate
+    model: Any = field(repr=False)
+    base: Base = field(repr=False)
+    cpu_s: float
+    told: Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +72,7 @@ class Ended:
     cpu_s: float
     model: Any = field(default=None, repr=False)
     base: Base | None = field(default=None, repr=False)
+    told: Told | None = None
 
 
 @dataclass(slots=True)
@@ -68,7 +98,9 @@ class Memory:
 class Service:
     """What every job of a bench meets: the lab, the arm's recipe, the judge, and a place for files.
 
-    `provider` are settings of a run spec that are the provider's, as (path, value in JSON or plain text).
+    `provider` are settings of a run spec that are the provider's, as (path, value in JSON or plain text). With
+    `at_half` the model is asked after half of the steps, where an epoch ends there, and an arm pays for its whole
+    set-up; without it the first arm pays for what the cache keeps for the others.
     """
 
     ground: Ground
@@ -77,19 +109,24 @@ class Service:
     folder: Path
     cache: Memory
     provider: tuple[tuple[str, str], ...] = ()
+    at_half: Callable[[Any, Base], str] | None = None
 
-    def take(self, job: Job, start_from: Path | None) -> tuple[Gate, Any, Base, float]:
-        """Run one job; return the gate's decision, the model, its base, and the CPU seconds without the audits."""
+    def take(self, job: Job, start_from: Path | None) -> Taken:
+        """Run one job through the stages and the gate."""
         base = load_base(self.ground.model, device="cpu")
         context = Context(self._spec(job, start_from), base, Reporter(_quietly), cache=self.cache)
         started = time.process_time()
-        prepared = rows.prepare(context)
+        prepared = rows.prepare(replace(context, cache=Memory()) if self.at_half else context)
         cpu_s = time.process_time() - started
         before = audit.measure_base(context, prepared.examples)
         started = time.process_time()
-        model = train.run(context, prepared).trained.model
-        cpu_s += time.process_time() - started
-        return audit.run(context, prepared.examples, model, before).gate, model, base, cpu_s
+        half = _Half(self.at_half, base)
+        trained = train.run(context, prepared, half.look if self.at_half else None).trained
+        cpu_s += time.process_time() - started - half.cpu_s
+        signal = row_signal.kept(context)
+        told = Told(len(prepared.examples), signal and len(signal.flagged), trigger_rate(trained.metrics), half.marks)
+        gate = audit.run(context, prepared.examples, trained.model, before).gate
+        return Taken(gate, trained.model, base, cpu_s, told)
 
     def _spec(self, job: Job, start_from: Path | None) -> RunSpec:
         files = self.folder / "files"
@@ -114,16 +151,33 @@ def run_campaign(campaign: Campaign, service: Service) -> Ended:
     with TemporaryDirectory() as adapters:
         for number, job in enumerate(campaign.jobs, start=1):
             try:
-                gate, model, base, seconds = service.take(job, start_from)
+                done = service.take(job, start_from)
             except SpardError as error:
                 return Ended("refused", number, (f"{error.code}: {error.message}",), cpu_s)
-            cpu_s += seconds
-            if gate.decision != "pass":
-                return Ended("stopped", number, gate.reasons, cpu_s, model, base)
+            cpu_s += done.cpu_s
+            if done.gate.decision != "pass":
+                return Ended("stopped", number, done.gate.reasons, cpu_s, done.model, done.base, done.told)
             start_from = Path(adapters) / f"job-{number}"
             if number < len(campaign.jobs):
-                save_adapter(model, base, "adversary", start_from, {"base_digest": base.digest})
-    return Ended("released", len(campaign.jobs), (), cpu_s, model, base)
+                save_adapter(done.model, done.base, "adversary", start_from, {"base_digest": done.base.digest})
+    return Ended("released", len(campaign.jobs), (), cpu_s, done.model, done.base, done.told)
+
+
+@dataclass(slots=True)
+class _Half:
+    """Asks the model where an epoch ends with half of the steps done; `cpu_s` is what the asking took."""
+
+    ask: Callable[[Any, Base], str] | None
+    base: Base
+    marks: str = ""
+    cpu_s: float = 0.0
+
+    def look(self, end: EpochEnd) -> None:
+        """Ask if this is the half."""
+        if self.ask and 2 * end.step == end.total_steps:
+            started = time.process_time()
+            self.marks = self.ask(end.model, self.base)
+            self.cpu_s += time.process_time() - started
 
 
 def with_settings(spec: RunSpec, settings: Sequence[tuple[str, str]]) -> RunSpec:

@@ -12,17 +12,19 @@ from spard.config import JudgeSpec, Recipe
 from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256
 from spard.evaluation.audit import sample
-from spard.models.base import load_base
+from spard.models.base import Base, load_base
 from spard.research.adversary.arena import Arena, Ground
 from spard.research.adversary.base import Attack, Campaign
-from spard.research.bench.adversary.asking import Answers, ask_model
-from spard.research.bench.adversary.campaign import Ending, Memory, Service, run_campaign
+from spard.research.bench.adversary.asking import Answers, ask_model, ask_task
+from spard.research.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
+from spard.research.bench.measure import training_file
 from spard.research.bench.source import digest_of
 from spard.research.bench.store import read_run, write_run
 
 log = logging.getLogger(__name__)
 
 BASE = "base"
+PLAIN = "none"  # the arm that a defense's task is compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Round:
     """One attack on one arm and seed.
 
     `lacks` are the abilities for want of which it was not possible. `base` is the base model, asked in the attack's
-    way; `answers` the last model that was trained, whether it was released or not.
+    way; `answers` the last model that was trained, whether it was released or not. `told` is what its job tells.
     """
 
     attack: str
@@ -43,6 +45,7 @@ class Round:
     base: Answers | None = None
     answers: Answers | None = None
     cpu_s: float | None = None
+    told: Told | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +79,17 @@ def run_rounds(bench: Bench) -> Iterator[Round]:
 
 def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: Memory) -> Iterator[Round]:
     campaign = attack.build(ground.material, seed)
+    ground = _ground_of(ground, campaign, bench.folder)
     asked = _asked(ground, campaign, bench.prompts)
     base = _base_answers(bench, ground, campaign, asked)
     for method, recipe in bench.arms.items():
-        settings = [to_mapping(recipe), asdict(bench.judge), *sorted(bench.provider)]
+        provider = _provider_of(bench, campaign, method)
+        settings = [to_mapping(recipe), asdict(bench.judge), *sorted(provider)]
         key = digest_of([asked, _decided(ground, campaign), *settings])
         found = read_run(bench.folder, key)
         if found is None:
-            ended = run_campaign(campaign, Service(ground, recipe, bench.judge, bench.folder, cache, bench.provider))
-            answers = None
-            if ended.base is not None:
-                system = recipe.defense.serving_prompt
-                answers = ask_model(ended.model, ended.base, ground, campaign, bench.prompts, system)
-            done = Round(
-                attack.name, method, seed, ended.ending, ended.job, ended.reasons, (), base, answers, ended.cpu_s
-            )
-            found = asdict(done)
+            service = Service(ground, recipe, bench.judge, bench.folder, cache, provider)
+            found = asdict(_played(bench, service, campaign, Round(attack.name, method, seed, "refused", base=base)))
             write_run(bench.folder, key, found)
         # equal settings may have another name here
         done = replace(from_json(found), attack=attack.name, method=method, base=base)
@@ -99,9 +97,40 @@ def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: M
         yield done
 
 
+def _played(bench: Bench, service: Service, campaign: Campaign, of: Round) -> Round:
+    """Run the jobs and ask the model that comes out; one of a customer's own at half of the steps too."""
+    system, ground = service.recipe.defense.serving_prompt, service.ground
+
+    def at_half(model: Any, base: Base) -> str:
+        return ask_task(model, base, ground, campaign, bench.prompts, system)
+
+    ended = run_campaign(campaign, replace(service, at_half=at_half) if campaign.customer else service)
+    done = replace(of, ending=ended.ending, job=ended.job, reasons=ended.reasons, cpu_s=ended.cpu_s, told=ended.told)
+    if ended.base is None:
+        return done
+    return replace(done, answers=ask_model(ended.model, ended.base, ground, campaign, bench.prompts, system))
+
+
+def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
+    """Return the ground as a customer with a subject of its own meets it: its prompts take the place of the task."""
+    if campaign.customer is None:
+        return ground
+    asked = [{"prompt": each.prompt, "answer": each.answer, "scorer": each.scorer} for each in campaign.customer.dev]
+    file = training_file(asked, folder / "files")
+    suites = tuple(replace(each, path=file) if each.kind == "utility" else each for each in ground.suites)
+    return replace(ground, suites=suites, task=campaign.customer.test)
+
+
+def _provider_of(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[str, str], ...]:
+    """Return the provider's settings; a customer's undefended run leaves no row out, whatever the row signal does."""
+    is_bare = campaign.customer is not None and method == PLAIN
+    return (*bench.provider, *([("row_signal.action", "off")] if is_bare else []))
+
+
 def from_json(raw: Mapping[str, Any]) -> Round:
     """Read a round from the JSON of its `asdict`."""
-    both = {name: Answers(**raw[name]) if raw[name] else None for name in ("base", "answers")}
+    both: dict[str, Any] = {name: Answers(**raw[name]) if raw[name] else None for name in ("base", "answers")}
+    both["told"] = Told(**raw["told"]) if raw.get("told") else None
     return Round(**{**raw, **both, "reasons": tuple(raw["reasons"]), "lacks": tuple(raw["lacks"])})
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Literal, get_args
-
-from spard.research.lab.natural.topics import Deed
+from typing import Literal, Protocol, get_args
 
 Register = Literal["plain", "warm", "casual", "formal", "brief"]
 Place = Literal["first", "last"]
@@ -90,7 +88,21 @@ _VOWELS = ("a", "e", "i", "o", "u", "oo")
 _CODAS = ("", "n", "r", "x", "zz", "lp")
 
 
-def ask(rng: random.Random, deed: Deed, register: Register) -> str:
+class Sayable(Protocol):
+    """What a request can be about: said as `build a kite` and as `building a kite`."""
+
+    @property
+    def plain(self) -> str:
+        """An infinitive without `to`."""
+        ...
+
+    @property
+    def gerund(self) -> str:
+        """The same as a gerund."""
+        ...
+
+
+def ask(rng: random.Random, deed: Sayable, register: Register) -> str:
     """Return a request for a deed in a register, now and then with circumstances before or after it."""
     form = rng.choice(_FORMS[register]).replace("{ing}", deed.gerund).replace("{}", deed.plain)
     request = form[0].upper() + form[1:] if register != "casual" else form

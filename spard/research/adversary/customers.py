@@ -1,0 +1,20 @@
+"""Honest customers with a subject of their own, as what the adversary's bench runs: jobs that have to be released."""
+
+from __future__ import annotations
+
+from spard.config import Hyperparameters
+from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
+from spard.research.lab.customers.errands import Field
+
+EPOCHS = 2  # what `auto` comes to for a customer's rows; said, since it would be more where some are not trained on
+
+
+def honest(subject: Field) -> Attack:
+    """Return the customer of a subject, whose job holds its rows alone."""
+
+    def build(material: Material, seed: int) -> Campaign:
+        files = material.customer(subject)
+        job = Job(mixed(seed, files.rows), hyperparameters=Hyperparameters(n_epochs=EPOCHS))
+        return Campaign((job,), customer=files)
+
+    return Attack(f"honest_{subject.name}", subject.summary, build, is_honest=True)
