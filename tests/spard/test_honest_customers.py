@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -186,8 +186,8 @@ def test_what_was_not_measured_has_a_dash_and_seeds_without_a_pair_are_left_out(
     told = dict(zip(HEAD, line, strict=True))
     assert told["task right"].startswith("50.0 [")
     assert told["task minus undefended"] == told["CPU to undefended"] == "-"
-    assert rounds.from_json(json.loads(json.dumps(command.asdict(alone)))) == alone
-    older = {name: value for name, value in command.asdict(alone).items() if name != "told"}
+    assert rounds.from_json(json.loads(json.dumps(asdict(alone)))) == alone
+    older = {name: value for name, value in asdict(alone).items() if name != "told"}
     assert rounds.from_json(older) == replace(alone, told=None)
 
 
