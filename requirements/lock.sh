@@ -11,7 +11,7 @@ cuda=(torch triton cuda-toolkit cuda-bindings cuda-pathfinder nvidia-cublas nvid
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx)
 echo '-e .
 -e ./service[otel]' | "${compile[@]}" - -o requirements/api.lock "$@"
-echo '-e .[audit]
+echo '-e .[audit,nf4]
 -e ./service[worker,otel]' | "${compile[@]}" - -o requirements/worker.lock "$@"
 echo '-e .[dev]
 -e ./service[worker,otel]' | "${compile[@]}" "${cuda[@]/#/--no-emit-package=}" - -o requirements/dev.lock "$@"

@@ -114,6 +114,12 @@ def test_what_answers_with_models_is_the_api_s_process_in_the_image_that_has_tor
     assert policies["spard-serving"]["egress"][0] == policies["spard-api"]["egress"][0]
 
 
+def test_the_worker_s_image_alone_holds_models_in_nf4() -> None:
+    locks = {name: (ROOT / "requirements" / f"{name}.lock").read_text() for name in ("api", "worker")}
+    assert {name for name, lock in locks.items() if re.search("^bitsandbytes==", lock, re.M)} == {"worker"}
+    assert "-r requirements/worker.lock" in (ROOT / "Dockerfile").read_text()
+
+
 def test_a_worker_that_is_frozen_is_noticed() -> None:
     worker = next(each for each in PODS if each["metadata"]["name"] == "spard-worker")
     (container,) = worker["spec"]["template"]["spec"]["containers"]

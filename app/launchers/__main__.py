@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from functools import partial
 from threading import Event
@@ -11,10 +12,12 @@ from app.db import make_engine
 from app.errors import Unfit
 from app.launchers import kubernetes, reconcile
 from app.launchers.reconcile import Bounds
-from app.ops import logs
+from app.ops import logs, preflight
 from app.ops.periodic import repeat
 from app.settings import Settings, read_settings
 from spard.models.fit import GIB
+
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -26,12 +29,13 @@ def main() -> None:
 
 
 def run(settings: Settings) -> None:
-    """Look every `launch_s` seconds until a signal comes. `Unfit` unless a launcher is set."""
+    """Look every `launch_s` seconds until a signal comes. `Unfit` unless all is there that this needs."""
     if settings.launcher == "workers":
         raise Unfit("SPARD_LAUNCHER is 'workers': they find jobs by themselves, and nothing is launched.")
-    if not (kubernetes.ACCOUNT / "token").is_file():
-        raise Unfit(f"There is no service account's token at {kubernetes.ACCOUNT}: this runs in a pod of the cluster.")
+    http = kubernetes.client()
+    preflight.check_database(settings)
     logs.set_up(settings.log_format)
+    logs.quiet("httpx2")
     stop = Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -40,12 +44,14 @@ def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     engine = make_engine(settings.database())
-    with kubernetes.client() as http:
+    with http:
         launcher = kubernetes.KubernetesLauncher(http, settings.launch_namespace, settings.launch_queue)
         gib = settings.launch_gpu_gib
         bounds = Bounds(settings.launch_most, None if gib is None else int(gib * GIB))
+        log.info("looks for jobs of namespace %s every %g s", settings.launch_namespace, settings.launch_s)
         repeat(partial(reconcile.look, engine, launcher, bounds), stop, settings.launch_s, "could not look")
     engine.dispose()
+    log.info("ends; what the cluster has goes on")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 
+from app.errors import Unfit
 from app.launchers import manifest
 from app.launchers.base import Away, Refused, Started, Work
 from app.launchers.manifest import ClusterObject
@@ -25,13 +26,21 @@ _GONE, _CONFLICT, _MISSING, _MANY = 410, 409, 404, 429
 
 
 def client() -> httpx2.Client:
-    """Return a client with the rights of this pod's service account; its token is read anew, as it changes."""
+    """Return a client with the rights of this pod's service account; its token is read anew, as it changes.
+
+    `Unfit` where the account is not there.
+    """
+    if not (ACCOUNT / "token").is_file():
+        raise Unfit(f"There is no service account's token at {ACCOUNT}: this runs in a pod of the cluster.")
+    try:
+        trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+    except OSError as error:  # ssl.SSLError is one
+        raise Unfit(f"The cluster's certificate {ACCOUNT / 'ca.crt'} cannot be read: {error}.") from None
 
     def signed(request: httpx2.Request) -> httpx2.Request:
         request.headers["Authorization"] = f"Bearer {(ACCOUNT / 'token').read_text().strip()}"
         return request
 
-    trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     return httpx2.Client(base_url=URL, auth=signed, verify=trusted, timeout=_TIMEOUT_S)
 
 
@@ -57,7 +66,8 @@ class KubernetesLauncher:
         template = self._ask("GET", f"{self._core}/podtemplates/{TEMPLATE}")
         if template.status_code != httpx2.codes.OK:
             raise Refused(f"The PodTemplate {TEMPLATE} cannot be read: {template.status_code}.")
-        made = self._ask("POST", self._jobs, json=manifest.job(template.json()["template"], work, self._queue))
+        job = manifest.job(template.json()["template"], work, self._queue)
+        made = self._ask("POST", self._jobs, json=job, params={"fieldValidation": "Strict"})
         if made.is_error and made.status_code != _CONFLICT:
             raise Refused(f"The cluster refused a Job with {made.status_code}: {made.text[:500]}")
 
@@ -96,7 +106,9 @@ class KubernetesLauncher:
         try:
             answer = self._http.request(method, path, **asked)
         except httpx2.HTTPError as error:
-            raise Away(f"The cluster does not answer: {type(error).__name__}.") from error
+            raise Away(f"The cluster does not answer: {type(error).__name__}: {error}") from error
+        except OSError as error:
+            raise Away(f"The service account's token cannot be read: {error}") from error
         if answer.is_server_error or answer.status_code == _MANY:
             raise Away(f"The cluster answers {answer.status_code}.")
         return answer

@@ -88,6 +88,7 @@ def _start(launcher: Launcher, job: Job, gpu_bytes: int | None) -> str | None:
     """Start the process of a job's next attempt; return the reason where the cluster refuses it."""
     try:
         launcher.start(Work(job.id, job.lease_token, gpus_for(job, gpu_bytes)))
+        log.info("%s: attempt %d is given to the cluster", job.id, job.lease_token)
     except Refused as error:
         log.error("%s: %s", job.id, error)
         return REFUSED
@@ -97,6 +98,7 @@ def _start(launcher: Launcher, job: Job, gpu_bytes: int | None) -> str | None:
 def _stop(launcher: Launcher, started: Started) -> None:
     try:
         launcher.stop(started)
+        log.info("%s: the cluster is told to stop it", started.name)
     except Refused as error:
         log.error("%s: %s", started.name, error)
 

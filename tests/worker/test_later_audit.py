@@ -28,15 +28,14 @@ from worker.results import pack, upload
 from worker.workdir import Folder, new_folder
 
 
-@pytest.fixture
-def released(light_shop: Shop, done: tuple[Folder, Heard], tmp_path: Path) -> str:
-    """A job whose adapter an older audit has released, and a provider with suites."""
-    shop, packed = light_shop, tmp_path / "adapter.tar.gz"
-    pack(done[0].adapter, packed, signing_key(shop.settings()), "ftjob-1-adapter")
+def publish(shop: Shop, folder: Folder, packed: Path, **columns: Any) -> str:
+    """Release a folder's adapter as a job of the shop's, by an older audit, with suites to ask today."""
+    pack(folder.adapter, packed, signing_key(shop.settings()), "ftjob-1-adapter")
     stored = shop.storage.upload_file("tenants/x/jobs/y/a1/adapter.tar.gz", packed)
     adapter = {"storage_key": "tenants/x/jobs/y/a1/adapter.tar.gz", "sha256": stored.sha256, "bytes": stored.bytes}
+    passed = {"gate": {"decision": "pass"}}
     job_id = shop.add_job(
-        status=JobStatus.succeeded, adapter=adapter, fine_tuned_model="ft:1", safety={"gate": {"decision": "pass"}}
+        status=JobStatus.succeeded, adapter=adapter, fine_tuned_model="ft:1", safety=passed, **columns
     )
     spec = shop.job(job_id).spec
     with transaction(shop.engine) as session:
@@ -48,6 +47,12 @@ def released(light_shop: Shop, done: tuple[Folder, Heard], tmp_path: Path) -> st
             facts = {name: getattr(at_suite, name) for name in ("id", "kind", "name", "version", "sha256", "rows")}
             session.add(Corpus(storage_key=at_suite.storage_key, bytes=1, **facts))
     return job_id
+
+
+@pytest.fixture
+def released(light_shop: Shop, done: tuple[Folder, Heard], tmp_path: Path) -> str:
+    """A job whose adapter an older audit has released, and a provider with suites."""
+    return publish(light_shop, done[0], tmp_path / "adapter.tar.gz")
 
 
 @pytest.fixture

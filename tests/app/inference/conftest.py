@@ -46,10 +46,12 @@ LIMITS: Any = {"serving_adapters_mb": 0.03}  # two adapters at once: others are 
 PASSED: Any = {"gate": {"decision": "pass", "reasons": []}}
 
 
-def make_adapter(model: Path, folder: Path, seed: int, facts: dict[str, Any] | None = None) -> Path:
+def make_adapter(
+    model: Path, folder: Path, seed: int, facts: dict[str, Any] | None = None, recipe: Recipe = RECIPE
+) -> Path:
     """An adapter that was not trained, and changes what the model says."""
-    base = load_base(model, device="cpu")
-    tuned = trainable_model(base.model, RECIPE)
+    base = load_base(model, device="cpu", quantization=recipe.quantization)
+    tuned = trainable_model(base.model, recipe)
     generator = torch.Generator().manual_seed(seed)
     for name, weights in tuned.named_parameters():
         if "lora_B" in name:
@@ -67,6 +69,7 @@ class Lab:
     url: str
     home: Path
     model: Path
+    recipe: Recipe = RECIPE
     keys: dict[str, str] = field(default_factory=dict)
     made: int = 0
 
@@ -99,7 +102,7 @@ class Lab:
             key = session.query(ApiKey).filter_by(project_id=project).first()
             assert key
             job = Job(id=job_id, project_id=project, key_id=key.id, model="tiny", training_file="file-1", spec=spec)
-            job.recipe, job.request_hash = to_mapping(RECIPE), "0"
+            job.recipe, job.request_hash = to_mapping(self.recipe), "0"
             self.publish(job, seed)
             for name, value in columns.items():
                 setattr(job, name, value)
@@ -108,7 +111,7 @@ class Lab:
 
     def publish(self, job: Job, seed: int) -> None:
         """Give a job an adapter and let it have succeeded."""
-        folder = make_adapter(self.model, self.home / job.id, seed, {"job_id": job.id})
+        folder = make_adapter(self.model, self.home / job.id, seed, {"job_id": job.id}, self.recipe)
         sign(folder, signing_key(self.settings))
         packed = self.home / f"{job.id}.tar.gz"
         archive(folder, packed, f"{job.id}-adapter")

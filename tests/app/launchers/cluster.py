@@ -1,4 +1,7 @@
-"""A Kubernetes API server of one namespace in memory, with pods that are workers, and with faults by a seed."""
+"""A Kubernetes API server of one namespace in memory, with pods that are workers, and with faults by a seed.
+
+It holds what it is sent against the recorded schemas, as the real one does where it is asked for strict validation.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from random import Random
 from typing import Any
 
 import httpx2
+
+from tests.app.launchers import schemas
 
 TEMPLATE = {
     "metadata": {"labels": {"app": "spard-worker"}},
@@ -71,15 +76,17 @@ class Cluster:
                 self._before = deepcopy(list(self.jobs.values())) if self.random.random() < 0.5 else self._before
                 return self._listed(request, list(self.jobs.values()))
             case "POST", "jobs":
-                return self._make(json.loads(request.content))
-        return self._delete(last, json.loads(request.content)["preconditions"]["uid"])
+                return self._make(json.loads(request.content), request.url.params.get("fieldValidation"))
+        return self._delete(last, json.loads(request.content))
 
     def _listed(self, request: httpx2.Request, items: list[Found]) -> httpx2.Response:
         start = int(request.url.params.get("continue", 0))
         more = {"continue": str(start + self.page)} if start + self.page < len(items) else {}
         return httpx2.Response(200, json={"metadata": more, "items": items[start : start + self.page]})
 
-    def _make(self, job: Found) -> httpx2.Response:
+    def _make(self, job: Found, validation: str | None) -> httpx2.Response:
+        if wrong := schemas.faults(job) if validation == "Strict" else ["asked for no strict validation"]:
+            return _refused(wrong)
         name = job["metadata"]["name"]
         if name in self.jobs:
             return httpx2.Response(409, json={"reason": "AlreadyExists"})
@@ -88,11 +95,17 @@ class Cluster:
         self.jobs[name] = job
         return httpx2.Response(201, json=job)
 
-    def _delete(self, name: str, uid: str) -> httpx2.Response:
+    def _delete(self, name: str, options: Found) -> httpx2.Response:
+        if wrong := schemas.faults(options, "v1/DeleteOptions"):
+            return _refused(wrong)
         if name not in self.jobs:
             return httpx2.Response(404, json={})
-        if self.jobs[name]["metadata"]["uid"] != uid:
+        if self.jobs[name]["metadata"]["uid"] != options["preconditions"]["uid"]:
             return httpx2.Response(409, json={"reason": "Conflict"})
         del self.jobs[name]
         self.pods.pop(name, None)
         return httpx2.Response(200, json={})
+
+
+def _refused(wrong: list[str]) -> httpx2.Response:
+    return httpx2.Response(400, json={"kind": "Status", "code": 400, "message": f"strict decoding error: {wrong[0]}"})
