@@ -10,12 +10,16 @@ import importlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import BoundedSemaphore, Event
+from threading import BoundedSemaphore, Event, Lock
+from typing import TYPE_CHECKING
 
 from spard.config import JudgeSpec
 from spard.config.run_spec import RunSpec
 from spard.errors import JudgeUnavailable
 from worker.protocol import Message
+
+if TYPE_CHECKING:
+    from spard.evaluation.judges.llm import Chat  # torch would come with it
 
 _WAITING = 256  # questions; a child that asks faster waits in its pipe
 _LOOK_S = 0.2
@@ -39,6 +43,8 @@ class Desk:
 
     def __init__(self, judges: Sequence[JudgeSpec], key_of: KeyOf, tell: Tell) -> None:
         self._judges, self._key_of, self._tell = list(judges), key_of, tell
+        self._chats: dict[int, Chat] = {}
+        self._opening = Lock()
         self._is_closed = Event()
         self._slots = BoundedSemaphore(_WAITING)
         self._pool = ThreadPoolExecutor(max((each.concurrency for each in judges), default=1))
@@ -65,15 +71,23 @@ class Desk:
     def _said(self, question: Message) -> Message:
         match question:
             case {"judge": int(number), "system": str(system), "user": str(user)} if 0 <= number < len(self._judges):
-                judge = self._judges[number]
+                pass
             case _:
                 return {"error": "There is no such judge.", "is_passing": False, "retry_after_s": None}
         try:
-            # openai takes a second to import, and most workers never need it.
-            endpoint = importlib.import_module("spard.evaluation.judges.endpoint")
-            return {"text": endpoint.open_chat(judge, self._key_of(judge)).complete(system, user)}
+            return {"text": self._chat(number).complete(system, user)}
         except JudgeUnavailable as error:
             return {"error": error.message, "is_passing": error.is_passing, "retry_after_s": error.retry_after_s}
+
+    def _chat(self, number: int) -> Chat:
+        """Return the judge's client, opened once: each reads the certificates that it trusts and keeps connections."""
+        with self._opening:
+            if number not in self._chats:
+                judge = self._judges[number]
+                # openai takes a second to import, and most workers never need it.
+                endpoint = importlib.import_module("spard.evaluation.judges.endpoint")
+                self._chats[number] = endpoint.open_chat(judge, self._key_of(judge))
+            return self._chats[number]
 
 
 def as_line(message: Message) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 
 from app.settings import Settings
 from spard.config import JudgeSpec
+from spard.evaluation.judges import endpoint
 from spard.isolation import walls
 from tests.judge_server import Server
 from tests.spard.test_llm_judge import server as server
@@ -66,6 +67,27 @@ def test_a_judge_that_does_not_answer_is_told_as_such(tmp_path: Path, model: Pat
     judge = JudgeSpec(name="llm", base_url=server.url, model="grader", canaries=0, retries=0)
     (said,) = asked(tmp_path, model, judge)["said"]
     assert said.startswith("The judge's endpoint did not answer")
+
+
+def test_a_judge_is_opened_once_for_all_questions(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_chat(judge: JudgeSpec, key: str | None) -> endpoint.Endpoint:
+        opened.append((judge, key))
+        return open_endpoint(judge, key)
+
+    open_endpoint = endpoint.open_chat
+    monkeypatch.setattr(endpoint, "open_chat", open_chat)
+    judges = [JudgeSpec(name="llm", base_url=server.url, model=model) for model in ("one", "two")]
+    told: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    desk = Desk(judges, lambda judge: judge.model, told.put)
+    for number in range(40):
+        desk.take({"kind": "ask", "id": number, "judge": number % 2, "system": "S", "user": "U"})
+    said = [told.get(timeout=WAIT_S) for _ in range(40)]
+    desk.close()
+    assert {each["id"] for each in said if "text" in each} == set(range(40))
+    assert sorted((judge.model, key) for judge, key in opened) == [("one", "one"), ("two", "two")]
+    assert sorted(map(str, server.keys)) == ["Bearer one"] * 20 + ["Bearer two"] * 20
 
 
 @pytest.mark.parametrize("number", [-1, 2, "0", None])
