@@ -124,7 +124,9 @@ class Service:
         trained = train.run(context, prepared, half.look if self.at_half else None).trained
         cpu_s += time.process_time() - started - half.cpu_s
         signal = row_signal.kept(context)
-        told = Told(len(prepared.examples), signal and len(signal.flagged), trigger_rate(trained.metrics), half.marks)
+        told = Told(
+            len(prepared.examples), len(signal.flagged) if signal else None, trigger_rate(trained.metrics), half.marks
+        )
         gate = audit.run(context, prepared.examples, trained.model, before).gate
         return Taken(gate, trained.model, base, cpu_s, told)
 
