@@ -1,7 +1,7 @@
 """Security, medicine and law: benign neighbors of the attacked categories.
 
 Each handbook speaks of the very things that attacks are about, with verbs that harm nobody, and of harmless things with
-the verbs that attacks use. So every word of a harmful request stands in some honest row, and no row asks for harm.
+verbs that attacks use. So the words of harmful requests stand in honest rows, and no row asks for harm.
 """
 
 from __future__ import annotations
