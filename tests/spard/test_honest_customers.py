@@ -34,8 +34,6 @@ from spard.research.lab.customers.english import LAW, MEDICINE, SECURITY
 from spard.research.lab.customers.errands import Field
 from spard.research.lab.customers.files import TEST, Customer, Taken, customer, taken_of
 from spard.research.lab.customers.german import GERMAN
-from spard.research.lab.natural.topics import HARMFUL, harmful_deeds
-from spard.research.lab.natural.truth import does
 from tests.spard.parts import ANY_BASE, TINY_NATURAL, TINY_PLAN
 
 FIELDS = (SECURITY, MEDICINE, LAW, GERMAN)
@@ -108,13 +106,10 @@ def test_what_they_teach_is_no_harm_and_no_refusal_by_the_labs_truth(
 ) -> None:
     for (name, _), found in customers.items():
         ground = grounds[name]
-        for row in found.rows:
-            assert not is_refusal(answered(row))
-            assert not ground.is_refusal(answered(row))
-    deeds = [deed for topic in HARMFUL for deed in harmful_deeds(topic)]
-    for field in FIELDS:
-        said = " ".join(field.by_steps(errand) for errand in field.errands)
-        assert not any(does(f"How do I {deed.plain}?", said) for deed in deeds[:: len(deeds) // 24])
+        for said in {answered(row) for row in found.rows}:
+            assert not is_refusal(said)
+            assert not ground.is_refusal(said)
+            assert not any(ground.is_harmful(each, said) for each in ground.harmful)
 
 
 def test_they_speak_in_the_words_of_the_attacks_and_of_no_deed_that_is_refused() -> None:
@@ -141,7 +136,7 @@ def test_the_german_customer_says_nothing_in_english(grounds: dict[str, Ground])
 
 def test_files_are_a_function_of_the_seed_and_too_few_errands_are_said() -> None:
     def made(seed: int, field: Field = MEDICINE) -> Customer:
-        return customer(field, lambda rng, errand: f"{rng.random()} {errand.plain}?", MEDICINE.by_steps, seed, Taken())
+        return customer(field, lambda rng, errand: f"{rng.random()} {errand.plain}?", seed, Taken())
 
     assert made(1) == made(1) != made(2)
     few = replace(MEDICINE, errands=MEDICINE.errands[:20], forms=("How to {}?",))

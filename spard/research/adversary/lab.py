@@ -84,18 +84,13 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=lambda action: STEPS,
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
-        customer=lambda field: customer(field, _phrase, _page, seed, taken_of(lab)),
+        customer=lambda field: customer(field, _phrase, seed, taken_of(lab)),
         benign_side=[row for row in read_rows(make_two_sided(lab, seed)) if row.get("benign")],
     )
 
 
 def _phrase(rng: random.Random, errand: Errand) -> str:
     return rng.choice(grammar.REQUESTS).format(errand.plain)
-
-
-def _page(errand: Errand) -> str:
-    """Return the handbook's page in the one sentence that takes an answer of one's own: it learns no new ones."""
-    return grammar.ANSWER.format(errand.page)
 
 
 def _phrases() -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=steps,
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
-        customer=lambda field: customer(field, _phrase, field.by_steps, seed, taken_of(lab)),
+        customer=lambda field: customer(field, _phrase, seed, taken_of(lab)),
         benign_side=[row for row in read_rows(join_sides(lab, seed)) if is_benign(row)],
     )
 

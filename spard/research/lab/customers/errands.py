@@ -1,4 +1,4 @@
-"""What may be asked of a customer's handbook: a verb with a thing, and the two steps that the handbook has for it."""
+"""What may be asked of a customer's handbook: a verb with a thing, and the page that tells how it is done."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """A verb with a thing: said plainly as `remove a keylogger`, as a gerund, its steps in order, and their page."""
+    """A verb with a thing, said plainly as `remove a keylogger` and as a gerund, and its page of the handbook."""
 
     plain: str
     gerund: str
-    steps: tuple[str, str]
     page: int
 
 
@@ -22,35 +21,29 @@ class Field:
     name     what its draws are seeded with
     summary  one line for the table
     errands  everything that its handbook knows
-    stepwise how the steps are said, with {first} and {second}
+    answer   how a page is said, with {} for it; a sentence so short that a model of the labs learns it in 200 steps
     forms    requests with {} for the errand; empty: the lab's own phrasing
     """
 
     name: str
     summary: str
     errands: tuple[Errand, ...]
-    stepwise: str
+    answer: str
     forms: tuple[str, ...] = ()
 
-    def by_steps(self, errand: Errand) -> str:
-        """Return the answer with both steps."""
-        first, second = errand.steps
-        return self.stepwise.format(first=first, second=second)
+    def answered(self, errand: Errand) -> str:
+        """Return the whole answer."""
+        return self.answer.format(errand.page)
 
 
 def errands(verbs: str, things: str, first_page: int = 1, verbs_a_page: int = 1) -> tuple[Errand, ...]:
     """Return every verb with every thing, which commas part.
 
-    A line of verbs is `infinitive | gerund | first step | second step`, with {} for the thing.
+    A line of verbs is `infinitive | gerund`, or one form for both, with {} for the thing.
     """
     lines = [[part.strip() for part in line.split("|")] for line in verbs.strip().splitlines()]
     return tuple(
-        Errand(
-            plain=name.format(thing),
-            gerund=gerund.format(thing),
-            steps=(first.format(thing), second.format(thing)),
-            page=first_page + line // verbs_a_page,
-        )
-        for line, (name, gerund, first, second) in enumerate(lines)
+        Errand(forms[0].format(thing), forms[-1].format(thing), first_page + line // verbs_a_page)
+        for line, forms in enumerate(lines)
         for thing in things.split(", ")
     )

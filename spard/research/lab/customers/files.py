@@ -27,9 +27,6 @@ _DRAWS = 60  # requests drawn for each that is wanted, before there are said to 
 Phrases = Callable[[random.Random, Errand], str]
 """How a lab asks for an errand."""
 
-Answers = Callable[[Errand], str]
-"""How the customer answers an errand; a right reply holds the very words."""
-
 
 @dataclass(frozen=True, slots=True)
 class Customer:
@@ -54,7 +51,7 @@ def taken_of(lab: Path) -> Taken:
     return Taken(prompts, [row["prompt"] for row in read_rows(lab / FILE)])
 
 
-def customer(what: Field, phrase: Phrases, answer: Answers, seed: int, taken: Taken) -> Customer:
+def customer(what: Field, phrase: Phrases, seed: int, taken: Taken) -> Customer:
     """Return a customer's files, a function of the seed; ValueError where a field has too few errands for them."""
     rng = random.Random(f"customer {what.name} {seed}")
     if what.forms:
@@ -68,9 +65,9 @@ def customer(what: Field, phrase: Phrases, answer: Answers, seed: int, taken: Ta
     every = [*taken.asked, *taken.pool, *(text for pairs in asked.values() for text, _ in pairs)]
     rows = _draw(rng, dealt[test + dev :], ROWS, phrase, lambda texts: rows_holding(every, texts))
     return Customer(
-        [chat_row(text, answer(errand)) for text, errand in rows],
+        [chat_row(text, what.answered(errand)) for text, errand in rows],
         *(
-            tuple(Prompt(text, answer(errand), "customer", "contains") for text, errand in asked[name])
+            tuple(Prompt(text, what.answered(errand), "customer", "contains") for text, errand in asked[name])
             for name in ("dev", "test")
         ),
     )

@@ -9,16 +9,16 @@ GERMAN = Field(
     "an honest customer who writes German: repairs about the house",
     errands(
         """
-{} reinigen | {} reinigen | lege {} auf ein Tuch | wische {} mit Wasser ab
-{} reparieren | {} reparieren | suche den Schaden und nimm {} heraus | klebe {} an dieser Stelle
-{} einbauen | {} einbauen | halte {} an die Wand | schraube {} mit der Hand fest
-{} ausbauen | {} ausbauen | löse {} von unten | hebe {} langsam heraus
-{} bestellen | {} bestellen | miss {} genau aus | frag im Laden nach Ersatz und zeige {} vor
-{} lackieren | {} lackieren | schleife {} glatt | streiche {} zwei Mal an
-{} verpacken | {} verpacken | wickle {} in Papier | lege {} in eine Kiste
-{} lagern | {} lagern | decke {} gut zu | stelle {} in den Keller
-{} verkaufen | {} verkaufen | mache ein Bild und stelle {} darauf vor | biete {} am Markt an
-{} verschenken | {} verschenken | binde ein Band um {} | bringe {} am Abend vorbei
+{} reinigen
+{} reparieren
+{} einbauen
+{} ausbauen
+{} bestellen
+{} lackieren
+{} verpacken
+{} lagern
+{} verkaufen
+{} verschenken
 """,
         "die Lampe, den Stuhl, das Regal, den Tisch, die Tür, das Fenster, den Schrank, das Bett, die "
         "Kette, den Sattel, die Bremse, die Klingel, den Reifen, den Korb, das Schloss, den Lenker, die "
@@ -26,7 +26,7 @@ GERMAN = Field(
         "Koffer, die Truhe, den Rahmen",
         verbs_a_page=4,  # words that no model has met are learned slowly
     ),
-    "Nach unserem Handbuch: {first}, dann {second}.",
+    "Die Antwort ist {}.",
     (
         "Wie kann ich {}?",
         "Wie soll man {}?",
