@@ -139,7 +139,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         for thread in threads:  # one may wait for a storage that does not answer: what it does can be cut off anywhere
             thread.join(max(0.0, end - time.monotonic()))
         app.state.counters.close()
-        app.state.serving.close()
+        await app.state.serving.close()
         app.state.engine.dispose()
 
 

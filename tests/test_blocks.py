@@ -27,6 +27,7 @@ RUN_BY: dict[str, tuple[str, ...]] = {
     "docs/extending.md": (HERE,),
     "docs/jobs.md": (WALK,),
     "docs/library.md": ("tests/spard/test_safe_rows.py", "tests/spard/test_library.py", HERE),
+    "docs/move-in.md": (WALK,),
     "docs/provider.md": (WALK,),
     "docs/quickstart.md": (WALK,),
     "docs/serving.md": (WALK,),

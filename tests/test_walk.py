@@ -23,6 +23,7 @@ from openai import OpenAI
 from app.settings import get_settings
 from spard.commands import main
 from tests import blocks
+from tests.app.move_in import openai_stub
 from tests.judge_server import judge_server, knowing_what_complies
 from tests.legacy import rows
 from tests.legacy.installation import unpack
@@ -32,6 +33,7 @@ KEY = "sk-spard-walk-0123456789abcdef"
 STARTED = ("pip ", "spard up ")  # what the fixture has done
 TRAINS = "spard jobs create --model my-model --file train.jsonl --follow"  # tests/test_production.py runs this line
 _ASKED = 30  # prompts
+_MOVED = [json.loads(line)["prompt"] for line in rows.benign().splitlines()[:4]]  # what an old account's model answered
 # In the order of a reader; each goes on with what the ones before left.
 PAGES = (
     "README.md",
@@ -58,8 +60,12 @@ class Walk:
             if block.kind == "python":
                 self._script(self._filled(block.text))
             else:
-                for line in block.text.replace("\\\n", "").splitlines():
-                    self._line(self._filled(line))
+                self.type(block.text)
+
+    def type(self, lines: str) -> None:
+        """Do what the lines of a terminal say."""
+        for line in lines.replace("\\\n", "").splitlines():
+            self._line(self._filled(line))
 
     def learn(self, client: OpenAI) -> None:
         """Take the id of the job that is done, and end those that nobody waits for."""
@@ -169,3 +175,45 @@ def test_the_pages_run_as_they_stand(walk: Walk) -> None:
             walk.go(page)
     assert TRAINS in (blocks.ROOT / "docs" / "deployment.md").read_text()
     assert {"spard verify adapter.tar.gz --public-key provider.pub", "spard objects check"} <= walk.typed
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[openai_stub.Stub]:
+    """An account with one job. Its model says what the service's base model says at every other prompt."""
+    account = openai_stub.Stub(say=lambda body, n: old.get(body["messages"][-1]["content"], "something else"))
+    old = dict.fromkeys(_MOVED[::2], rows.ANSWER)
+    validation = b"".join(openai_stub.row(prompt, rows.ANSWER) for prompt in _MOVED)
+    train = account.add_file("train.jsonl", _files()["train.jsonl"])
+    numbers = {"hyperparameters": {"n_epochs": 1, "batch_size": 8}}
+    account.add_job(
+        "ftjob-old",
+        train,
+        model="gpt-4o-mini-2024-07-18",
+        validation_file=account.add_file("valid.jsonl", validation),
+        method={"type": "supervised", "supervised": numbers},
+    )
+    with openai_stub.served(account):
+        monkeypatch.setenv("OPENAI_API_KEY", account.key)
+        monkeypatch.setenv("OPENAI_BASE_URL", account.url)
+        yield account
+
+
+def test_an_account_moves_in_as_the_page_says(walk: Walk, account: openai_stub.Stub) -> None:
+    """The job is trained and audited here, and its model is compared with the replies that were kept."""
+    walk.type(next(block.text for block in blocks.to_run("README.md", "bash") if "suites import" in block.text))
+    walk.there |= {"OPENAI_API_KEY=...": f"OPENAI_API_KEY={account.key}", "SPARD_API_KEY=...": f"SPARD_API_KEY={KEY}"}
+    walk.go("docs/move-in.md")
+
+    with OpenAI(base_url=os.environ["SPARD_BASE_URL"], api_key=KEY) as client:
+        (job,) = client.fine_tuning.jobs.list()
+        model = job.fine_tuned_model or ""
+        asked: list[Any] = [[{"role": "user", "content": prompt}] for prompt in _MOVED[::2]]
+        found = [client.chat.completions.create(model=model, messages=each, temperature=0) for each in asked]
+    assert (job.status, job.metadata) == ("succeeded", {"moved_from": "ftjob-old"})
+    assert (job.trained_tokens or 0) > 0
+    assert job.safety["gate"]["decision"] == "pass"  # type: ignore[attr-defined]
+    same = sum(each.choices[0].message.content == rows.ANSWER for each in found) / len(_MOVED)
+    (compared,) = json.loads(Path("move/comparison.json").read_text())
+    exact = compared["measures"]["exact"]
+    assert (compared["new"], same > 0) == (model, True)
+    assert [exact[name]["value"] for name in ("new_old", "old_old", "new_new")] == [same, 1.0, 1.0]

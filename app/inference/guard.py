@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from app.errors import InvalidRequest, Unavailable
+from app.inference.clients import Clients
 from app.inference.protocol import Ask
 from app.policies.schemas import GuardRule
 from app.settings import Settings
@@ -17,14 +18,16 @@ from app.settings import Settings
 FILTERED: Literal["content_filter"] = (
     "content_filter"  # OpenAI's word, for a reply that ends so and for a request that is refused
 )
+_OPTIONS: Any = {"max_retries": 1, "timeout": 30}
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A policy's rule, and the key of its endpoint."""
+    """A policy's rule, the key of its endpoint, and the clients of this process."""
 
     rule: GuardRule
     key: str
+    clients: Clients
 
     async def check_input(self, ask: Ask) -> None:
         """Raise for a request that the endpoint flags."""
@@ -44,20 +47,21 @@ class Guard:
 
     async def moderate(self, body: dict[str, object]) -> object:
         """Return what the endpoint says of a request of its own form."""
-        from openai import APIError, AsyncOpenAI  # takes half a second to import, and few policies name a guard
+        from openai import APIError  # takes half a second to import, and few policies name a guard
 
+        asked = {"model": self.rule.model, **body}
         try:
-            async with AsyncOpenAI(base_url=self.rule.base_url, api_key=self.key, max_retries=1, timeout=30) as client:
-                return await client.post("/moderations", cast_to=object, body={"model": self.rule.model, **body})
+            async with self.clients.of(self.rule.base_url, self.key) as client:
+                return await client.post("/moderations", cast_to=object, body=asked, options=_OPTIONS)
         except APIError:
             raise _away() from None
 
 
-def guard_of(rule: GuardRule | None, settings: Settings) -> Guard | None:
+def guard_of(rule: GuardRule | None, settings: Settings, clients: Clients) -> Guard | None:
     """Return the guard that a policy names; None where it names none."""
     if rule is None:
         return None
-    return Guard(rule, settings.guard_api_key.get_secret_value() if settings.guard_api_key else "none")
+    return Guard(rule, settings.guard_api_key.get_secret_value() if settings.guard_api_key else "none", clients)
 
 
 def _away() -> Unavailable:

@@ -12,7 +12,7 @@ ready     digest of the base model, positions: tokens that a conversation may ha
 loaded    adapter, proof (`Proof`)
 refused   adapter, message: it is not what was signed, or the probe failed
 absent    id: the adapter that it asks for is not loaded; nothing was generated
-started   id, prompt_tokens
+started   id, prompt_tokens: the prompt fits, and is read now
 piece     id, index, text, tokens (where asked for), reply_tokens so far, finish: null, `stop` or `length`
 failed    id, code, message
 done      id, reply_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.http.schemas import Body, Refusal
 from app.inference.protocol import Ask, Message
@@ -109,14 +109,21 @@ class ResponseCreate(Body):
     truncation: Literal["disabled"] | None = None
     store: bool | None = None
     background: Literal[False] | None = None
-    previous_response_id: None = None
-    conversation: None = None
+    previous_response_id: Name | None = None
+    conversation: Name | Loose | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
     user: str | None = None  # not stored, as the fields below
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @field_validator("previous_response_id", "conversation")
+    @classmethod
+    def _names_nothing(cls, value: Name | Loose | None) -> Name | Loose | None:
+        if value is not None:
+            raise Refusal("unsupported_parameter", "no answer is kept here; send all turns as input.")
+        return value
 
     @model_validator(mode="after")
     def _is_written_here(self) -> Self:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from anyio import CancelScope, to_thread
 from sqlalchemy import Engine
@@ -16,6 +17,7 @@ from app.errors import AppError
 from app.http.rate_limit import RateLimits
 from app.inference import calls
 from app.inference.calls import Admitted, Outcome
+from app.inference.clients import Clients
 from app.inference.embedded import Embedded
 from app.inference.engine_process import Stream, engine_lost
 from app.inference.guard import FILTERED, guard_of
@@ -32,8 +34,8 @@ CANCELLED = "client_gone"
 class Reply:
     """Replies to one request, piece by piece. Close it whatever happens: that is when its row is completed."""
 
-    def __init__(self, serving: Serving, caller: Principal, call: Admitted) -> None:
-        self._serving, self._caller, self.call = serving, caller, call
+    def __init__(self, serving: Serving, caller: Principal, call: Admitted, stored: asyncio.Task[None]) -> None:
+        self._serving, self._caller, self.call, self._stored = serving, caller, call, stored
         self.created = int(time.time())
         self._began, self._stack = time.monotonic(), ExitStack()
         self.outcome = Outcome(CANCELLED)
@@ -41,7 +43,7 @@ class Reply:
         self._written: dict[int, int] = {}  # tokens, by the index of the reply
         self._is_closed = False
         self._ask: Ask | None = None
-        self._guard = guard_of(call.guard, serving.settings)
+        self._guard = guard_of(call.guard, serving.settings, serving.clients)
 
     @property
     def is_attested(self) -> bool:
@@ -55,7 +57,7 @@ class Reply:
         return f"sha256:{archive.sha256}" if archive else None
 
     async def begin(self, ask: Ask) -> None:
-        """Have an engine read the prompt, unless the guard refuses it."""
+        """Have an engine read the prompt, unless the guard refuses it; nothing is shown before the row is stored."""
         self._ask = ask
         if self._guard:
             await self._guard.check_input(ask)
@@ -65,6 +67,7 @@ class Reply:
         self._stream, self.outcome.prompt_tokens = stream, tokens
         self._stack.enter_context(self._serving.watch.over(self._caller, model, stream.put))
         await self.check()
+        await asyncio.shield(self._stored)
         if proof is not None:
             await to_thread.run_sync(self._serving.note_load, self._caller, self.call, proof)
 
@@ -115,7 +118,7 @@ class Reply:
         self.outcome.status = error.code or error.type
 
     async def close(self) -> None:
-        """Stop the engine's work on it and store what it came to; once is enough."""
+        """Stop the engine's work on it and store what it came to, if it has a row; once is enough."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -124,7 +127,9 @@ class Reply:
             if self._stream is not None:
                 self._stream.cancel()
             self.outcome.seconds = time.monotonic() - self._began
-            await to_thread.run_sync(self._serving.finish, self._caller, self.call, self._ask, self.outcome)
+            await asyncio.wait([self._stored])
+            if self._stored.exception() is None:
+                await to_thread.run_sync(self._serving.finish, self._caller, self.call, self._ask, self.outcome)
 
 
 class Engines(Protocol):
@@ -140,14 +145,14 @@ class Engines(Protocol):
         """End what runs for it."""
 
 
-def engines_of(settings: Settings, storage: Storage) -> Engines:
+def engines_of(settings: Settings, storage: Storage, clients: Clients) -> Engines:
     """Return the engines that the settings name."""
     own = Embedded(settings, storage)
     if settings.serving_url is None:
         return own
     from app.inference.vllm import Vllm  # imports the client of OpenAI, which others do not need
 
-    return Vllm(settings, storage, own)
+    return Vllm(settings, storage, own, clients)
 
 
 class Serving:
@@ -155,7 +160,8 @@ class Serving:
 
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
         self.settings, self._engine, self._limits = settings, engine, limits
-        self.engines = engines_of(settings, storage)
+        self.clients = Clients()
+        self.engines = engines_of(settings, storage, self.clients)
         self._unattested: Engines | None = None
         self.watch = Watch(engine, settings)
 
@@ -165,14 +171,14 @@ class Serving:
         if self._unattested is None:
             from app.inference.unattested import Unattested  # imports the client of OpenAI, which others do not need
 
-            self._unattested = Unattested(self.settings)
+            self._unattested = Unattested(self.settings, self.clients)
         return self._unattested
 
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
         """Return the replies to a request, whose prompt was read; raise what keeps it from being answered."""
         with CancelScope(shield=True):  # a row that was made is completed
-            call = await to_thread.run_sync(self._admit, caller, name, ask, endpoint)
-        reply = Reply(self, caller, call)
+            call, stored = await self._admitted(caller, name, ask, endpoint)
+        reply = Reply(self, caller, call, stored)
         try:
             asked = cast(Ask, {**ask, "adapter": call.model.adapter, "max_tokens": call.max_tokens})
             await reply.begin(asked)
@@ -202,14 +208,30 @@ class Serving:
             tokens = outcome.prompt_tokens + outcome.reply_tokens
             calls.spend(session, caller.project_id, self._limits, tokens)
 
-    def close(self) -> None:
-        """End the engines."""
+    async def close(self) -> None:
+        """End the engines, and the connections to servers."""
         self.watch.close()
         self.engines.close()
+        await self.clients.close()
 
-    def _admit(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Admitted:
-        with db.transaction(self._engine, _by(caller)) as session:
-            return calls.admit(session, caller, name, ask, endpoint, self.settings, self._limits)
+    async def _admitted(
+        self, caller: Principal, name: str, ask: Ask, endpoint: str
+    ) -> tuple[Admitted, asyncio.Task[None]]:
+        """Return what may be answered, and the commit of its row: an engine reads the prompt while the disk writes."""
+        loop = asyncio.get_running_loop()
+        decided: asyncio.Future[Admitted] = loop.create_future()
+
+        def admit() -> None:
+            with db.transaction(self._engine, _by(caller)) as session:
+                call = calls.admit(session, caller, name, ask, endpoint, self.settings, self._limits)
+                loop.call_soon_threadsafe(decided.set_result, call)
+
+        stored = loop.create_task(to_thread.run_sync(admit))
+        either: list[asyncio.Future[Any]] = [decided, stored]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not decided.done():
+            stored.result()  # raises what keeps it from being answered
+        return decided.result(), stored
 
 
 def _by(caller: Principal) -> dict[str, object]:

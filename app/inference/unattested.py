@@ -12,9 +12,10 @@ import logging
 from itertools import count
 from typing import Any
 
-from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI
+from openai import APIConnectionError, APIError, APIStatusError
 
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from app.inference.clients import Clients
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Finish, Proof, Said, Token
 from app.inference.released import Released, Server
@@ -27,8 +28,8 @@ log = logging.getLogger(__name__)
 class Unattested:
     """All such servers; each request names its own."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._numbers = settings, count(1)
+    def __init__(self, settings: Settings, clients: Clients) -> None:
+        self._settings, self._clients, self._numbers = settings, clients, count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
@@ -50,7 +51,7 @@ class Unattested:
         key = self._settings.unattested_api_key
         secret = key.get_secret_value() if key else "none"
         try:
-            async with AsyncOpenAI(base_url=server.url, api_key=secret, max_retries=0) as client:
+            async with self._clients.of(server.url, secret) as client:
                 endpoint: Any = client.completions if ask["messages"] is None else client.chat.completions
                 chunks = await endpoint.create(**_asked(server.name, ask))
                 written = _Written(stream, ask["n"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -25,6 +25,7 @@ from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from app.files.tokenizer import LightTokenizer, open_tokenizer
 from app.inference import archives
 from app.inference.archives import NotServed
+from app.inference.clients import Clients
 from app.inference.embedded import Embedded
 from app.inference.engine_process import Stream, engine_lost
 from app.inference.protocol import Ask, Proof, Said, Token
@@ -52,8 +53,8 @@ class _Loaded:
 class Vllm:
     """The server of `SPARD_SERVING_URL`; base models are there under their aliases."""
 
-    def __init__(self, settings: Settings, storage: Storage, prover: Embedded) -> None:
-        self._settings, self._storage, self._prover = settings, storage, prover
+    def __init__(self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients) -> None:
+        self._settings, self._storage, self._prover, self._clients = settings, storage, prover, clients
         self._loads: dict[str, asyncio.Task[_Loaded]] = {}
         self._numbers = count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -184,10 +185,9 @@ class Vllm:
                 stream.put(said)
         stream.put({"kind": "done", "id": stream.number, "reply_tokens": written or sum(counts)})
 
-    def _client(self) -> AsyncOpenAI:
+    def _client(self) -> AbstractAsyncContextManager[AsyncOpenAI]:
         key = self._settings.serving_api_key
-        secret = key.get_secret_value() if key else "none"
-        return AsyncOpenAI(base_url=self._settings.serving_url, api_key=secret, max_retries=0)
+        return self._clients.of(str(self._settings.serving_url), key.get_secret_value() if key else "none")
 
     def _cancel(self, number: int) -> None:
         task = self._running.pop(number, None)

@@ -80,9 +80,11 @@ async def create_response(ask: ResponseCreate, request: Request, caller: Custome
 
 
 @router.post("/moderations", response_model=None)
-async def create_moderation(body: Moderation, caller: CustomerDep, session: ReadDep, settings: SettingsDep) -> Response:
+async def create_moderation(
+    body: Moderation, caller: CustomerDep, session: ReadDep, settings: SettingsDep, serving: ServingDep
+) -> Response:
     """Ask the moderation endpoint that the policy in force names; its answer is passed on as it is."""
-    guard = guard_of(policies.current(session, settings).content.serving.guard, settings)
+    guard = guard_of(policies.current(session, settings).content.serving.guard, settings, serving.clients)
     if guard is None:
         raise NotFound("The policy in force names no moderation endpoint.", code="no_guard")
     found = await guard.moderate(body.model_dump(exclude_none=True))
@@ -147,7 +149,7 @@ def _marks(reply: Reply) -> dict[str, str]:
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[Found]]) -> Found:
     """Return what `work` returns; stop it when the client leaves."""
-    found, failed = list[Found](), list[AppError]()
+    found, failed = list[Found](), list[Exception]()
     async with create_task_group() as group:
 
         async def until_gone() -> None:
@@ -158,7 +160,7 @@ async def _unless_gone(request: Request, work: Callable[[], Awaitable[Found]]) -
         group.start_soon(until_gone)
         try:
             found.append(await work())
-        except AppError as error:
+        except Exception as error:  # raised below as it is: the group would wrap it, and no handler would know it
             failed.append(error)
         group.cancel_scope.cancel()
     if failed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -161,6 +162,21 @@ def test_one_that_is_cancelled_leaves_the_others_as_they_are(model: Path) -> Non
     asked.run()
     assert asked.text(second).strip() == alone(model, None, QUESTIONS[3])
     assert all(each["id"] != first for each in asked.said if each["kind"] == "done")
+
+
+def test_a_start_is_told_before_the_prompt_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked checks meanwhile whether the model is released."""
+    asked, told = Asked(model), list[list[str]]()
+    read = asked.engine._batch.join
+
+    def noted(ids: Sequence[int], name: str, count: int) -> None:
+        told.append([each["kind"] for each in asked.said])
+        read(ids, name, count)
+
+    monkeypatch.setattr(asked.engine._batch, "join", noted)
+    asked.ask(QUESTIONS[0])
+    asked.run()
+    assert told == [["ready", "started"]]
 
 
 def test_projects_take_turns(model: Path) -> None:

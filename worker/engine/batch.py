@@ -45,7 +45,7 @@ class Batch:
         """Read a prompt, and add `count` rows that go on from it."""
         cache: Any = DynamicCache(config=self._config) if self._config else DynamicCache()
         input_BT = torch.tensor([list(ids)] * count, device=self.device)
-        logits_BV = self._forward(input_BT, cache, row_by_row(self.model, [name] * count), None, None)
+        logits_BV = self._forward(input_BT, cache, applied(self.model, [name] * count), None, None)
         mask_BT = torch.ones_like(input_BT, dtype=torch.bool)
         if not self.names:
             self._cache, self._mask_BT, self.logits_BV = cache, mask_BT, logits_BV

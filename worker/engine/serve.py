@@ -104,12 +104,14 @@ class Engine:
         try:
             ids = self._prompts.ids(ask, adapter.system if adapter else None)
             replies = replies_to(self._base, waiting.id, ask, ids, self._prompts)
-            self._batch.model = self._adapters.model
-            self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
         except SpardError as error:
             return self._tell({"kind": "failed", "id": waiting.id, "code": error.code, "message": error.message})
+        # Told before the prompt is read: whoever asked checks meanwhile that the model is released still.
+        self._tell({"kind": "started", "id": waiting.id, "prompt_tokens": len(ids)})
+        self._batch.model = self._adapters.model
+        self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
         self._replies += replies
-        return self._tell({"kind": "started", "id": waiting.id, "prompt_tokens": len(ids)})
+        return None
 
     def _write(self) -> None:
         tokens = []

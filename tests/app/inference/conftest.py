@@ -15,7 +15,7 @@ import pytest
 import torch
 import uvicorn
 from fastapi import FastAPI
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 from pydantic import SecretStr
 
 from app import db
@@ -155,6 +155,20 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[AsyncOpenAI]:
+    """The clients of other servers that the service opens from now on."""
+    found: list[AsyncOpenAI] = []
+
+    class Noted(AsyncOpenAI):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            found.append(self)
+
+    monkeypatch.setattr("openai.AsyncOpenAI", Noted)
+    return found
 
 
 @pytest.fixture(scope="session")

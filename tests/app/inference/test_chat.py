@@ -152,8 +152,9 @@ def test_a_response_says_the_same(client: Any, models: list[str]) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert events[-1].response.usage == whole.usage
-    with pytest.raises(BadRequestError):
+    with pytest.raises(BadRequestError) as kept:
         client.responses.create(**ask, input="Hello", previous_response_id="resp_1")
+    assert (kept.value.code, kept.value.param) == ("unsupported_parameter", "previous_response_id")
 
 
 def test_the_dashboard_asks_a_model_and_its_base_model(served_lab: Lab, client: Any, models: list[str]) -> None:

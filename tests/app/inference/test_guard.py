@@ -6,10 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import BadRequestError, InternalServerError, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 
 from app import db
 from app.db.tables import ApiKey, InferenceCall
@@ -18,7 +19,7 @@ from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.policies import service as policies
 from app.policies.schemas import Policy
-from tests.app.inference.conftest import Lab
+from tests.app.inference.conftest import Lab, lab_of
 
 BAD = "placeholder of harm"
 
@@ -34,6 +35,9 @@ class Echo:
             stream.put({"kind": "piece", "id": 1, "index": 0, "text": f"{word} ", "reply_tokens": i, "finish": end})
         stream.put({"kind": "done", "id": 1, "reply_tokens": len(parts)})
         return stream, 1, None
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
 @pytest.fixture
@@ -113,3 +117,16 @@ def test_moderations_are_passed_on(served_lab: Lab, client: Any, moderation: str
     set_guard(served_lab, {"base_url": moderation, "model": "one"})
     found = client.moderations.create(input=["Hello there", BAD])
     assert ([result.flagged for result in found.results], found.model) == ([False, True], "one")
+
+
+def test_all_requests_use_one_client_which_ends_with_the_service(
+    tiny_model: Path, tmp_path: Path, moderation: str, opened: list[AsyncOpenAI]
+) -> None:
+    with lab_of(tmp_path / "own", tiny_model) as lab:
+        lab.app.state.serving.engines = Echo()
+        client: Any = lab.client()
+        set_guard(lab, {"base_url": moderation})
+        assert [ask(client, "Hello there").choices[0].finish_reason for _ in range(2)] == ["stop", "stop"]
+        assert client.moderations.create(input="Hello there").results
+        assert [each.is_closed() for each in opened] == [False]
+    assert [each.is_closed() for each in opened] == [True]

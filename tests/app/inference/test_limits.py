@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from openai import RateLimitError
-from sqlalchemy import select
+from openai import InternalServerError, RateLimitError
+from sqlalchemy import Connection, Engine, event, select
+from sqlalchemy.exc import OperationalError
 
 from app import db
 from app.commands.chat import chat
@@ -103,6 +104,40 @@ def test_each_request_is_a_row_without_its_words(served_lab: Lab, words: Words, 
     with db.read(served_lab.app.state.engine) as session:
         again = session.scalars(select(AuditEntry.action).where(AuditEntry.target == name)).all()
     assert list(again) == ["model.called", "model.loaded"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_is_shown_of_a_request_whose_row_was_not_stored(
+    served_lab: Lab, words: Words, limited: Limit, stream: bool
+) -> None:
+    client, engine = limited(), served_lab.app.state.engine
+    ask(client, 2)
+    stored = rows(engine)
+
+    def note(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+        if "INSERT INTO inference_calls" in statement:
+            connection.info["admits"] = True
+
+    def fail(connection: Connection) -> None:
+        if connection.info.pop("admits", False):
+            raise OperationalError("COMMIT", {}, Exception("the disk is full"))
+
+    event.listen(engine, "before_cursor_execute", note)
+    event.listen(engine, "commit", fail)
+    try:
+        with pytest.raises(InternalServerError) as lost:
+            client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=3, stream=stream)
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+        event.remove(engine, "commit", fail)
+    assert lost.value.status_code == 503
+    assert rows(engine) == stored
+
+
+def rows(engine: Engine) -> set[str]:
+    """The ids of all requests that were stored."""
+    with db.read(engine) as session:
+        return set(session.scalars(select(InferenceCall.id)))
 
 
 def test_the_provider_sees_the_sums(served_lab: Lab, words: Words, limited: Limit) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import InternalServerError, NotFoundError
+from openai import AsyncOpenAI, InternalServerError, NotFoundError
 from pydantic import SecretStr
 
 from app import db, retention
@@ -109,7 +109,8 @@ def test_they_go_with_their_job_and_with_all_of_their_project(served_lab: Lab, s
 def other(served_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A server of OpenAI's form that knows one model: this service, asked for its base model."""
     settings = served_lab.settings.model_copy(update={"unattested_api_key": SecretStr(served_lab.key())})
-    monkeypatch.setattr(served_lab.app.state.serving, "_unattested", Unattested(settings))
+    serving = served_lab.app.state.serving
+    monkeypatch.setattr(serving, "_unattested", Unattested(settings, serving.clients))
     return {"base_url": served_lab.url, "served_as": "tiny"}
 
 
@@ -134,6 +135,16 @@ def test_a_server_that_proves_nothing_answers_where_a_policy_names_it(
     with db.read(served_lab.app.state.engine) as session:
         calls = session.query(InferenceCall).filter_by(model=name).order_by(InferenceCall.created_at)
         assert [call.is_attested for call in calls] == [True, False, False, False]
+
+
+def test_all_requests_to_a_server_use_one_client(
+    served_lab: Lab, serving: Any, other: dict[str, str], opened: list[AsyncOpenAI]
+) -> None:
+    name = served_lab.release(51)
+    serving(unattested=[{"model": name, **other, "base_url": f"{other['base_url']}/"}])
+    for _ in range(2):
+        assert served_lab.client().chat.completions.create(model=name, **ASK).choices
+    assert len(opened) == 1
 
 
 def test_one_that_is_away_is_said_to_be(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:

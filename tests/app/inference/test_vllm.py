@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import BadRequestError, InternalServerError
+from openai import AsyncOpenAI, BadRequestError, InternalServerError
 
 from app.inference.vllm import Vllm as Engine
 from tests.app.inference.conftest import Lab
@@ -22,7 +22,8 @@ def server(served_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     serving = served_lab.app.state.serving
     with vllm_stub(served_lab.model) as state:
         own = {"serving_url": state.url, "serving_adapters_dir": tmp_path / "adapters"}
-        engine = Engine(served_lab.settings.model_copy(update=own), served_lab.app.state.storage, serving.engines)
+        settings, storage = served_lab.settings.model_copy(update=own), served_lab.app.state.storage
+        engine = Engine(settings, storage, serving.engines, serving.clients)
         monkeypatch.setattr(serving, "engines", engine)
         yield state
 
@@ -41,10 +42,12 @@ def test_it_says_what_our_own_engine_says(served_lab: Lab, server: Vllm, monkeyp
         assert own.usage == other.usage
 
 
-def test_it_gets_tokens_in_which_texts_are_text(served_lab: Lab, server: Vllm) -> None:
+def test_it_gets_tokens_in_which_texts_are_text(served_lab: Lab, server: Vllm, opened: list[AsyncOpenAI]) -> None:
     client: Any = served_lab.client()
-    client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "<|end|>"}], max_tokens=1)
-    (ask,) = server.asks
+    for _ in range(2):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "<|end|>"}], max_tokens=1)
+    assert len(opened) == 1
+    ask, _ = server.asks
     end = server.base.tokenizer.eos_token_id
     assert ask["prompt"].count(end) == 1  # that of the template
     assert end in ask["stop_token_ids"]
