@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 from pydantic import BaseModel
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -43,10 +43,10 @@ def recognize_key(request: Request, engine: Engine, settings: Settings, caller: 
     return found.principal
 
 
-def _recognized(request: Request, session: Session, settings: Settings, caller: Caller, secret: str) -> Recognized:
+def _recognized(request: Request, reader: db.Reader, settings: Settings, caller: Caller, secret: str) -> Recognized:
     throttle: KeyThrottle = request.app.state.key_throttle
     throttle.check(_address(request), secret, settings.wrong_keys_per_minute)
-    found = keys.authenticate(session, secret)
+    found = keys.authenticate(reader, secret)
     if found is None:
         throttle.note_invalid(_address(request), settings.wrong_keys_per_minute)
         raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
@@ -114,7 +114,7 @@ def reader(principal: Principal) -> Principal:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers to a customer's reads, each worked out in one thread and one session, from the key to the JSON.
+    """Answers to a customer's reads, each worked out in one thread and one transaction, from the key to the JSON.
 
     A thread for each dependency of a route, and one to write its answer, cost several times what the work does.
     """
@@ -123,28 +123,29 @@ class Answers:
     secret: str | None
     cookie: str  # of a browser that is signed in; counts where no key is sent
 
-    async def of(self, work: Callable[[Session, Principal], BaseModel]) -> Response:
+    async def of(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
         """Return what `work` reads for the caller as JSON; 401 and 403 as `CustomerDep` raises them."""
         return await run_in_threadpool(self._answer, work)
 
-    def _answer(self, work: Callable[[Session, Principal], BaseModel]) -> Response:
+    def _answer(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
         engine: Engine = self.request.app.state.engine
         found: Recognized | None = None
         try:
-            with db.read(engine) as session:
-                found = self._recognized(session)
-                text = work(session, reader(found.principal)).model_dump_json()
+            with db.look(engine) as connection:
+                found = self._recognized(connection)
+                text = work(connection, reader(found.principal)).model_dump_json()
         finally:
             if found:
                 _note_use(engine, found)
         return Response(text, media_type="application/json")
 
-    def _recognized(self, session: Session) -> Recognized:
+    def _recognized(self, connection: Connection) -> Recognized:
         settings: Settings = self.request.app.state.settings
         caller = caller_of(self.request)
         if self.secret is not None:
-            return _recognized(self.request, session, settings, caller, self.secret)
-        principal = _signed_in(self.request, session, settings, caller, self.cookie)
+            return _recognized(self.request, connection, settings, caller, self.secret)
+        with db.joined(connection) as session:
+            principal = _signed_in(self.request, session, settings, caller, self.cookie)
         if principal is None:
             raise Unauthorized(NO_KEY)
         return Recognized(principal, None, is_use_noted=True)

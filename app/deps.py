@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from fastapi import Depends, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.base import SecurityBase
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
@@ -144,13 +145,18 @@ async def _customer(principal: Annotated[Principal, Depends(_principal)], reques
     return reader(principal) if request.method == "GET" else scoped("customer", principal)
 
 
-async def _answers(
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)], request: Request
-) -> Answers:
-    cookie = request.cookies.get(browser_sessions.COOKIE) or ""
-    if credentials is None and not cookie:
-        raise Unauthorized(NO_KEY)
-    return Answers(request, credentials.credentials if credentials else None, cookie)
+class _Answering(SecurityBase):
+    """Reads the key as `_bearer` does, and stands for it in the reference: a dependency of its own costs a request."""
+
+    model, scheme_name = _bearer.model, _bearer.scheme_name
+
+    async def __call__(self, request: Request) -> Answers:
+        """Return what answers the request; 401 for one with neither a key nor a cookie."""
+        credentials = await _bearer(request)
+        cookie = request.cookies.get(browser_sessions.COOKIE) or ""
+        if credentials is None and not cookie:
+            raise Unauthorized(NO_KEY)
+        return Answers(request, credentials.credentials if credentials else None, cookie)
 
 
 def _admin(principal: Annotated[Principal, Depends(_principal)], request: Request, begin: BeginDep) -> Principal:
@@ -165,7 +171,7 @@ def _admin(principal: Annotated[Principal, Depends(_principal)], request: Reques
 
 KeyDep = Annotated[Principal, Depends(_principal)]  # any valid key, whatever its scopes
 CustomerDep = Annotated[Principal, Depends(_customer)]
-AnswersDep = Annotated[Answers, Depends(_answers)]  # for reads that are asked often
+AnswersDep = Annotated[Answers, Depends(_Answering())]  # for reads that are asked often
 AdminDep = Annotated[Principal, Depends(_admin)]
 
 

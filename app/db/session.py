@@ -6,7 +6,7 @@ wait for its turn; one that read first and then wanted to write would fail inste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from functools import cache
@@ -21,6 +21,7 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
+    Executable,
     Float,
     create_engine,
     event,
@@ -30,6 +31,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.engine import CursorResult
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
@@ -54,6 +56,8 @@ _CONFLICTS = {"23505", "23503", "40001", "40P01"}
 _CONFLICTS |= {f"SQLITE_CONSTRAINT_{kind}" for kind in ("UNIQUE", "PRIMARYKEY", "FOREIGNKEY")}
 
 SchemaState = Literal["current", "behind", "ahead"]
+_Rows = CursorResult[*tuple[Any, ...]]
+Reader = Connection | Session  # of which either can be asked for `rows`
 Begin = Callable[[], AbstractContextManager[Session]]  # opens a transaction, for what waits before it needs one
 
 
@@ -91,6 +95,30 @@ def read(engine: Engine) -> Iterator[Session]:
     with Session(engine, expire_on_commit=False) as session:
         session.connection(execution_options=_READ_ONLY)
         yield session
+
+
+@contextmanager
+def look(engine: Engine) -> Iterator[Connection]:
+    """Open what `read` does without the ORM, which costs as much again; for `rows`."""
+    with engine.connect() as connection:
+        yield connection.execution_options(**_READ_ONLY)
+
+
+def joined(connection: Connection) -> Session:
+    """Return a session within the connection's transaction, for a read that needs the ORM after all."""
+    return Session(connection, expire_on_commit=False)
+
+
+def rows(reader: Reader, statement: Executable, values: Mapping[str, object] | None = None) -> _Rows:
+    """Return rows of a statement of columns, in the reader's transaction; the ORM's part would cost more than they do.
+
+    What is asked often is asked here, by statements that were built once. As with the ORM, what a session has not
+    written yet is written first.
+    """
+    if isinstance(reader, Session):
+        reader.flush()
+        reader = reader.connection()
+    return reader.execute(statement, values)
 
 
 def is_conflict(error: DBAPIError) -> bool:
@@ -176,8 +204,10 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        reads = connection.get_execution_options().get("read_only")
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        if connection.get_execution_options().get("read_only"):  # takes no lock, so it can meet no error to translate
+            connection.connection.cursor().execute("BEGIN")
+        else:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, bindparam, or_, select
 from sqlalchemy.orm import Session
 
-from app import objects
+from app import db, objects
 from app.audit_log import service as audit_log
 from app.db import Begin, timestamp
 from app.db.tables import TERMINAL, File, Job
 from app.db.tables.files import RESULTS
 from app.errors import InvalidState, NotFound
-from app.files.schemas import FileDeleted, Validation
+from app.files.schemas import FileDeleted, FileOut, Validation
 from app.http.pagination import Page, page
 from app.storage import Storage
+
+_LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())
+_COLUMNS = (getattr(File, name) for name in FileOut.model_fields if name != "object")
+_SHOWN = select(*_COLUMNS).where(  # built once
+    File.project_id == bindparam("project_id"), File.id == bindparam("file_id"), _LIVES
+)
 
 
 def list_files(
@@ -39,8 +45,16 @@ def get(session: Session, project_id: str, file_id: str, param: str | None = Non
     """Return the project's file; a file of another project is reported as unknown."""
     file = session.scalar(_of(project_id).where(File.id == file_id))
     if file is None:
-        raise NotFound(f"No such File object: {file_id}", code="file_not_found", param=param)
+        raise _unknown(file_id, param)
     return file
+
+
+def retrieve(reader: db.Reader, project_id: str, file_id: str) -> FileOut:
+    """Return the API's object for the project's file; `NotFound` for another project's."""
+    row = db.rows(reader, _SHOWN, {"project_id": project_id, "file_id": file_id}).one_or_none()
+    if row is None:
+        raise _unknown(file_id)
+    return FileOut.model_validate(row)
 
 
 def get_for_job(session: Session, project_id: str, file_id: str, param: str) -> File:
@@ -126,5 +140,8 @@ def is_unfit(file: File) -> bool:
 
 def _of(project_id: str) -> Select[File]:
     """Select the project's files that have not expired."""
-    lives = or_(File.expires_at.is_(None), File.expires_at > timestamp())
-    return select(File).where(File.project_id == project_id, lives)
+    return select(File).where(File.project_id == project_id, _LIVES)
+
+
+def _unknown(file_id: str, param: str | None = None) -> NotFound:
+    return NotFound(f"No such File object: {file_id}", code="file_not_found", param=param)

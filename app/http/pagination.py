@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from sqlalchemy import Select, and_, or_
 from sqlalchemy.orm import Session
 
+from app import db
 from app.errors import InvalidRequest
 
 
@@ -18,14 +20,23 @@ class Listed(Protocol):
     created_at: Any
 
 
+class Item(Protocol):
+    """What stands in a list, by its id."""
+
+    @property
+    def id(self) -> Any:
+        """The id of it, a string."""
+
+
 Row = TypeVar("Row", bound=Listed)
+Made = TypeVar("Made", bound=Item)
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[Row]):
+class Page(Generic[Made]):
     """Rows of one page, and whether there are more."""
 
-    data: list[Row]
+    data: list[Made]
     has_more: bool
 
     @property
@@ -43,17 +54,37 @@ def page(
     session: Session, query: Select[Row], model: type[Row], after: str | None, limit: int, *, ascending: bool
 ) -> Page[Row]:
     """Return the rows of `query` that follow `after` in order of creation; raise if `query` does not hold `after`."""
+    following = _following(session, query, model, after, ascending=ascending)
+    rows = list(session.scalars(following.limit(limit + 1)))
+    return Page(rows[:limit], len(rows) > limit)
+
+
+def row_page(
+    reader: db.Reader,
+    query: Select[Any],
+    model: type[Listed],
+    after: str | None,
+    limit: int,
+    made: Callable[[Iterable[Any]], Made],
+) -> Page[Made]:
+    """Return the same of a query of columns, the newest first, each row `made` into what is listed."""
+    following = _following(reader, query, model, after, ascending=False)
+    rows = [made(row) for row in db.rows(reader, following.limit(limit + 1))]
+    return Page(rows[:limit], len(rows) > limit)
+
+
+def _following(
+    reader: db.Reader, query: Select[Any], model: type[Listed], after: str | None, *, ascending: bool
+) -> Select[Any]:
     order = (model.created_at, model.id) if ascending else (model.created_at.desc(), model.id.desc())
     if after is not None:
-        cursor = session.scalar(query.where(model.id == after))
-        if cursor is None:
+        at = db.rows(reader, query.with_only_columns(model.created_at).where(model.id == after)).scalar()
+        if at is None:
             raise invalid_cursor(after)
-        at = cursor.created_at
         later = model.created_at > at if ascending else model.created_at < at
         tied = model.id > after if ascending else model.id < after
         query = query.where(or_(later, and_(model.created_at == at, tied)))
-    rows = list(session.scalars(query.order_by(*order).limit(limit + 1)))
-    return Page(rows[:limit], len(rows) > limit)
+    return query.order_by(*order)
 
 
 def invalid_cursor(after: str) -> InvalidRequest:

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 
-from app.db.tables import Job
 from app.db.tables.job_records import DpoHyperparametersJson, HyperparametersJson
 from app.db.tables.job_spec import IntegrationRef
 from app.http.schemas import Absent
+from app.jobs.rows import AnyJob
 from spard.config import Dpo
 
 
@@ -57,7 +57,7 @@ def integration_of(asked: IntegrationRef) -> IntegrationOut:
     return IntegrationOut(type=asked.type, wandb=to)
 
 
-def method_of(job: Job, hyperparameters: HyperparametersJson) -> MethodOut:
+def method_of(job: AnyJob, hyperparameters: HyperparametersJson) -> MethodOut:
     """Return the API's object for a job's method, with the numbers used."""
     dpo = job.recipe.get("dpo")
     if dpo is None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, or_, select, true
 from sqlalchemy.orm import Session
 
+from app import db
 from app.db import now
 from app.db.tables import Job, JobStatus, WorkerRow
+from app.jobs.rows import AnyJob
 from spard.config import MAX_SEQ_LENGTH, Quantization, Recipe
 from spard.config.quantization import OFFERED
 from spard.models import memory
@@ -79,7 +81,7 @@ def has_room(room: Room) -> ColumnElement[bool]:
     return or_(Job.memory_bytes.is_(None), on_each <= room.memory_bytes)
 
 
-def is_held(job: Job, room: Room) -> bool:
+def is_held(job: AnyJob, room: Room) -> bool:
     """Whether one GPU of a worker is known to hold a job's training, so that its model need not be cut over several."""
     return None not in (job.memory_bytes, room.memory_bytes) and _on(job, Room()) <= _of(room)
 
@@ -96,25 +98,25 @@ def largest_room(session: Session) -> Room | None:
     return None if row is None else Room(row.memory_bytes, row.gpus)
 
 
-def too_large(session: Session, jobs: Collection[Job]) -> dict[str, str]:
+def too_large(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, str]:
     """Return why those of the jobs wait that no worker that is there has the memory for; one statement at most."""
     asking = [job for job in jobs if job.status == JobStatus.queued and job.memory_bytes is not None]
     if not asking:
         return {}
     there = select(WorkerRow.memory_bytes, WorkerRow.gpus).where(WorkerRow.seen_at > now() - _ALIVE_S)
-    rooms = [Room(memory, gpus) for memory, gpus in session.execute(there)]
+    rooms = [Room(memory, gpus) for memory, gpus in db.rows(reader, there)]
     if not rooms or any(room.memory_bytes is None for room in rooms):
         return {}
     return {job.id: _reason(job, rooms) for job in asking if all(_on(job, room) > _of(room) for room in rooms)}
 
 
-def _reason(job: Job, rooms: Collection[Room]) -> str:
+def _reason(job: AnyJob, rooms: Collection[Room]) -> str:
     closest = min(rooms, key=lambda room: _on(job, room) - _of(room))
     has = f"{_of(closest) / GIB:.0f} GiB"
     return f"No worker has the GPU memory for it: it needs {_on(job, closest) / GIB:.0f} GiB on a GPU of {has}."
 
 
-def _on(job: Job, room: Room) -> int:
+def _on(job: AnyJob, room: Room) -> int:
     return Need(job.memory_bytes or 0, job.shared_bytes).on(room.gpus)
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, func, literal, or_, select
+from sqlalchemy import ColumnElement, Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.db import now
 from app.db.tables import Job, JobStatus, Project, Quota
 from app.jobs import needs, shares
 from app.jobs.needs import Room
+from app.jobs.rows import AnyJob
 from app.jobs.shares import Standing
 
 ANY = Room()
+
+Ranked = tuple[str, str, int]  # a job, its project, its place among the project's queued jobs
 
 
 class Place(NamedTuple):
@@ -23,6 +27,29 @@ class Place(NamedTuple):
 
     position: int | None = None
     reason: str | None = None
+
+
+# Built once: they are asked whenever a job is shown that waits.
+_LENGTHS = (
+    select(Job.project_id.label("project_id"), func.count().label("queued"))
+    .where(Job.status == JobStatus.queued)
+    .group_by(Job.project_id)
+)
+_PLACES = select(
+    Job.id,
+    Job.project_id.label("project_id"),
+    func.rank().over(partition_by=Job.project_id, order_by=(Job.priority, Job.created_at)).label("place"),
+).where(Job.project_id.in_(bindparam("projects", expanding=True)), Job.status == JobStatus.queued)
+_PLACE = _PLACES.subquery()
+_RANKS = select(_PLACE.c.id, _PLACE.c.project_id, _PLACE.c.place).where(
+    _PLACE.c.id.in_(bindparam("jobs", expanding=True))
+)
+_SAME = (Job.priority == bindparam("priority_is")) & (Job.created_at < bindparam("created"))
+_AHEAD = select(func.count()).where(
+    Job.project_id == bindparam("project"),
+    Job.status == JobStatus.queued,
+    or_(Job.priority < bindparam("priority_is"), _SAME),
+)
 
 
 def projects(session: Session) -> list[str]:
@@ -78,14 +105,14 @@ def of_attempt(job_id: str, token: int | None = None) -> ColumnElement[bool]:
     return Job.id == job_id if token is None else (Job.id == job_id) & (Job.lease_token == token)
 
 
-def places(session: Session, jobs: Collection[Job]) -> dict[str, Place]:
+def places(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, Place]:
     """Return where those of the jobs stand that are queued; three statements at most."""
-    found = positions(session, jobs)
-    reasons = needs.too_large(session, jobs) | {job.id: job.launch_reason for job in jobs if job.launch_reason}
+    found = positions(reader, jobs)
+    reasons = needs.too_large(reader, jobs) | {job.id: job.launch_reason for job in jobs if job.launch_reason}
     return {job_id: Place(position, reasons.get(job_id)) for job_id, position in found.items()}
 
 
-def positions(session: Session, jobs: Collection[Job]) -> dict[str, int]:
+def positions(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, int]:
     """Return the positions in the queue, from 1, of those of the jobs that are queued, if all projects take turns.
 
     However many jobs are asked about, these are two statements. One job's place is counted and not ranked, which is
@@ -94,31 +121,25 @@ def positions(session: Session, jobs: Collection[Job]) -> dict[str, int]:
     queued_jobs = [job for job in jobs if job.status == JobStatus.queued]
     if not queued_jobs:
         return {}
-    queued = select(Job.project_id, func.count()).where(Job.status == JobStatus.queued).group_by(Job.project_id)
-    lengths = dict(session.execute(queued).all())
-    ranks = _rank_of(queued_jobs[0]) if len(queued_jobs) == 1 else _ranks(queued_jobs)
+    lengths = {row.project_id: row.queued for row in db.rows(reader, _LENGTHS)}
+    ranks = _rank_of(reader, queued_jobs[0]) if len(queued_jobs) == 1 else _ranks(reader, queued_jobs)
     found = {}
-    for job_id, project_id, rank in session.execute(ranks):
+    for job_id, project_id, rank in ranks:
         ahead = rank - 1
         found[job_id] = rank + sum(min(count, ahead) for other, count in lengths.items() if other != project_id)
     return found
 
 
-def _ranks(jobs: Collection[Job]) -> Select[str, str, int]:
-    """Select the ids of queued jobs, their projects, and their ranks within these."""
-    place = func.rank().over(partition_by=Job.project_id, order_by=(Job.priority, Job.created_at))
-    of_projects = Job.project_id.in_({job.project_id for job in jobs})
-    ranks = select(Job.id, Job.project_id, place.label("place")).where(of_projects, Job.status == JobStatus.queued)
-    ranked = ranks.subquery()
-    return select(ranked.c.id, ranked.c.project_id, ranked.c.place).where(ranked.c.id.in_([job.id for job in jobs]))
+def _ranks(reader: db.Reader, jobs: Collection[AnyJob]) -> Iterable[Ranked]:
+    """Return the ids of queued jobs, their projects, and their ranks within these."""
+    asked = {"projects": list({job.project_id for job in jobs}), "jobs": [job.id for job in jobs]}
+    return [(found.id, found.project_id, found.place) for found in db.rows(reader, _RANKS, asked)]
 
 
-def _rank_of(job: Job) -> Select[str, str, int]:
-    """Select the same of one queued job."""
-    is_rival = (Job.project_id == job.project_id) & (Job.status == JobStatus.queued)
-    same = (Job.priority == job.priority) & (Job.created_at < job.created_at)
-    before = select(func.count() + 1).where(is_rival, or_(Job.priority < job.priority, same))
-    return select(literal(job.id), literal(job.project_id), before.scalar_subquery())
+def _rank_of(reader: db.Reader, job: AnyJob) -> Iterable[Ranked]:
+    """Return the same of one queued job."""
+    of_job = {"project": job.project_id, "priority_is": job.priority, "created": job.created_at}
+    return [(job.id, job.project_id, db.rows(reader, _AHEAD, of_job).scalar_one() + 1)]
 
 
 def _standings(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, with_config
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from app.db.tables import TERMINAL, Job, JobStatus
+from app.db.tables import TERMINAL, JobStatus
 from app.db.tables.job_records import (
     AttackSuccessJson,
     BaseAndAdapterJson,
@@ -27,6 +27,7 @@ from app.db.tables.job_records import (
 from app.db.tables.job_spec import PolicyRef
 from app.http.schemas import Absent, UnixTime
 from app.jobs.method_schemas import IntegrationOut, MethodOut, integration_of, method_of
+from app.jobs.rows import AnyJob
 from app.jobs.scheduling import Place
 
 _START: Progress = {"percent": 0, "step": None, "total_steps": None, "eta_seconds": None}
@@ -163,7 +164,7 @@ class VerdictOut(BaseModel):
     reasons: list[str]
 
 
-def shown(job: Job, place: Place | None) -> JobOut:
+def shown(job: AnyJob, place: Place | None) -> JobOut:
     """Return the API's object for a job."""
     hyperparameters, start = _hyperparameters(job), job.spec.start_from
     return JobOut(
@@ -192,7 +193,7 @@ def shown(job: Job, place: Place | None) -> JobOut:
     )
 
 
-def _hyperparameters(job: Job) -> HyperparametersJson:
+def _hyperparameters(job: AnyJob) -> HyperparametersJson:
     numbers = job.resolved or job.recipe["hyperparameters"]
     return {
         "n_epochs": numbers["n_epochs"],
@@ -201,7 +202,7 @@ def _hyperparameters(job: Job) -> HyperparametersJson:
     }
 
 
-def _safety(job: Job, place: Place) -> JobSafety:
+def _safety(job: AnyJob, place: Place) -> JobSafety:
     progress: Progress = job.progress or _START
     queued: QueuedProgress = {"queue_position": place.position}
     if place.reason is not None:
@@ -227,13 +228,13 @@ def _safety(job: Job, place: Place) -> JobSafety:
     }
 
 
-def _at_end(job: Job) -> ProgressAtEnd:
+def _at_end(job: AnyJob) -> ProgressAtEnd:
     """Return what is so once a job has ended: nothing is left to wait for, and of one that succeeded nothing to do."""
     if job.told_status == JobStatus.succeeded:
         return {"percent": 100, "eta_seconds": None}
     return {"eta_seconds": None} if job.told_status in TERMINAL else {}
 
 
-def _estimated_finish(job: Job) -> int | None:
+def _estimated_finish(job: AnyJob) -> int | None:
     eta_s = job.progress["eta_seconds"] if job.progress else None
     return int(time.time() + eta_s) if job.told_status == JobStatus.running and eta_s is not None else None

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, func, or_, select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
 from app.catalog import marks
 from app.db.base import new_id
 from app.db.tables import DeletedModel, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
-from app.http.pagination import Page, invalid_cursor, page
-from app.jobs import control, events, owners, release, scheduling, submissions, transitions
+from app.http.pagination import Page, invalid_cursor, row_page
+from app.jobs import control, events, owners, release, rows, scheduling, submissions, transitions
 from app.jobs.needs import need_of
 from app.jobs.request import JobCreate
+from app.jobs.rows import AnyJob, JobRow
 from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
 from app.jobs.snapshot import freeze
 from app.jobs.submissions import Origin, Submission
@@ -31,8 +33,6 @@ from spard.config.run_spec import to_mapping
 log = logging.getLogger(__name__)
 
 
-# Built once: reads of a job are the commonest request by far.
-_ONE = select(Job).where(Job.project_id == bindparam("project_id"), Job.id == bindparam("job_id"))
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
 
 
@@ -88,45 +88,45 @@ def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:
 
 
 def list_jobs(
-    session: Session, project_id: str, filters: dict[str, str] | None, after: str | None, limit: int
+    reader: Connection, project_id: str, filters: dict[str, str] | None, after: str | None, limit: int
 ) -> JobList:
     """List the project's jobs, newest first; `filters` that are None match jobs without metadata."""
-    query = _of(project_id)
+    query = rows.ALL.where(Job.project_id == project_id)
     if filters is None:
         query = query.where(Job.job_metadata.is_(None))
     for key, value in (filters or {}).items():
-        query = query.where(_has(session, key, value))
-    found = page(session, query, Job, after, limit, ascending=False)
-    return _listed(session, found)
+        query = query.where(_has(reader, key, value))
+    return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make))
 
 
 def search_jobs(
-    session: Session, project_id: str | None, text: str, status: JobStatus | None, after: str | None, limit: int
+    reader: db.Reader, project_id: str | None, text: str, status: JobStatus | None, after: str | None, limit: int
 ) -> JobList:
     """List jobs of a project, or for the provider of all, newest first, of one status or all.
 
     With a `text`, those whose id, suffix or model contains it.
     """
-    query = select(Job) if project_id is None else _of(project_id)
+    query = rows.ALL if project_id is None else rows.ALL.where(Job.project_id == project_id)
     if text:
         query = query.where(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
     if status is not None:
         query = query.where(Job.status == status)
-    found = page(session, query, Job, after, limit, ascending=False)
-    return _listed(session, found)
+    return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make))
 
 
 def get(session: Session, project_id: str, job_id: str) -> Job:
     """Return the project's job; a job of another project is reported as unknown."""
-    job = session.scalar(_ONE, {"project_id": project_id, "job_id": job_id})
+    job = session.scalar(_of(project_id).where(Job.id == job_id))
     if job is None:
         raise owners.unknown(job_id)
     return job
 
 
-def retrieve(session: Session, project_id: str, job_id: str) -> JobOut:
+def retrieve(reader: db.Reader, project_id: str, job_id: str) -> JobOut:
     """Return the API's object for the project's job; `NotFound` for another project's."""
-    return _shown(session, get(session, project_id, job_id))
+    if row := rows.find(reader, project_id, job_id):
+        return _shown(reader, row)
+    raise owners.unknown(job_id)
 
 
 def cancel(session: Session, project_id: str, job_id: str) -> JobOut:
@@ -219,20 +219,20 @@ def _of(project_id: str) -> Select[Job]:
     return select(Job).where(Job.project_id == project_id)
 
 
-def _has(session: Session, key: str, value: str) -> ColumnElement[bool]:
+def _has(reader: Connection, key: str, value: str) -> ColumnElement[bool]:
     """Match jobs whose metadata has the pair; a path into JSON would be one for keys of plain letters only."""
-    each = func.json_each_text if session.get_bind().dialect.name == "postgresql" else func.json_each
+    each = func.json_each_text if reader.dialect.name == "postgresql" else func.json_each
     pairs = each(Job.job_metadata).table_valued("key", "value")
     return select(pairs.c.key).where(pairs.c.key == key, pairs.c.value == value).exists()
 
 
-def _listed(session: Session, found: Page[Job]) -> JobList:
-    places = scheduling.places(session, found.data)
+def _listed(reader: db.Reader, found: Page[JobRow]) -> JobList:
+    places = scheduling.places(reader, found.data)
     return JobList(data=[shown(job, places.get(job.id)) for job in found.data], has_more=found.has_more)
 
 
-def _shown(session: Session, job: Job) -> JobOut:
-    return shown(job, scheduling.places(session, [job]).get(job.id))
+def _shown(reader: db.Reader, job: AnyJob) -> JobOut:
+    return shown(job, scheduling.places(reader, [job]).get(job.id))
 
 
 def _file_error(fault: InvalidRequest) -> JobError:

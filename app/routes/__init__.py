@@ -29,9 +29,9 @@ from app.routes import (
 )
 
 _CUSTOMER: tuple[APIRouter, ...] = (
+    jobs.router,  # its reads are asked most by far, and a request looks through the routes in their order
     files.router,
     uploads.router,
-    jobs.router,
     results.router,
     checkpoints.of_jobs,
     checkpoints.permissions,

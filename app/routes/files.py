@@ -66,9 +66,7 @@ async def create_file(
 @router.get("/{file_id}", response_model=FileOut)
 async def retrieve_file(file_id: str, answers: AnswersDep) -> Response:
     """One file."""
-    return await answers.of(
-        lambda session, caller: FileOut.model_validate(service.get(session, caller.project_id, file_id))
-    )
+    return await answers.of(lambda reader, caller: service.retrieve(reader, caller.project_id, file_id))
 
 
 @router.delete("/{file_id}", response_model=FileDeleted)

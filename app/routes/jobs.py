@@ -9,9 +9,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection
 from starlette.responses import Response
 
+from app import db
 from app.deps import (
     AfterQuery,
     AnswersDep,
@@ -120,15 +121,13 @@ async def list_jobs(
 ) -> Response:
     """Your jobs, newest first; of more than a hundred the rest is on the next page."""
     count = min(limit, _AT_ONCE)
-    return await answers.of(
-        lambda session, caller: service.list_jobs(session, caller.project_id, filters, after, count)
-    )
+    return await answers.of(lambda reader, caller: service.list_jobs(reader, caller.project_id, filters, after, count))
 
 
 @router.get("/{job_id}", response_model=JobOut)
 async def retrieve_job(job_id: str, answers: AnswersDep) -> Response:
     """One job."""
-    return await answers.of(lambda session, caller: service.retrieve(session, caller.project_id, job_id))
+    return await answers.of(lambda reader, caller: service.retrieve(reader, caller.project_id, job_id))
 
 
 @router.delete("/{job_id}", response_model=JobDeleted)
@@ -190,9 +189,10 @@ async def list_events(
 ) -> Response:
     """List the events of a job, the latest first."""
 
-    def events(session: Session, caller: Principal) -> EventList:
-        found = service.list_events(session, caller.project_id, job_id, after, limit)
-        return EventList.model_validate(found, from_attributes=True)
+    def events(reader: Connection, caller: Principal) -> EventList:
+        with db.joined(reader) as session:
+            found = service.list_events(session, caller.project_id, job_id, after, limit)
+            return EventList.model_validate(found, from_attributes=True)
 
     return await answers.of(events)
 

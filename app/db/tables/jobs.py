@@ -37,6 +37,15 @@ class JobStatus(StrEnum):
 TERMINAL = frozenset({JobStatus.succeeded, JobStatus.failed, JobStatus.cancelled})
 
 
+def told_status(status: JobStatus, cancel_requested_at: datetime | None) -> JobStatus:
+    """Return what a job's owner is told: it is cancelled once they have cancelled it, and never anything else.
+
+    `status` follows when its worker has stopped.
+    """
+    is_stopping = status == JobStatus.running and cancel_requested_at is not None
+    return JobStatus.cancelled if is_stopping else status
+
+
 class Job(Base):
     """One fine-tuning run: what was asked, where it stands, what came out."""
 
@@ -111,12 +120,8 @@ class Job(Base):
 
     @property
     def told_status(self) -> JobStatus:
-        """The status that its owner is told: a job is cancelled once they have cancelled it, and never anything else.
-
-        `status` follows when its worker has stopped.
-        """
-        is_stopping = self.status == JobStatus.running and self.cancel_requested_at is not None
-        return JobStatus.cancelled if is_stopping else self.status
+        """The status that its owner is told."""
+        return told_status(self.status, self.cancel_requested_at)
 
 
 class JobEvent(Base):

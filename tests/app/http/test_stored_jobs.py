@@ -9,6 +9,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import JSON, column, table, update
 
 from app import db
+from app.db.tables import Job, JobStatus
+from app.jobs import rows, schemas
 from app.jobs.reports.service import JobSafetyReport
 from spard.release.report import SafetyReport
 from tests.app.http.conftest import JOBS, Service
@@ -72,3 +74,19 @@ def test_the_document_names_every_key_of_a_report(service: Service) -> None:
     assert answer["application/json"]["schema"] == {"$ref": f"#/components/schemas/{JobSafetyReport.__name__}"}
     schema = document["components"]["schemas"][JobSafetyReport.__name__]
     assert set(schema["properties"]) == {*SafetyReport.__dataclass_fields__, "waiver"}
+
+
+def test_a_job_is_shown_alike_from_its_columns_and_from_its_object(
+    service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    """What is created is shown from the object, what is read from the columns."""
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        job = session.get_one(Job, job_id)
+        job.status, job.cancel_requested_at = JobStatus.running, job.created_at
+    with db.look(service.app.state.engine) as connection, db.joined(connection) as session:
+        row = rows.find(connection, job.project_id, job_id)
+        assert row
+        assert schemas.shown(row, None) == schemas.shown(session.get_one(Job, job_id), None)
+        assert row.told_status == JobStatus.cancelled
+        assert rows.find(connection, "another", job_id) is None

@@ -1,0 +1,62 @@
+"""A job's columns as its API object needs them, read without the ORM: what is asked most of the database by far."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import bindparam, select
+
+from app import db
+from app.db.tables import Job, JobStatus
+from app.db.tables.job_records import JobError, Progress, RecipeJson, ResolvedJson, SafetySummary
+from app.db.tables.job_spec import JobSpec
+from app.db.tables.jobs import told_status
+
+
+class JobRow(NamedTuple):
+    """What is shown of a job; each field is the column of the same name."""
+
+    id: str
+    project_id: str
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    model: str
+    training_file: str
+    validation_file: str | None
+    job_metadata: dict[str, str] | None
+    recipe: RecipeJson
+    spec: JobSpec
+    priority: int
+    memory_bytes: int | None
+    shared_bytes: int
+    status: JobStatus
+    phase: str
+    progress: Progress | None
+    resolved: ResolvedJson | None
+    warnings: list[str] | None
+    error: JobError | None
+    cancel_requested_at: datetime | None
+    launch_reason: str | None
+    fine_tuned_model: str | None
+    trained_tokens: int | None
+    result_files: list[str] | None
+    safety: SafetySummary | None
+
+    @property
+    def told_status(self) -> JobStatus:
+        """The status that its owner is told, as `Job.told_status`."""
+        return told_status(self.status, self.cancel_requested_at)
+
+
+AnyJob = Job | JobRow  # of which either can be shown
+
+ALL = select(*(getattr(Job, name) for name in JobRow._fields))
+_ONE = ALL.where(Job.project_id == bindparam("project_id"), Job.id == bindparam("job_id"))
+
+
+def find(reader: db.Reader, project_id: str, job_id: str) -> JobRow | None:
+    """Return the project's job; None for one that is not there, or that is another project's."""
+    found = db.rows(reader, _ONE, {"project_id": project_id, "job_id": job_id}).one_or_none()
+    return None if found is None else JobRow._make(found)
