@@ -37,7 +37,8 @@ def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored recipe with what 0.1 did where it says nothing and the default is another one today."""
-    return {"anchors": _TABLES["anchors"], **recipe}
+    anchors = recipe.get("anchors", _TABLES["anchors"])
+    return {**recipe, "anchors": {"max_gradient_ratio": None, **anchors}}
 
 
 def _without(table: Any, defaults: Mapping[str, Any]) -> Any:

@@ -24,8 +24,8 @@ class Anchors:
     random_dresses  the share of dresses that are random words at a random place; the others are mined from the
                     customer's rows, as far as there are any.
     max_gradient_ratio  how long the gradient of the penalty may be, as a multiple of the length that the task's has
-                    after clipping; None: any length, and the sum of both is clipped. It then crowds out the task, whose
-                    share of a clipped sum is small, and fills the optimizer's second moments.
+                    after clipping; None: any length, and the sum of both is clipped, of which the task's is then a
+                    small part
 
     A kind's weight is a multiple of the anchor's, and its penalty the mean over its prompts: a kind that is added takes
     nothing from the others. The default adds one dressed prompt of either side to the plain safe ones of Safety Anchor
@@ -42,7 +42,7 @@ class Anchors:
     benign_weight: Weight = 1.0
     dressed_benign_weight: Weight = 0.1
     random_dresses: Annotated[float, Bound(ge=0, le=1)] = 0.5
-    max_gradient_ratio: Annotated[float, Bound(gt=0, le=100)] | None = 1.0
+    max_gradient_ratio: Annotated[float, Bound(gt=0, le=100)] | None = 0.5
 
     def __post_init__(self) -> None:
         """Leave turning the anchor off to its weight."""

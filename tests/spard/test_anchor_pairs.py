@@ -211,6 +211,9 @@ def test_older_runs_and_workers_know_the_plain_anchor_alone() -> None:
     assert "anchors" not in stored
     assert parse(Recipe, from_stored(stored), "recipe") == old
     assert parse(Recipe, from_stored(to_stored(to_mapping(Recipe()))), "recipe") == Recipe()
+    before = to_mapping(Recipe())
+    del before["anchors"]["max_gradient_ratio"]  # stored when there were dressed prompts and no bound
+    assert parse(Recipe, from_stored(before), "recipe") == Recipe(anchors=replace(Anchors(), max_gradient_ratio=None))
     asked = Recipe(anchors=EVERY)
     assert parse(Recipe, from_stored(json.loads(json.dumps(to_stored(to_mapping(asked))))), "recipe") == asked
 
@@ -220,6 +223,7 @@ def test_older_runs_and_workers_know_the_plain_anchor_alone() -> None:
     [
         ({"safe": 17}, r"recipe\.anchors\.safe: 17 is not a number >= 0 and <= 16"),
         ({"benign_weight": -1}, r"recipe\.anchors\.benign_weight: -1\.0 is not a number >= 0"),
+        ({"max_gradient_ratio": 0}, r"recipe\.anchors\.max_gradient_ratio: 0\.0 is not a number > 0 and <= 100"),
         ({"random_dresses": 2}, r"recipe\.anchors\.random_dresses: 2\.0 is not a number >= 0 and <= 1"),
         ({"benine": 1}, r"recipe\.anchors\.benine: unknown setting"),
         ({"safe": 0, "dressed_safe": 0, "dressed_benign": 0}, r"recipe\.anchors: no kind has a prompt"),
