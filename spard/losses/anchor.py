@@ -1,6 +1,6 @@
 """A representation anchor (SBR): what the model makes of a prompt stays where the base model had it, or its plain form.
 
-    penalty = weight sum_k w_k mean over x of kind k of [ |h(x) - h_base(x')|^2 / |h_base(x')|^2 - TOLERANCE ]_+
+    penalty = weight sum_k w_k mean over x of kind k of [ |h(x) - h_base(x')|^2 / |h_base(x')|^2 - tolerance ]_+
 
 with h the final hidden state of the last prompt token, which decides how the answer begins. x' is x itself for plain
 prompts, and the plain prompt for one in a dress (activation consistency, arXiv 2510.27062): a dress then neither opens
@@ -25,7 +25,6 @@ from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
 from spard.losses.vectors import wide
 
-TOLERANCE = 0.02  # chosen on the lab's development split
 _ROWS, _TOKENS = 64, 2**14  # of a batch of reference states at most
 
 
@@ -67,7 +66,7 @@ class Anchor:
         reference_BD = self.reference_ND[[self._places[i] for i in numbers]]
         last_BD = _last([self.prompts[i] for i in numbers], hidden_BTD[-len(numbers) :])
         relative_B = (last_BD - reference_BD).square().sum(dim=1) / reference_BD.square().sum(dim=1)
-        excess_B = (relative_B - TOLERANCE).clamp(min=0)
+        excess_B = (relative_B - self.settings.tolerance).clamp(min=0)
         kinds = [self._kinds[i] for i in numbers]
         parts = []
         for kind in dict.fromkeys(kinds):

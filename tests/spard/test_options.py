@@ -17,7 +17,7 @@ from spard.data.batches import collate
 from spard.data.chat import Encoded, encode_all
 from spard.errors import InvalidData, NonFiniteLoss, Stopped
 from spard.evaluation.judges.base import Verdict
-from spard.losses.anchor import TOLERANCE, Anchor, own
+from spard.losses.anchor import Anchor, own
 from spard.losses.constrained_sft import reference_losses, weighted
 from spard.losses.cross_entropy import TokenLosses, evaluate, losses_and_states
 from spard.losses.gradients import gradient, penalty_gradient, utility_gradient, with_penalty
@@ -143,13 +143,13 @@ def test_the_anchor_is_the_relative_squared_distance_at_the_last_prompt_token_be
     with torch.no_grad():
         base.model.model.norm.weight.mul_(1.5)
 
-    assert drift(anchor, base, [0, 3]) == pytest.approx(10.0 * (0.25 - TOLERANCE), rel=1e-4)
+    assert drift(anchor, base, [0, 3]) == pytest.approx(10.0 * (0.25 - Anchors().tolerance), rel=1e-4)
 
 
 def test_a_small_drift_costs_nothing(base: Base) -> None:
     anchor = plain_anchor(base, 10.0)
     with torch.no_grad():
-        base.model.model.norm.weight.mul_(1.0 + 0.9 * TOLERANCE**0.5)
+        base.model.model.norm.weight.mul_(1.0 + 0.9 * Anchors().tolerance ** 0.5)
 
     assert drift(anchor, base, [0, 3]) == 0.0
 
