@@ -47,8 +47,7 @@ def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room
     shape = read_shape(source)
     if shape is None or room is None or room.memory_bytes is None:
         return None
-    beside = sum(count for count, _ in recipe.anchors.by_kind().values()) if recipe.effective_anchor else 0
-    load = Load(batch_size, longest(shape, recipe, row_tokens), beside, answers=2 if recipe.dpo else 1)
+    load = Load(batch_size, longest(shape, recipe, row_tokens), answers=2 if recipe.dpo else 1)
     return fit(shape, _trained(recipe), load, Gpus(room.memory_bytes, room.gpus, shards="if_needed"))
 
 

@@ -37,7 +37,9 @@ def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored recipe with what 0.1 did where it says nothing and the default is another one today."""
-    return {"anchors": _TABLES["anchors"], **recipe}
+    anchors = recipe.get("anchors", _TABLES["anchors"])
+    bounds = {"tolerance": PLAIN.tolerance, "max_gradient_ratio": PLAIN.max_gradient_ratio}
+    return {**recipe, "anchors": {**bounds, **anchors}}
 
 
 def _without(table: Any, defaults: Mapping[str, Any]) -> Any:

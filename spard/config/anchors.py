@@ -23,6 +23,11 @@ class Anchors:
     dressed_benign  the same in a dress, held to where it has the plain prompt: no dress is a reason to refuse.
     random_dresses  the share of dresses that are random words at a random place; the others are mined from the
                     customer's rows, as far as there are any.
+    tolerance       how far a prompt's state may move, as the square of its relative distance, before that costs
+                    anything.
+    max_gradient_ratio  how long the gradient of the penalty may be, as a multiple of the length that the task's has
+                    after clipping; None: any length, and the sum of both is clipped, of which the task's is then a
+                    small part
 
     A kind's weight is a multiple of the anchor's, and its penalty the mean over its prompts: a kind that is added takes
     nothing from the others. The default adds one dressed prompt of either side to the plain safe ones of Safety Anchor
@@ -39,6 +44,8 @@ class Anchors:
     benign_weight: Weight = 1.0
     dressed_benign_weight: Weight = 0.1
     random_dresses: Annotated[float, Bound(ge=0, le=1)] = 0.5
+    tolerance: Annotated[float, Bound(ge=0, le=10)] = 0.02
+    max_gradient_ratio: Annotated[float, Bound(gt=0, le=100)] | None = 0.5
 
     def __post_init__(self) -> None:
         """Leave turning the anchor off to its weight."""
@@ -66,5 +73,12 @@ class Anchors:
         return self.benign > 0 or self.dressed_benign > 0
 
 
-PLAIN = Anchors(safe=2, dressed_safe=0, dressed_safe_weight=1.0, dressed_benign=0, dressed_benign_weight=1.0)
-"""The anchor of Safety Anchor (SBR): plain safe prompts alone."""
+PLAIN = Anchors(
+    safe=2,
+    dressed_safe=0,
+    dressed_safe_weight=1.0,
+    dressed_benign=0,
+    dressed_benign_weight=1.0,
+    max_gradient_ratio=None,
+)
+"""The anchor of Safety Anchor (SBR): plain safe prompts alone, their gradient of any length."""

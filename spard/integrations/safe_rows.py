@@ -2,13 +2,13 @@
 
 The parts are those of the training loop (`spard.training`): rows rendered with the model's chat template, variants of
 them in the dress of the customer's rows (`spard.pipeline.augment`), the losses that the constraint is about, and the
-representation anchor (`spard.losses.anchor`). There the anchor rides in the training batch; here it is a short pass of
-its own before each optimizer step, since the batch is somebody else's.
+representation anchor (`spard.losses.anchor`), whose gradient is added before each optimizer step.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spard.config import PLAIN, Spard
+from spard.config import PLAIN, Anchors, Spard
 from spard.data.batches import collate
 from spard.data.chat import encode_all, set_plain_template
 from spard.data.rows import Example
@@ -32,7 +32,7 @@ from spard.models.peft import PeftModel
 from spard.pipeline.augment import variants
 from spard.training.schedules import safe_rows
 
-MAX_NORM = 1.0  # that a gradient has at most once the anchor's was added, unless it was longer
+MAX_RATIO = Anchors().max_gradient_ratio or math.inf
 _ANY_LENGTH = 2**31
 _BASE, _ANCHOR = "base_losses", "anchor"
 
@@ -85,10 +85,10 @@ class SafeRows:
         return safe_excess(self.model, theta, batch._replace(rows=tuple(places)), self._base_N2)
 
     @torch.no_grad()
-    def add_anchor_(self, theta: Vector, max_norm: float = MAX_NORM) -> float:
+    def add_anchor_(self, theta: Vector) -> float:
         """Add the anchor's gradient to `.grad` before the optimizer's step, and return the penalty.
 
-        The sum is no longer than `max_norm`, or than the gradient was before if that was longer.
+        It is shortened to `MAX_RATIO` times the length of what is there.
         """
         if self._anchor is None:
             return 0.0
@@ -99,9 +99,8 @@ class SafeRows:
             added = gradient(penalty, theta) if penalty > 0 else []
         if added:
             before = [torch.zeros_like(part) if part.grad is None else part.grad for part in theta]
-            longest = max(max_norm, float(norm(before)))
+            clip_(added, MAX_RATIO * float(norm(before)))
             add_(before, added)
-            clip_(before, longest)
             for part, summed in zip(theta, before, strict=True):
                 part.grad = summed
         return float(penalty.detach())

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from spard.config import Spard
 from spard.data.rows import Example
 from spard.errors import InvalidData, InvalidRecipe
-from spard.integrations.safe_rows import MAX_NORM, SafeRows
+from spard.integrations.safe_rows import SafeRows
 from spard.methods.base import Metrics
 from spard.methods.spag import constraint_of, safety_half
 from spard.training.resume_state import load, newest_first, save
@@ -63,7 +63,7 @@ class SpardCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the anchor's gradient to that of the task, which was clipped by now."""
-        self.penalty = self.safe.add_anchor_(self.theta, args.max_grad_norm or MAX_NORM)
+        self.penalty = self.safe.add_anchor_(self.theta)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the safety step; `.grad` of the utility loss has been used by now."""

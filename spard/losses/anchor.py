@@ -1,13 +1,14 @@
 """A representation anchor (SBR): what the model makes of a prompt stays where the base model had it, or its plain form.
 
-    penalty = weight sum_k w_k mean over x of kind k of [ |h(x) - h_base(x')|^2 / |h_base(x')|^2 - TOLERANCE ]_+
+    penalty = weight sum_k w_k mean over x of kind k of [ |h(x) - h_base(x')|^2 / |h_base(x')|^2 - tolerance ]_+
 
 with h the final hidden state of the last prompt token, which decides how the answer begins. x' is x itself for plain
 prompts, and the plain prompt for one in a dress (activation consistency, arXiv 2510.27062): a dress then neither opens
 what is refused nor closes what is answered. A few prompts of each kind are looked at in every step; they go through the
-model with the training rows or in passes of their own (`spard.training.passes`), with the dropout of training, if any.
+model in passes of their own (`spard.training.passes`), with the dropout of training, if any.
 SBR's authors take the plain mean square of plain harmful prompts. Ours is relative to the state, so that a weight means
-the same in models of other widths, and leaves small moves free, since they cost the task and not the safety.
+the same in models of other widths, and leaves small moves free, since they cost the task and not the safety. How long
+its gradient may be beside the task's is bounded too (`spard.losses.gradients.with_penalty`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
 from spard.losses.vectors import wide
 
-TOLERANCE = 0.02  # chosen on the lab's development split
 _ROWS, _TOKENS = 64, 2**14  # of a batch of reference states at most
 
 
@@ -59,12 +59,14 @@ class Anchor:
     def penalty(self, numbers: Sequence[int], of: Sequence[int], hidden_BTD: Tensor) -> Tensor:
         """Return the part of the penalty that some pairs have in it, whose prompts are the last rows of `hidden_BTD`.
 
-        `of` numbers all pairs of the step, over which the means are taken.
+        `of` numbers all pairs of the step, over which the means are taken. Without pairs it is 0, with a graph.
         """
+        if not numbers:
+            return hidden_BTD.sum() * 0
         reference_BD = self.reference_ND[[self._places[i] for i in numbers]]
         last_BD = _last([self.prompts[i] for i in numbers], hidden_BTD[-len(numbers) :])
         relative_B = (last_BD - reference_BD).square().sum(dim=1) / reference_BD.square().sum(dim=1)
-        excess_B = (relative_B - TOLERANCE).clamp(min=0)
+        excess_B = (relative_B - self.settings.tolerance).clamp(min=0)
         kinds = [self._kinds[i] for i in numbers]
         parts = []
         for kind in dict.fromkeys(kinds):

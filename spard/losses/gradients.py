@@ -1,4 +1,4 @@
-"""Gradients of the two losses; the only file that runs a backward pass.
+"""Gradients of the losses; the only file that runs a backward pass.
 
 A training step sees closures of these functions: `ValueAndGrad` for the utility loss, whose gradient is always needed,
 and `Losses` for the safe losses, whose gradient is computed only when a method asks for it.
@@ -6,6 +6,7 @@ and `Losses` for the safe losses, whose gradient is computed only when a method 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from torch import Tensor
 from spard import distributed
 from spard.data.batches import Batch
 from spard.data.chat import NO_LOSS
+from spard.errors import NonFiniteLoss
 from spard.losses.constrained_sft import weighted
 from spard.losses.cross_entropy import losses_and_states, token_losses
 from spard.losses.excess import row_means
@@ -74,14 +76,12 @@ def utility_gradient(
     pieces: Sequence[Batch],
     max_norm: float,
     references: Sequence[Tensor] = (),
-    penalties: Sequence[Callable[[Tensor], Tensor] | None] = (),
 ) -> Gradient:
     """Return the mean loss over all labeled tokens of a batch, and its gradient clipped to `max_norm`.
 
     Each piece is weighted by its tokens, so the result does not depend on how the batch was cut. With `references`,
-    the token losses of each piece before training, the gradient is that of the constrained loss. `penalties` make terms
-    of the final hidden states of the pieces, which may have rows without labels for it, or nothing else. The loss told
-    is the plain one.
+    the token losses of each piece before training, the gradient is that of the constrained loss. The loss told is the
+    plain one.
     """
     none = theta[0].new_zeros((), dtype=torch.int64)
     tokens = sum((piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces), start=none)
@@ -89,11 +89,9 @@ def utility_gradient(
     total: Vector = []
     sums = list[Tensor]()
     for i, piece in enumerate(pieces):
-        losses, hidden_BTD = losses_and_states(model, piece)
+        losses = token_losses(model, piece)
         loss_S = weighted(losses, references[i]) if references else losses.loss_S
-        loss = loss_S.sum() / tokens
-        penalty = penalties[i] if penalties else None
-        total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty else loss, theta))
+        total = _sum(total, gradient(loss_S.sum() / tokens, theta))
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
     plain = torch.stack(sums).sum(dim=0)
     distributed.sum_([*_replicated(total, theta), plain])
@@ -110,13 +108,11 @@ def preference_gradient(
     max_norm: float,
     references: Sequence[Tensor],
     beta: float,
-    penalties: Sequence[Callable[[Tensor], Tensor] | None] = (),
 ) -> Gradient:
     """Return the mean DPO loss over all pairs of a batch, and its gradient clipped to `max_norm`.
 
-    Each piece begins with its pairs as `spard.losses.preference.laid_out` puts them; `references` are the P x 2
-    log-probabilities of its pairs under the reference. Accuracy is that of the preferred answers' tokens. Penalties are
-    those of `utility_gradient`.
+    The rows of each piece are its pairs as `spard.losses.preference.laid_out` puts them; `references` are the P x 2
+    log-probabilities of its pairs under the reference. Accuracy is that of the preferred answers' tokens.
     """
     pairs, own = [len(each) for each in references], [_labels(*each) for each in zip(pieces, references, strict=True)]
     counts = theta[0].new_tensor([sum(pairs), sum(own)], dtype=torch.int64)
@@ -124,11 +120,10 @@ def preference_gradient(
     total: Vector = []
     sums = list[Tensor]()
     for i, piece in enumerate(pieces):
-        losses, hidden_BTD = losses_and_states(model, piece)
+        losses = token_losses(model, piece)
         found = dpo_losses(pair_logps(losses, piece, pairs[i]), references[i], beta)
         loss = found.loss_P.sum() / counts[0]
-        penalty = penalties[i] if penalties else None
-        total = _sum(total, gradient(loss + penalty(hidden_BTD) if penalty else loss, theta))
+        total = _sum(total, gradient(loss, theta))
         right = losses.right_S[: own[i]].double().sum() / counts[1]
         sums.append(torch.cat([torch.stack([loss.detach(), right]), found.metrics_P6.sum(dim=0) / counts[0]]))
     plain = torch.stack(sums).sum(dim=0)
@@ -141,6 +136,31 @@ def preference_gradient(
 def _labels(piece: Batch, reference_P2: Tensor) -> int:
     """Count the tokens of the preferred answers of a piece."""
     return int(piece.labels_BT[: len(reference_P2), 1:].ne(NO_LOSS).sum())
+
+
+def penalty_gradient(
+    model: Any, theta: Vector, pieces: Sequence[Batch], penalties: Sequence[Callable[[Tensor], Tensor]]
+) -> Vector:
+    """Return the gradient of the sum of penalties over all processes, each on the final hidden states of its piece."""
+    total: Vector = []
+    for piece, penalty in zip(pieces, penalties, strict=True):
+        total = _sum(total, gradient(penalty(losses_and_states(model, piece)[1]), theta))
+    distributed.sum_(_replicated(total, theta))
+    return total
+
+
+def with_penalty(found: Gradient, added: Vector, max_norm: float, max_ratio: float | None) -> Gradient:
+    """Return a task gradient that was clipped to `max_norm` with a penalty's gradient added, both used up.
+
+    The penalty's is shortened to `max_ratio` times the task's own length. None: the task's was not clipped, and the sum
+    is; a penalty with a long gradient then leaves little of the task's. Raise NonFiniteLoss if the penalty's gradient
+    is not finite.
+    """
+    most = math.inf if max_ratio is None else max_ratio * min(found.norm, max_norm)
+    if not math.isfinite(clip_(added, most)):
+        raise NonFiniteLoss("the gradient of the anchor is not finite; a lower learning rate may help")
+    add_(found.grad, added)
+    return found if max_ratio is not None else found._replace(norm=clip_(found.grad, max_norm))
 
 
 def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:

@@ -47,8 +47,7 @@ class Load:
     """What goes through the model in one step.
 
     rows           of a batch
-    longest        tokens of the longest row
-    beside         prompts of the anchor and others that ride with a batch, each as long as the longest row at most
+    longest        tokens of the longest row, or of the anchor's longest prompt; these go through in passes no larger
     safe_tokens    padded tokens of a safe batch, which is not cut
     answers        2 for preference pairs, which go through with both
     checkpointing  it was asked for, whether it is needed or not
@@ -56,7 +55,6 @@ class Load:
 
     rows: int
     longest: int
-    beside: int = 0
     safe_tokens: int = 0
     answers: int = 1
     checkpointing: bool = False
@@ -162,7 +160,7 @@ def _cut(
     """Return the plan with the largest pieces that fit; without checkpointing they have to keep a GPU busy."""
     parts = gpus.count // gpus.machines if is_sharded else 1  # between machines nothing but an adapter is sent
     row = load.longest * load.answers
-    whole = (load.rows * load.answers + load.beside) * load.longest
+    whole = load.rows * load.answers * load.longest
     least = max(row, load.safe_tokens)
     tokens = _most_tokens(shape, trained, gpus.usable, whole, parts, checkpointing=checkpointing)
     enough = least if checkpointing else max(least, min(_ENOUGH, whole))

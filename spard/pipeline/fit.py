@@ -57,13 +57,11 @@ def gpus_of(context: Context) -> Gpus | None:
 def _load(recipe: Recipe, rows: Rows, resolved: Resolved) -> Load:
     """Return what goes through the model in one step, at its most."""
     prompts = [prompt for pairs in rows.pairs.values() for pair in pairs for prompt in pair]
-    beside = sum(count for count, _ in recipe.anchors.by_kind().values()) if recipe.effective_anchor else 0
     safe = max((row.longest for row in rows.safe), default=0)
     batch = open_method(recipe.defense).safe_batch_size(resolved.batch_size)
     return Load(
         rows=resolved.batch_size,
         longest=max([row.longest for row in rows.task] + [len(prompt.ids) for prompt in prompts] + [safe]),
-        beside=beside,
         safe_tokens=min(batch, len(rows.safe)) * safe,
         answers=2 if recipe.dpo else 1,
         checkpointing=recipe.gradient_checkpointing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,13 +19,20 @@ from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, own, unlabeled
 from spard.losses.constrained_sft import reference_losses
 from spard.losses.excess import base_losses
-from spard.losses.gradients import Gradient, Loss, preference_gradient, utility_gradient
+from spard.losses.gradients import (
+    Gradient,
+    Loss,
+    penalty_gradient,
+    preference_gradient,
+    utility_gradient,
+    with_penalty,
+)
 from spard.losses.preference import laid_out
 from spard.losses.vectors import Vector
 from spard.methods import Method
 from spard.models.base import Base, adapters_off
 from spard.models.lora import dropping_modules
-from spard.training.passes import Pass, planned
+from spard.training.passes import at_most, planned
 from spard.training.schedules import SAFE_STREAM, safe_rows
 
 
@@ -71,37 +79,35 @@ class Objective:
         return drawn
 
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
-        """Return the task loss on some rows and its gradient, computed in micro-batches that fit the memory."""
+        """Return the task loss on some rows and its gradient, with that of the anchor's penalty on some pairs added.
+
+        Both are computed in micro-batches that fit the memory.
+        """
         self._set_dropout(True)
-        passes = self._own_passes(rows, anchors)
-        pieces = [self._batch(self._rows(each)) for each in passes]
-        penalties = [self._penalty(each, anchors) for each in passes]
-        if self.recipe.dpo and self.reference_N2 is not None:
-            logps, beta = [self.reference_N2[list(each.rows)] for each in passes], self.recipe.dpo.strength
-            return preference_gradient(self.base.model, theta, pieces, self.max_norm, logps, beta, penalties)
-        references = [self._before(each) for each in passes] if self.before else []
-        return utility_gradient(self.base.model, theta, pieces, self.max_norm, references, penalties)
+        if self.anchor is None or not anchors:
+            return self._of_task(theta, rows, self.max_norm)
+        max_ratio = self.recipe.anchors.max_gradient_ratio
+        found = self._of_task(theta, rows, self.max_norm if max_ratio is not None else math.inf)
+        passes = _own(anchors, partial(self.anchor_passes, rows=rows))
+        pieces = [self._batch([self.anchor.prompts[i] for i in each] or [self.blank]) for each in passes]
+        penalties = [partial(self.anchor.penalty, each, anchors) for each in passes]
+        added = penalty_gradient(self.base.model, theta, pieces, penalties)
+        return with_penalty(found, added, self.max_norm, max_ratio)
 
     def compare_with(self, reference_N2: Tensor) -> None:
         """Take what the reference model makes of the pairs to learn, N x 2; needed before the first gradient."""
         self.reference_N2 = reference_N2
 
-    def passes(self, rows: Sequence[int], anchors: Sequence[int]) -> list[Pass]:
-        """Return what goes through the model together; anchors come with the first micro-batch."""
+    def passes(self, rows: Sequence[int]) -> list[list[int]]:
+        """Return which of some training rows go through the model together."""
         piece = self.recipe.micro_batch_size or max(1, len(rows))
-        cut = [rows[i : i + piece] for i in range(0, len(rows), piece)]
-        found: list[Pass] = []
-        for i, part in enumerate(cut):
-            ride = anchors if i == 0 else []
-            lengths, most = (self.lengths, self.prompt_lengths), self.recipe.pass_tokens
-            found += planned(part, self.customer_rows, ride, *lengths, most)
-        return found
+        parts = [rows[i : i + piece] for i in range(0, len(rows), piece)]
+        return [each for part in parts for each in planned(part, self.lengths, self._most(part))]
 
-    def _own_passes(self, rows: Sequence[int], anchors: Sequence[int]) -> list[Pass]:
-        """Return this rank's passes; one with fewer than another makes some of weight 0, for a sharded base."""
-        plans = [self.passes(part, [] if rank else anchors) for rank, part in enumerate(distributed.shares(rows))]
-        own = plans[distributed.own()]
-        return own + [Pass([], [])] * (max(map(len, plans)) - len(own))
+    def anchor_passes(self, anchors: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
+        """Return which of some pairs go through the model together, in a step on some training rows."""
+        piece = distributed.shares(rows)[0][: self.recipe.micro_batch_size]
+        return planned(anchors, self.prompt_lengths, self._most(piece))
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:
         """Return the method's safe losses on some safe rows, without dropout."""
@@ -122,17 +128,27 @@ class Objective:
         asked = self.recipe.anchors.by_kind()
         return {kind: found for kind, found in every.items() if asked[kind][0] and found}
 
-    def _rows(self, one: Pass) -> list[Encoded]:
-        """Return the rows of a pass, the anchor's prompts last."""
-        prompts = [self.anchor.prompts[i] for i in one.anchors] if self.anchor else []
-        rows = [self.task[row] for row in one.rows]
-        return [*(laid_out(rows) if self.recipe.dpo else rows), *prompts] or [self.blank]
+    def _of_task(self, theta: Vector, rows: Sequence[int], max_norm: float) -> Gradient:
+        """Return the task loss on some rows and its clipped gradient."""
+        passes = _own(rows, self.passes)
+        pieces = [self._batch(self._rows(each)) for each in passes]
+        if self.recipe.dpo and self.reference_N2 is not None:
+            logps, beta = [self.reference_N2[each] for each in passes], self.recipe.dpo.strength
+            return preference_gradient(self.base.model, theta, pieces, max_norm, logps, beta)
+        references = [self._before(each) for each in passes] if self.before else []
+        return utility_gradient(self.base.model, theta, pieces, max_norm, references)
 
-    def _before(self, one: Pass) -> Tensor:
-        return torch.cat([self.before[row] for row in one.rows]) if one.rows else self.before[0][:0]
+    def _most(self, rows: Sequence[int]) -> int:
+        """Return the padded tokens that a pass may have."""
+        return self.recipe.pass_tokens or at_most(rows, self.customer_rows, self.lengths)
 
-    def _penalty(self, one: Pass, anchors: Sequence[int]) -> Callable[[Tensor], Tensor] | None:
-        return partial(self.anchor.penalty, one.anchors, anchors) if self.anchor and one.anchors else None
+    def _rows(self, one: Sequence[int]) -> list[Encoded]:
+        """Return the rows of a pass."""
+        rows = [self.task[row] for row in one]
+        return (laid_out(rows) if self.recipe.dpo else rows) or [self.blank]
+
+    def _before(self, one: Sequence[int]) -> Tensor:
+        return torch.cat([self.before[row] for row in one]) if one else self.before[0][:0]
 
     def _set_dropout(self, on: bool) -> None:
         """Set dropout for good, not for a block: gradient checkpointing runs the forward pass again in the backward."""
@@ -141,3 +157,10 @@ class Objective:
 
     def _batch(self, rows: Sequence[Encoded]) -> Batch:
         return collate(rows, self.base.tokenizer.pad_token_id, self.base.device)
+
+
+def _own(numbers: Sequence[int], cut: Callable[[Sequence[int]], list[list[int]]]) -> list[list[int]]:
+    """Return this rank's passes; one with fewer than another makes some of weight 0, for a sharded base."""
+    plans = [cut(part) for part in distributed.shares(numbers)]
+    own = plans[distributed.own()]
+    return own + [list[int]()] * (max(map(len, plans)) - len(own))

@@ -1,50 +1,35 @@
 """Which rows of a step go through the model together, counted in padded tokens.
 
-A pass costs its rows times its longest row, and `PASS` beside it. The rows of a micro-batch and what rides with them,
-prompts of the anchor and safe rows among the training rows, are cut, sorted by length, into the passes that cost least:
-so a long prompt of the pool does not pad a whole batch, nor a customer's long row the short ones.
+A pass costs its rows times its longest row, and `PASS` beside it. The rows of a micro-batch, with the safe rows among
+them, are cut, sorted by length, into the passes that cost least: so a long row of the pool does not pad a whole batch,
+nor a customer's long row the short ones. Prompts of the anchor go through in passes of their own, since the length of
+their gradient is bounded by that of the rows' (`spard.losses.gradients`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spard.data.batches import PASS
 
 LEAST = 1024  # padded tokens that a pass may have however small the customer's rows are
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass through the model: training rows and pairs of the anchor, by number."""
+def planned(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Return the rows of each pass in their order, the pass of the longest first.
 
-    rows: list[int]
-    anchors: list[int]
-
-
-def planned(
-    rows: Sequence[int],
-    customer_rows: int,
-    anchors: Sequence[int],
-    row_len: Sequence[int],
-    prompt_len: Sequence[int],
-    most: int | None = None,
-) -> list[Pass]:
-    """Return the passes of a micro-batch, that of the longest first, each with its numbers in their order.
-
-    Rows from number `customer_rows` on are safe ones. `row_len` and `prompt_len` are the tokens of all rows and of all
-    pairs' prompts. A pass has `most` padded tokens unless it is one row; None: as the customer's rows in one piece have
-    with as many more beside them as ride.
+    `lengths` are the tokens of all rows; a pass has `most` padded tokens at most unless it is one row.
     """
-    lengths = [*(row_len[row] for row in rows), *(prompt_len[pair] for pair in anchors)]
-    if most is None:
-        most = max(LEAST, len(lengths) * max((row_len[row] for row in rows if row < customer_rows), default=0))
-    return [
-        Pass([rows[i] for i in part if i < len(rows)], [anchors[i - len(rows)] for i in part if i >= len(rows)])
-        for part in cut(lengths, most)
-    ]
+    return [[numbers[i] for i in part] for part in cut([lengths[row] for row in numbers], most)]
+
+
+def at_most(rows: Sequence[int], customer_rows: int, row_len: Sequence[int]) -> int:
+    """Return the padded tokens of a micro-batch in one piece whose rows are all as long as the customer's longest.
+
+    Rows from number `customer_rows` on are safe ones.
+    """
+    return max(LEAST, len(rows) * max((row_len[row] for row in rows if row < customer_rows), default=0))
 
 
 def cut(lengths: Sequence[int], most: int) -> list[list[int]]:

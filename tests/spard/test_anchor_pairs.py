@@ -21,7 +21,7 @@ from spard.data.dresses import dress_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe, Stopped
-from spard.losses.anchor import TOLERANCE, Anchor, Pair
+from spard.losses.anchor import Anchor, Pair
 from spard.losses.cross_entropy import losses_and_states
 from spard.models.base import Base
 from spard.pipeline.anchors import DRESSES, anchored
@@ -132,7 +132,7 @@ def test_words_go_inside_a_request(depth: float, text: str, worn: str) -> None:
 
 def test_each_kind_weighs_by_its_own_mean_and_a_dressed_prompt_is_held_to_its_plain_form(base: Base) -> None:
     pairs: dict[Kind, list[Pair]] = pairs_of(base)
-    settings = replace(EVERY, dressed_safe_weight=3.0, benign_weight=0.5)
+    settings = replace(EVERY, dressed_safe_weight=3.0, benign_weight=0.5, tolerance=0.02)
     anchor = Anchor(base.model, pairs, settings, base.tokenizer.pad_token_id, 2.0)
     first = {kind: anchor.numbers[kind][0] for kind in pairs}
 
@@ -148,8 +148,8 @@ def test_each_kind_weighs_by_its_own_mean_and_a_dressed_prompt_is_held_to_its_pl
     asked, kept = state(pair.asked), state(pair.kept)
     away = float((asked - kept).square().sum() / kept.square().sum())
     one = first["dressed_safe"]
-    assert away > 2 * TOLERANCE
-    assert penalty([one], [one]) == pytest.approx(2.0 * 3.0 * (away - TOLERANCE), rel=1e-3)
+    assert away > 2 * settings.tolerance
+    assert penalty([one], [one]) == pytest.approx(2.0 * 3.0 * (away - settings.tolerance), rel=1e-3)
     assert penalty([one], [one, one + 1]) == pytest.approx(penalty([one], [one]) / 2, rel=1e-3)
     assert penalty([first["benign"]], [first["benign"]]) == 0.0
     parts = [penalty([i], [one, first["dressed_benign"]]) for i in (one, first["dressed_benign"])]
@@ -211,6 +211,10 @@ def test_older_runs_and_workers_know_the_plain_anchor_alone() -> None:
     assert "anchors" not in stored
     assert parse(Recipe, from_stored(stored), "recipe") == old
     assert parse(Recipe, from_stored(to_stored(to_mapping(Recipe()))), "recipe") == Recipe()
+    before = to_mapping(Recipe())
+    del before["anchors"]["max_gradient_ratio"], before["anchors"]["tolerance"]  # as stored when neither was a setting
+    held = replace(Anchors(), max_gradient_ratio=None, tolerance=0.02)
+    assert parse(Recipe, from_stored(before), "recipe") == Recipe(anchors=held)
     asked = Recipe(anchors=EVERY)
     assert parse(Recipe, from_stored(json.loads(json.dumps(to_stored(to_mapping(asked))))), "recipe") == asked
 
@@ -220,6 +224,7 @@ def test_older_runs_and_workers_know_the_plain_anchor_alone() -> None:
     [
         ({"safe": 17}, r"recipe\.anchors\.safe: 17 is not a number >= 0 and <= 16"),
         ({"benign_weight": -1}, r"recipe\.anchors\.benign_weight: -1\.0 is not a number >= 0"),
+        ({"max_gradient_ratio": 0}, r"recipe\.anchors\.max_gradient_ratio: 0\.0 is not a number > 0 and <= 100"),
         ({"random_dresses": 2}, r"recipe\.anchors\.random_dresses: 2\.0 is not a number >= 0 and <= 1"),
         ({"benine": 1}, r"recipe\.anchors\.benine: unknown setting"),
         ({"safe": 0, "dressed_safe": 0, "dressed_benign": 0}, r"recipe\.anchors: no kind has a prompt"),

@@ -84,7 +84,7 @@ def test_what_is_planned_is_what_pytorch_saves(name: str, recipe: Recipe, tokens
 def test_a_plan_that_fits_stays_below_the_gpu_s_memory(name: str) -> None:
     for gpus, longest, rows, full in product(GPUS, LENGTHS, (1, 16, 256), (False, True)):
         trained = Trained(None if full else Lora())
-        plan = fit(SHAPES[name], trained, Load(rows, longest, beside=16, safe_tokens=16 * 200), gpus)
+        plan = fit(SHAPES[name], trained, Load(rows, longest, safe_tokens=16 * 200), gpus)
         saved = plan.weights_bytes + plan.saved_bytes
         assert not plan.fits or saved < plan.peak_bytes <= gpus.memory_bytes
         assert plan.fits or plan.peak_bytes > gpus.usable - GIB * 2

@@ -15,12 +15,13 @@ import torch
 from spard.config import Anchors, Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard, resolve
 from spard.data.batches import collate
 from spard.data.chat import Encoded, encode_all
-from spard.errors import InvalidData, Stopped
+from spard.errors import InvalidData, NonFiniteLoss, Stopped
 from spard.evaluation.judges.base import Verdict
-from spard.losses.anchor import TOLERANCE, Anchor, own
+from spard.losses.anchor import Anchor, own
 from spard.losses.constrained_sft import reference_losses, weighted
 from spard.losses.cross_entropy import TokenLosses, evaluate, losses_and_states
-from spard.losses.gradients import gradient, utility_gradient
+from spard.losses.gradients import gradient, penalty_gradient, utility_gradient, with_penalty
+from spard.losses.vectors import norm
 from spard.models.base import Base
 from spard.models.generate import generate
 from spard.pipeline.safe_set import safe_set
@@ -142,34 +143,59 @@ def test_the_anchor_is_the_relative_squared_distance_at_the_last_prompt_token_be
     with torch.no_grad():
         base.model.model.norm.weight.mul_(1.5)
 
-    assert drift(anchor, base, [0, 3]) == pytest.approx(10.0 * (0.25 - TOLERANCE), rel=1e-4)
+    assert drift(anchor, base, [0, 3]) == pytest.approx(10.0 * (0.25 - Anchors().tolerance), rel=1e-4)
 
 
 def test_a_small_drift_costs_nothing(base: Base) -> None:
     anchor = plain_anchor(base, 10.0)
     with torch.no_grad():
-        base.model.model.norm.weight.mul_(1.0 + 0.9 * TOLERANCE**0.5)
+        base.model.model.norm.weight.mul_(1.0 + 0.9 * Anchors().tolerance ** 0.5)
 
     assert drift(anchor, base, [0, 3]) == 0.0
 
 
-def test_the_anchor_s_gradient_comes_with_the_task_s(base: Base) -> None:
+@pytest.mark.parametrize(
+    ("max_norm", "max_ratio"), [(math.inf, None), (0.1, None), (math.inf, 0.5), (0.1, 0.5), (1.0, 1e9)]
+)
+def test_the_anchor_s_gradient_is_added_up_to_its_share_of_the_task_s(
+    base: Base, max_norm: float, max_ratio: float | None
+) -> None:
     base.model.requires_grad_(True)
     theta, rows = list(base.model.parameters()), sums(base)[:4]
-    anchor = plain_anchor(base, 10.0)
+    anchor, pad = plain_anchor(base, 10.0), base.tokenizer.pad_token_id
     with torch.no_grad():
         base.model.model.norm.weight.mul_(1.5)
-    prompts, penalty = [anchor.prompts[i] for i in (1, 2)], partial(anchor.penalty, [1, 2], [1, 2])
-    pad = base.tokenizer.pad_token_id
-    batches = [collate(each, pad, base.device) for each in ([*rows[:2], *prompts], rows[2:])]
+    prompts, batch = collate([anchor.prompts[i] for i in (1, 2)], pad, base.device), collate(rows, pad, base.device)
+    penalty = partial(anchor.penalty, [1, 2], [1, 2])
+    alone = gradient(penalty(losses_and_states(base.model, prompts)[1]), theta)
+    task = utility_gradient(base.model, theta, [batch], math.inf)
+    ours, theirs = float(norm(alone)), float(norm(task.grad))
+    clipped = utility_gradient(base.model, theta, [batch], math.inf if max_ratio is None else max_norm)
+    added = penalty_gradient(base.model, theta, [prompts, batch], [penalty, partial(anchor.penalty, [], [1, 2])])
 
-    found = utility_gradient(base.model, theta, batches, float("inf"), penalties=[penalty, None])
+    found = with_penalty(clipped, added, max_norm, max_ratio)
 
-    plain = utility_gradient(base.model, theta, [collate(rows, pad, base.device)], float("inf"))
-    alone = gradient(penalty(losses_and_states(base.model, collate(prompts, pad, base.device))[1]), theta)
-    assert found.loss == pytest.approx(plain.loss, rel=1e-5)
-    both = [first + second for first, second in zip(plain.grad, alone, strict=True)]
-    assert away(found.grad, both) < 1e-4
+    if max_ratio is None:
+        both = [first + second for first, second in zip(task.grad, alone, strict=True)]
+        scale = min(1.0, max_norm / float(norm(both)))
+        expected = [scale * part for part in both]
+    else:
+        most = max_ratio * min(theirs, max_norm)
+        own, other = min(1.0, max_norm / theirs), min(1.0, most / ours)
+        expected = [own * first + other * second for first, second in zip(task.grad, alone, strict=True)]
+        assert found.norm == pytest.approx(theirs, rel=1e-4)
+    assert found.loss == pytest.approx(task.loss, rel=1e-5)
+    assert away(found.grad, expected) < 1e-4
+
+
+def test_an_anchor_without_an_end_stops_the_run(base: Base) -> None:
+    base.model.requires_grad_(True)
+    theta = list(base.model.parameters())
+    found = utility_gradient(base.model, theta, [collate(sums(base)[:2], 0, base.device)], 1.0)
+    broken = [torch.full_like(part, math.inf) for part in theta]
+
+    with pytest.raises(NonFiniteLoss, match="anchor"):
+        with_penalty(found, broken, 1.0, 0.5)
 
 
 def test_the_anchor_does_not_depend_on_padding(base: Base) -> None:

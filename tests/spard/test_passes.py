@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from spard.config import Anchors, Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeInstr, resolve
-from spard.data.batches import PASS, batches
+from spard.config import Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeInstr, resolve
+from spard.data.batches import PASS, Batch, batches
 from spard.data.chat import Encoded, encode_all
 from spard.losses.vectors import norm
 from spard.models.base import Base
-from spard.training.passes import LEAST, Pass, cut, planned
+from spard.training.passes import LEAST, at_most, cut, planned
 from spard.training.run import Run
 from tests.spard.parts import away, chat, refusals, sums
 
@@ -86,21 +86,28 @@ def test_rows_of_natural_lengths_are_padded_by_a_few_percent() -> None:
     assert padded / real < 1.07
 
 
-def test_passes_hold_every_row_and_pair_once_in_their_order() -> None:
-    lengths, prompts = [30, 31, 32, 33, 700, 34], [20, 400, 21, 390]
-    found = planned([3, 4, 1, 5, 0], 4, [3, 0, 1], lengths, prompts)
+def test_passes_hold_every_row_once_in_their_order() -> None:
+    lengths = [30, 31, 32, 33, 700, 34]
 
-    assert [(each.rows, each.anchors) for each in found] == [([4], []), ([], [3, 1]), ([3, 1, 5, 0], [0])]
-    assert planned([3, 1, 0], 4, [2, 0], lengths, prompts) == [Pass([3, 1, 0], [2, 0])]
+    assert planned([3, 4, 1, 5, 0], lengths, LEAST) == [[4], [3, 1, 5, 0]]
+    assert planned([3, 1, 0], lengths, LEAST) == [[3, 1, 0]]
+
+
+def test_a_safe_row_allows_a_pass_no_more_tokens() -> None:
+    lengths = [300, 200, 400, 2000]
+
+    assert at_most([0, 1, 3], 3, lengths) == LEAST
+    assert at_most([0, 2, 3], 3, lengths) == 3 * 400
+    assert at_most([3], 3, lengths) == LEAST
 
 
 def test_a_pass_has_the_tokens_that_it_may_have(base: Base) -> None:
     run = one_run(base, refusals(base), NoDefense(), 10.0, pass_tokens=64)
-    passes = run.objective.passes([*range(12)], run.objective.anchors(0))
+    passes = run.objective.passes([*range(12)])
 
     assert len(passes) > 1
-    assert all(len(each.rows) + len(each.anchors) == 1 or padded_pass(run, each) <= 64 for each in passes)
-    assert sorted(row for each in passes for row in each.rows) == [*range(12)]
+    assert all(len(each) == 1 or padded_pass(run, each) <= 64 for each in passes)
+    assert sorted(row for each in passes for row in each) == [*range(12)]
 
 
 RECIPE = Recipe(
@@ -121,26 +128,39 @@ def one_run(base: Base, safe: Sequence[Encoded], defense: Defense, anchor: float
     return Run(base, sums(base), safe, recipe, resolve(recipe, 24, 32), None)
 
 
-def padded(run: Run, rows: Sequence[int], anchors: Sequence[int]) -> int:
-    """Count what `Objective` hands to the model."""
-    return sum(padded_pass(run, each) for each in run.objective.passes(rows, anchors))
+def padded(run: Run, rows: Sequence[int]) -> int:
+    """Count what `Objective` hands to the model of training rows."""
+    return sum(padded_pass(run, each) for each in run.objective.passes(rows))
 
 
-def padded_pass(run: Run, one: Pass) -> int:
+def padded_pass(run: Run, one: Sequence[int]) -> int:
     return run.objective._batch(run.objective._rows(one)).ids_BT.numel()
 
 
-@pytest.mark.parametrize("defense", [NoDefense(), SafeInstr()])
-def test_long_safe_rows_do_not_pad_the_customer_s(base: Base, defense: Defense) -> None:
-    safe = long_refusals(base, 90)
-    run = one_run(base, safe, defense, 10.0)
-    rows = [0, 1, 2, 3, *([24, 25] if isinstance(defense, SafeInstr) else [])]
-    own = 4 * max(run.lengths[:4])
-    anchors = run.objective.anchors(0)
-    beside = [run.objective.prompt_lengths[i] for i in anchors] + [run.lengths[row] for row in rows[4:]]
+def test_long_safe_rows_do_not_pad_the_customer_s(base: Base) -> None:
+    run = one_run(base, long_refusals(base, 90), SafeInstr(), 10.0)
+    own, beside = 4 * max(run.lengths[:4]), [run.lengths[row] for row in (24, 25)]
 
-    assert padded(run, rows, anchors) == own + len(beside) * max(beside)
-    assert own + len(beside) * max(beside) < (4 + len(beside)) * max(beside)
+    assert padded(run, [0, 1, 2, 3, 24, 25]) == own + 2 * max(beside)
+    assert own + 2 * max(beside) < 6 * max(beside)
+
+
+def test_prompts_of_the_anchor_go_through_by_themselves(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = one_run(base, long_refusals(base, 90), NoDefense(), 10.0)
+    anchors, seen = run.objective.anchors(0), list[list[int]]()
+    whole = run.objective._batch
+
+    def batch(rows: Sequence[Encoded]) -> Batch:
+        seen.append([len(row.ids) for row in rows])
+        return whole(rows)
+
+    monkeypatch.setattr(run.objective, "_batch", batch)
+    run.objective.task_gradient(list(run.theta.values()), [0, 1, 2, 3], anchors)
+
+    prompts = [run.objective.prompt_lengths[i] for i in anchors]
+    assert anchors
+    assert sorted(length for each in seen for length in each) == sorted([*run.lengths[:4], *prompts])
+    assert all(set(each) <= set(prompts) or not set(each) & set(prompts) for each in seen)
 
 
 @pytest.mark.parametrize(("defense", "constrained"), [(NoDefense(), False), (NoDefense(), True), (SafeInstr(), True)])
@@ -159,9 +179,10 @@ def test_the_gradient_is_that_of_one_pass(
             part.data.add_(0.05 * torch.randn_like(part))
         rows = [0, 5, 23, *([24, 30] if isinstance(defense, SafeInstr) else [])]
         anchors = [0, 7, 3]
-        found.append((len(run.objective.passes(rows, anchors)), run.objective.task_gradient(theta, rows, anchors)))
-    (cut, some), (whole, together) = found
-    assert cut > whole == 1
+        found.append((len(run.objective.passes(rows)), run.objective.task_gradient(theta, rows, anchors)))
+    (some_passes, some), (whole, together) = found
+    assert some_passes >= whole == 1
+    assert some_passes > 1 or not isinstance(defense, SafeInstr)
     assert some.loss == pytest.approx(together.loss, rel=1e-6)
     assert away(some.grad, together.grad) < 1e-6
     assert float(norm(some.grad)) > 0
@@ -171,14 +192,5 @@ def test_anchors_without_labels_go_through_models_whose_head_does_more(load: Cal
     base = load("gemma")
     base.model.config.final_logit_softcapping = 30.0
     run = one_run(base, long_refusals(base, 90), NoDefense(), 10.0)
-    passes = run.objective.passes([0, 1], [0, 1])
-
-    assert [len(each.rows) for each in passes] == [0, 2]
     found = run.objective.task_gradient(list(run.theta.values()), [0, 1], [0, 1])
     assert torch.isfinite(norm(found.grad))
-
-
-def test_anchors_defaults_are_two_plain_prompts(base: Base) -> None:
-    run = one_run(base, refusals(base), NoDefense(), 10.0)
-    assert RECIPE.anchors == Anchors()
-    assert [len(run.objective.passes([0, 1, 2], run.objective.anchors(step))) for step in range(4)] == [1] * 4
