@@ -93,15 +93,15 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
     from spard.data.chat import encode_all
     from spard.models.base import load_base
     from spard.training import objective
-    from spard.training.passes import Pass, planned
+    from spard.training.passes import planned
     from spard.training.train import train
 
     base, padded, losses = load_base(str(model)), [0], []
     rows = encode_all(base.tokenizer, read_examples(path), LONGEST)
 
-    def counted(*asked: Any) -> list[Pass]:
-        found = planned(*asked) if is_cut else [Pass([*asked[0]], [*asked[2]])]
-        padded[0] += sum(len(each.rows) * max(asked[3][row] for row in each.rows) for each in found)
+    def counted(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
+        found = planned(numbers, lengths, most) if is_cut else [[*numbers]]
+        padded[0] += sum(len(each) * max(lengths[row] for row in each) for each in found)
         return found
 
     objective.planned = counted  # type: ignore[assignment, attr-defined]
