@@ -104,7 +104,7 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
         padded[0] += sum(len(each) * max(lengths[row] for row in each) for each in found)
         return found
 
-    objective.planned = counted  # type: ignore[assignment, attr-defined]
+    objective.planned = counted  # type: ignore[attr-defined]
     recipe = Recipe(defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=1, batch_size=batch))
     resolved = resolve(recipe, len(rows), base.hidden_size)
     begun = time.process_time()
