@@ -69,6 +69,14 @@ def main() -> None:
             _print(count, arms)
 
 
+def submit_s(folder: Path, count: int, requests: int = 100) -> float:
+    """Return the CPU seconds of a new job of a project that has `count`: rounds of a fresh service, their median."""
+    with _served(folder, count) as (port, process, key, file):
+        (arm,) = [each for each in _arms(count, file) if each.method == "POST"]
+        _measure([arm], port, process, key, 10 * requests // ROUNDS)
+    return statistics.median(arm.cpu_s)
+
+
 def _arms(count: int, file: str) -> list[Arm]:
     ended, queued = "ftjob-00011", "ftjob-00000"
     ask = json.dumps({"model": "tiny", "training_file": file, "safety": {"defense": {"type": "none"}}}).encode()

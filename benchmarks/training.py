@@ -50,7 +50,7 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
         for _ in range(asked.rounds):
             for arm in arms:
-                found[arm].append(_apart(arm, model, rows, asked.batch, asked.threads))
+                found[arm].append(run_apart(arm, model, rows, asked.batch, asked.threads))
     print(
         f"{asked.size if not asked.model else asked.model.name}, batches of {asked.batch}, {asked.threads} thread(s), "
     )
@@ -70,8 +70,8 @@ def _range(values: Sequence[float]) -> str:
     return f"{min(values):.2f}-{max(values):.2f}"
 
 
-def _apart(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[str, float]:
-    """Run an arm in a process of its own."""
+def run_apart(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[str, float]:
+    """Run an arm in a process of its own; return its CPU seconds `cpu_s`, its last `loss`, and its `padding`."""
     command = [sys.executable, "-m", "benchmarks.training", "--arm", arm, "--model", str(model), "--rows", str(rows)]
     command += ["--batch", str(batch), "--threads", str(threads)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}

@@ -37,6 +37,9 @@ HOME = Path(os.environ.get("SPARD_DEMO_DIR", ROOT / ".demo"))
 LAB = HOME / "lab"
 KEY = "sk-spard-demo-key-for-this-machine-only"
 DEFENSES = {"undefended": {"type": "none"}, "defended": {"type": "spard"}}
+AUDIT = {
+    "asking": {"random": 360}
+}  # all benign prompts behind random words: with the 120 of the default it is a near thing
 TERMINAL = {"succeeded", "failed", "cancelled"}
 
 out = Console()
@@ -153,7 +156,11 @@ def order(client: OpenAI) -> dict[str, Any]:
     out.print(f"customer: uploaded {file.filename}, {file.bytes / 1e6:.1f} MB, as {file.id}")
     return {
         name: client.fine_tuning.jobs.create(
-            model="lab", training_file=file.id, seed=1, suffix=name, extra_body={"safety": {"defense": defense}}
+            model="lab",
+            training_file=file.id,
+            seed=1,
+            suffix=name,
+            extra_body={"safety": {"defense": defense, "audit": AUDIT}},
         )
         for name, defense in DEFENSES.items()
     }

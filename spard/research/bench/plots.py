@@ -55,7 +55,7 @@ def dots(found: Sequence[Measurement], label: str, series: str) -> str:
             axis.set_yticks(range(len(labels)), labels if axis is axes[0] else [""] * len(labels))
         if len(names) > 1:
             _legend_below(figure, axes[0], len(names))
-        return _svg(figure)
+        return svg(figure)
 
 
 def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str) -> str:
@@ -74,7 +74,7 @@ def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str)
                 axis.set_xticks(places, values)
         if len(methods) > 1:
             _legend_below(figure, axes[0], len(methods))
-        return _svg(figure)
+        return svg(figure)
 
 
 def curves(found: Sequence[Measurement]) -> str:
@@ -92,7 +92,7 @@ def curves(found: Sequence[Measurement]) -> str:
             axis.plot([x for x, _ in there[:1]], [y for _, y in there[:1]], "o", ms=8, mfc="none", color=color)
         axis.set(xlabel=METRICS["accuracy"], ylabel=METRICS["asr"], xlim=(-4, 104), ylim=(-4, 104))
         _legend_below(figure, axis, len(methods))
-        return _svg(figure)
+        return svg(figure)
 
 
 def bars(costs: Sequence[Cost]) -> str:
@@ -106,7 +106,7 @@ def bars(costs: Sequence[Cost]) -> str:
         axis.axvline(1.0, color=GRAY, lw=0.8)
         axis.set(ylim=(len(costs) - 0.5, -0.5), xlabel="training time, times plain fine-tuning")
         axis.set_yticks(range(len(costs)), [f"{cost.method} {cost.place}".strip() for cost in costs])
-        return _svg(figure)
+        return svg(figure)
 
 
 def histograms(of_pools: Mapping[str, Histogram]) -> str:
@@ -117,7 +117,7 @@ def histograms(of_pools: Mapping[str, Histogram]) -> str:
             starts, widths = [low for low, _, _ in bins], [high - low for low, high, _ in bins]
             axis.bar(starts, [count for _, _, count in bins], widths, align="edge", color=COLORS[0], alpha=0.8)
             axis.set(title=f"pool {name}", xlabel="q, largest cosine with a training row", ylabel="rows")
-        return _svg(figure)
+        return svg(figure)
 
 
 def scatter(found: Map) -> str:
@@ -131,7 +131,15 @@ def scatter(found: Map) -> str:
             _cloud(axis, [found.pool[i] for i in places], "#00324d", "chosen", 7)
             axis.set(title=method.replace("_", " "), xticks=[], yticks=[])
         _legend_below(figure, axes[0], 4)
-        return _svg(figure)
+        return svg(figure)
+
+
+def svg(figure: Figure) -> str:
+    """Return a figure as an `svg` element, its background left out."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]
 
 
 def _dot(axis: Axes, values: Sequence[float], y: float, color: str, name: str) -> None:
@@ -173,10 +181,3 @@ def _row_of_axes(n: int, width: float, height: float) -> tuple[Figure, list[Axes
 def _legend_below(figure: Figure, axis: Axes, columns: int) -> None:
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, 6), markerscale=1.4)
-
-
-def _svg(figure: Figure) -> str:
-    text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :]
