@@ -36,17 +36,22 @@ def choose(
     selection: Selection,
     seed: int,
     among: Sequence[int] | None = None,
+    near: tuple[Tensor, Tensor] | None = None,
 ) -> Chosen:
     """Choose k pool rows for a task, exact copies only when distinct rows run out; `seed` serves `random` alone.
 
-    `among` names the rows to choose from in rising order; None: all. Methods by neighbors hold the pool in memory.
+    `among` names the rows to choose from in rising order; None: all. `near` is the relevance of the pool to the task
+    where it is known. Methods by neighbors hold the pool in memory.
     """
     if among is not None and len(among) < len(pool_ND) and selection.method != _GREEDY:
-        part = choose(pool_ND[among], task_MD, k, selection, seed)
+        index_N = torch.tensor(among)
+        part = choose(
+            pool_ND[index_N], task_MD, k, selection, seed, None, near and (near[0][index_N], near[1][index_N])
+        )
         return replace(part, indices=[among[i] for i in part.indices])
     every = range(len(pool_ND)) if among is None else among
     k = min(k, len(every))
-    quality_N, nearest_N = relevance(pool_ND, task_MD)
+    quality_N, nearest_N = near or relevance(pool_ND, task_MD)
     order = SELECTIONS.load(selection.method)(Candidates(pool_ND, task_MD, quality_N, k, seed))
 
     def pick(rows: Sequence[int], n: int) -> Chosen:
