@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spard.config.run_spec import to_mapping
 from spard.data.rows import Example
+from spard.errors import InvalidPool
 from spard.evaluation.row_risk import centered, rank
 from spard.pipeline.context import Context
 from spard.release.figure_records import RowsMap
@@ -25,6 +26,7 @@ from spard.selection.shards import Vectors
 
 _SELECTED, _BENIGN, _RISKS, _ANSWERS, _MAP = "select", "select_benign", "risk", "answers", "rows_map"
 _MAPPED = 300  # rows of each sort
+_MOST = 0.75  # of what was chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,9 @@ def run(
 ) -> SelectedRows:
     """Choose from the pool rows that `too_long` does not name, and keep which ones and why.
 
-    Whether a row is too long is asked of those alone that were chosen: a row that was not chosen changes nothing. Only
-    where most of what was chosen is too long all are asked about.
+    Whether a row is too long is asked of those alone that were chosen: of the greedy choice a row that is not in it
+    changes nothing. Only where most of what was chosen is too long all are asked about. Raises `InvalidPool` if every
+    row is.
     """
     context.report.stage("select")
     with context.timed("select"):
@@ -64,9 +67,11 @@ def run(
             long = too_long(chosen.indices)
             if not long:
                 break
-            if 2 * len(long) > len(chosen.indices):
+            if len(long) > _MOST * len(chosen.indices):
                 long = too_long(range(len(pool_ND)) if among is None else among)
             left_out.update(long)
+            if len(left_out) == len(pool_ND):
+                raise InvalidPool(f"every safe row of the safety pool has more than {context.limit} tokens")
         facts = asdict(chosen) | {"coordinates": coordinates(pool_ND[chosen.indices])}
         selected = read_record(SelectedRows, facts)
         context.outputs.write(_SELECTED, to_mapping(selected))

@@ -44,7 +44,7 @@ def choose(
     where it is known. Methods by neighbors hold the pool in memory.
     """
     if among is not None and len(among) < len(pool_ND) and selection.method != _GREEDY:
-        index_N = torch.tensor(among)
+        index_N = torch.tensor(among, dtype=torch.int64)
         part = choose(
             pool_ND[index_N], task_MD, k, selection, seed, None, near and (near[0][index_N], near[1][index_N])
         )
@@ -89,7 +89,7 @@ def _pick(
 
 def _named(pool_ND: Vectors, rows: Sequence[int]) -> Tensor | None:
     """Return rows as a tensor; None where they are the whole pool."""
-    return torch.tensor(rows, device=pool_ND.device) if len(rows) < len(pool_ND) else None
+    return torch.tensor(rows, dtype=torch.int64, device=pool_ND.device) if len(rows) < len(pool_ND) else None
 
 
 def _capped(
@@ -126,7 +126,7 @@ def _without(pool_ND: Vectors, rows: Sequence[int], taken: Sequence[int]) -> lis
     if not taken:
         return list(rows)
     seen = set(dpp.bytes_of(pool_ND[taken]))
-    index_N = torch.tensor(rows)
+    index_N = torch.tensor(rows, dtype=torch.int64)
     parts = (index_N[part] for part in blocks(torch.empty(len(rows), pool_ND.shape[1], device="meta")))
     named = ((i, row) for part in parts for i, row in zip(part.tolist(), dpp.bytes_of(pool_ND[part]), strict=True))
     return [i for i, row in named if row not in seen]
