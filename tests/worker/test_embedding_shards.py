@@ -153,6 +153,22 @@ def test_the_first_worker_makes_them_and_the_next_one_downloads_them(place: Plac
     assert not second.parts
 
 
+def test_what_a_child_makes_is_stored_and_the_next_worker_s_child_finds_it(shop: Shop, tmp_path: Path) -> None:
+    said = []
+    for name in ("a", "b"):
+        job_id = shop.add_job()
+        if name == "a":
+            put_pool(shop, shop.job(job_id))
+        with shop.serving("embeds", data_dir=tmp_path / name):
+            job = shop.until_ended(job_id)
+        assert job.status == JobStatus.succeeded
+        said.append([text for text in shop.events(job_id) if text.startswith("embedded by")])
+    assert said[0] == said[1] != []
+    place = Place(shop, job)
+    assert len(place.rows) == 1
+    place.agrees()
+
+
 def test_on_s3_too(cloud_shop: Shop) -> None:
     job = cloud_shop.job(cloud_shop.add_job())
     put_pool(cloud_shop, job)
