@@ -1,8 +1,9 @@
 """A child that speaks the protocol and trains nothing: python -m tests.worker.scripted_child BEHAVIOR PARENT.
 
 It takes 6 steps with a resume state after the third, and goes on from a resume state that it finds; `long` takes 400
-with one after each, and `judged` asks the job's judge when it has trained. Every second step ends an epoch, if the job
-is to have checkpoints; `embeds` makes a shard of the pool's embeddings first. What goes wrong, and in which attempt, is its behavior; later attempts are good.
+with one after each, `judged` asks the job's judge when it has trained, and `embeds` begins with a shard of the pool's
+embeddings. Every second step ends an epoch, if the job is to have checkpoints. What goes wrong, and in which attempt,
+is its behavior; later attempts are good.
 """
 
 from __future__ import annotations
