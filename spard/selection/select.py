@@ -44,11 +44,7 @@ def choose(
     where it is known. Methods by neighbors hold the pool in memory.
     """
     if among is not None and len(among) < len(pool_ND) and selection.method != _GREEDY:
-        index_N = torch.tensor(among, dtype=torch.int64)
-        part = choose(
-            pool_ND[index_N], task_MD, k, selection, seed, None, near and (near[0][index_N], near[1][index_N])
-        )
-        return replace(part, indices=[among[i] for i in part.indices])
+        return _of_part(pool_ND, task_MD, k, selection, seed, among, near)
     every = range(len(pool_ND)) if among is None else among
     k = min(k, len(every))
     quality_N, nearest_N = near or relevance(pool_ND, task_MD)
@@ -72,6 +68,22 @@ def choose(
         [*steered.gains, *[None] * len(rest)],
         steered.rank,
     )
+
+
+def _of_part(
+    pool_ND: Vectors,
+    task_MD: Tensor,
+    k: int,
+    selection: Selection,
+    seed: int,
+    among: Sequence[int],
+    near: tuple[Tensor, Tensor] | None,
+) -> Chosen:
+    """Choose from some rows as from a pool of their own."""
+    index_N = torch.tensor(among, dtype=torch.int64)
+    own = near and (near[0][index_N], near[1][index_N])
+    part = choose(pool_ND[index_N], task_MD, k, selection, seed, None, own)
+    return replace(part, indices=[among[i] for i in part.indices])
 
 
 def _pick(
