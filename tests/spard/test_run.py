@@ -104,7 +104,7 @@ def test_pool_rows_over_the_limit_are_left_out_with_a_warning(done: tuple[Outcom
     outcome, _, messages = done
     assert {
         "kind": "warning",
-        "message": "1 of 13 safety examples have more than 256 tokens and are left out.",
+        "message": "At least 1 of 13 safety examples have more than 256 tokens; they are left out.",
     } in messages
     assert outcome.selected is not None
     assert len(outcome.selected.indices) == 5
