@@ -23,6 +23,12 @@ def model_files(folder: Path) -> list[Path]:
     return sorted({path for pattern in _OF_MODEL for path in folder.glob(pattern)})
 
 
+def model_digest(sha256: Mapping[str, str]) -> str:
+    """Return the digest of a base model, given the digests of its files by their names, in that order."""
+    whole = hashlib.sha256("".join(f"{name} {each}\n" for name, each in sha256.items()).encode())
+    return f"sha256:{whole.hexdigest()}"
+
+
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write `facts` and the digest of every file that lies in `folder` into its manifest, and return it."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (MANIFEST, SIGNATURE))

@@ -26,6 +26,7 @@ from app.ops import tracing
 from app.settings import Settings
 from app.storage import Storage
 from worker.checkpoint_archives import CheckpointArchives
+from worker.embedding_shards import EmbeddingShards
 from worker.failures import DISK_FULL, FAULTS, OUT_OF_MEMORY, Failed, Failure, Fault, around, failure, is_job_s_own
 from worker.heartbeat import Heart
 from worker.inputs import fill
@@ -37,7 +38,7 @@ from worker.process import Child, oom_kills
 from worker.progress import Journal
 from worker.results import attempt_prefix, upload
 from worker.resume_state import Keeper, delete_kept
-from worker.sinks.feed import Sinks, sinks_of
+from worker.sinks.feed import sinks_of
 from worker.workdir import Folder, new_folder
 
 _RETRY_S = 1.0
@@ -137,6 +138,8 @@ class Attempt:
         storage, job, claim = self._backend.storage, self.job, self._claim
         filled = partial(fill, folder, job, storage, self._settings, self._go_on, self._taken_until)
         self._waiting.insist(filled, self._settings.outage_patience_s)
+        shards = EmbeddingShards(storage, self._backend.engine, job, folder)
+        self._waiting.insist(partial(shards.fetch, self._go_on), self._settings.outage_patience_s)
         prefix = attempt_prefix(job, claim.token)
         keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
         checkpoints = CheckpointArchives(storage, job.id, prefix, folder, self._backend.key)
@@ -144,7 +147,8 @@ class Attempt:
         self._child = child = self._take_child()
         try:
             child.work(folder, job_id=claim.job_id, request_id=job.spec.request_id)
-            last_word = self._listener(child, folder, keeper, checkpoints, sinks).listen(self._stop)
+            heard = self._journal, keeper, checkpoints, self._heart, self._stages, sinks, shards
+            last_word = Listener(child, folder, *heard, self._settings).listen(self._stop)
             sinks.hear_end(folder.safety, last_word)
         finally:
             sinks.close()
@@ -164,12 +168,6 @@ class Attempt:
             case _:
                 reason = f"the training process ended by itself ({_exit(child.exit_code)})"
                 return self._again(reason, blames_job=True)
-
-    def _listener(
-        self, child: Child, folder: Folder, keeper: Keeper, checkpoints: CheckpointArchives, sinks: Sinks
-    ) -> Listener:
-        ours = self._journal, keeper, checkpoints, self._heart, self._stages, sinks
-        return Listener(child, folder, *ours, self._settings)
 
     def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
         """Say what a failure costs; the attempt's folder is gone, so that a disk is not full of the job itself."""

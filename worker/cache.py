@@ -26,20 +26,27 @@ log = logging.getLogger(__name__)
 
 
 class FolderCache:
-    """Entries as files of a folder that is safe to delete at any time."""
+    """Entries as files of a folder that is safe to delete at any time.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    `tell` is told of each tensor that is there: its path below the folder, and whether it was made just now.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str, bool], None] = lambda entry, made: None) -> None:
+        self._folder, self._tell = folder, tell
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
         """Return the tensor of that key, made anew if its file is missing or damaged; it is mapped from the file."""
         path = self._path(kind, key, "safetensors")
         found = _read_tensor(path)
+        made = found is None
         if found is None:
             rows = {"rows": make()}
             _write(path, partial(save_file, rows, metadata={"sha256": tensor_digest(rows)}))
             found = _read_tensor(path)  # what was made need not stay in memory
-        return rows["rows"] if found is None else found
+            if found is None:
+                return rows["rows"]
+        self._tell(path.relative_to(self._folder).as_posix(), made)
+        return found
 
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """Return the JSON value of that key, made anew if its file is missing or damaged."""

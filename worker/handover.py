@@ -17,8 +17,8 @@ from pathlib import Path, PurePath
 from app.errors import AppError
 from app.storage import Storage, Stored
 
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would keep whoever opens it waiting
-_FOLDER = _FILE | os.O_DIRECTORY
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would keep whoever opens it waiting
+FOLDER = FILE | os.O_DIRECTORY
 _LINKS = (ELOOP, ENOTDIR)  # what opening a link, or something below one, fails with
 
 
@@ -42,20 +42,20 @@ def require_plain(folder: Path) -> None:
 
 def upload(storage: Storage, key: str, root: Path, below: PurePath) -> Stored:
     """Upload the file `below` a child's folder; raise UnsafeResult for anything else, FileNotFoundError for none."""
-    with _opened(root, below) as handle:
+    with opened(root, below) as handle:
         return storage.upload_file(key, Path(f"/proc/self/fd/{handle}"))
 
 
 def copy(root: Path, below: PurePath, to: Path) -> None:
     """Copy the folder `below` a child's folder with all plain files in it; raise UnsafeResult for anything else."""
-    with _opened(root, below, _FOLDER) as handle:
+    with opened(root, below, FOLDER) as handle:
         _copy(handle, to)
 
 
 def _copy(folder: int, to: Path) -> None:
     to.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in os.listdir(folder):
-        with _entered(folder, name, _FILE) as handle:
+        with _entered(folder, name, FILE) as handle:
             if stat.S_ISDIR(os.fstat(handle).st_mode):
                 _copy(handle, to / name)
             else:
@@ -64,17 +64,18 @@ def _copy(folder: int, to: Path) -> None:
 
 
 @contextmanager
-def _opened(root: Path, below: PurePath, flags: int = _FILE) -> Iterator[int]:
+def opened(root: Path, below: PurePath, flags: int = FILE) -> Iterator[int]:
+    """Open the file, or with `FOLDER` the folder, `below` a child's; raise UnsafeResult for anything else."""
     if below.is_absolute() or ".." in below.parts or not below.parts:
         raise UnsafeResult
-    handle = os.open(root, _FOLDER)
+    handle = os.open(root, FOLDER)
     try:
         for name in below.parts[:-1]:
-            with _entered(handle, name, _FOLDER) as inner:
+            with _entered(handle, name, FOLDER) as inner:
                 handle, last = os.dup(inner), handle
                 os.close(last)
         with _entered(handle, below.parts[-1], flags) as found:
-            if flags == _FILE and not stat.S_ISREG(os.fstat(found).st_mode):
+            if flags == FILE and not stat.S_ISREG(os.fstat(found).st_mode):
                 raise UnsafeResult
             yield found
     finally:

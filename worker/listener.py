@@ -11,6 +11,7 @@ from app.checkpoints.records import EpochResult
 from app.db.tables.checkpoints import EPOCH
 from app.settings import Settings
 from worker.checkpoint_archives import CheckpointArchives
+from worker.embedding_shards import EmbeddingShards
 from worker.heartbeat import Heart
 from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled
 from worker.metrics import StageClock
@@ -39,11 +40,12 @@ class Listener:
         heart: Heart,
         stages: StageClock,
         sinks: Sinks,
+        shards: EmbeddingShards,
         settings: Settings,
     ) -> None:
         self._child, self._folder, self._journal, self._keeper = child, folder, journal, keeper
         self._checkpoints, self._heart, self._stages, self._settings = checkpoints, heart, stages, settings
-        self._sinks = sinks
+        self._sinks, self._shards = sinks, shards
         self._last_word: Message | None = None
         self._log = structlog.get_logger(__name__).bind(child=child.pid)
 
@@ -92,6 +94,8 @@ class Listener:
                 archive = self._checkpoints.upload(step) if message["has_adapter"] else None
                 self._keep_stages()
                 self._journal.note_checkpoint(step, EpochResult(EPOCH, metrics, safety, archive))
+            case {"kind": "cached", "entry": str(entry), "made": bool(made)}:
+                self._shards.hear(entry, made=made)
             case {"kind": "waiting", "thing": "judge"}:
                 self._stages.note_judge_failure()
                 self._journal.hear(message)

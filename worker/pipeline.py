@@ -74,7 +74,7 @@ def _context(assignment: Assignment, folder: Folder, report: Report, should_stop
         base,
         report,
         OutputsInFolder(folder.stage),
-        FolderCache(assignment.cache_dir),
+        FolderCache(assignment.cache_dir, report.cached),
         folder.resume_states,
         should_stop,
         assignment.processes,

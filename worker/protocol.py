@@ -4,6 +4,7 @@ The kinds are those of `spard.pipeline.messages`, paths of checkpoints being rel
 
 kind        fields
 failed      code, message, param, retryable
+cached      entry, made: a tensor of the machine's cache that was read, and whether it was made just now
 ask         id, judge, system, user: a question to a judge; the answer is a line with id, and text or error
 """
 
@@ -31,6 +32,10 @@ class Report(Reporter):
         """Tell why the job came to an end; `retryable` says whether another attempt may end better."""
         failure = {"code": code, "message": message, "param": param, "retryable": retryable}
         self._write({"kind": "failed", **failure})
+
+    def cached(self, entry: str, made: bool) -> None:
+        """Tell of a tensor in the machine's cache, by its path there."""
+        self._write({"kind": "cached", "entry": entry, "made": made})
 
     def ask(self, number: int, judge: int, system: str, user: str) -> None:
         """Put a question to the judge of that index; the answer comes under `number`."""

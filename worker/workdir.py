@@ -53,6 +53,11 @@ class Folder:
         return self.root / "stage"
 
     @property
+    def has_selected(self) -> bool:
+        """Whether an earlier attempt has chosen the safe set."""
+        return (self.stage / "select.json").exists()
+
+    @property
     def resume_states(self) -> Path:
         """Resume states, each under the name of its step."""
         return self.root / "checkpoints"

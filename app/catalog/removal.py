@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.audit_log import service as audit_log
-from app.catalog import service
+from app.catalog import embeddings, service
 from app.catalog.schemas import BaseModelDeleted, CorpusDeleted
 from app.db import Begin
 from app.db.base import utc_now
@@ -74,4 +74,6 @@ def _forget(session: Session, what: str, corpora: list[Corpus]) -> None:
     for corpus in corpora:
         corpus.deleted_at = utc_now()
         objects.condemn(session, corpus.storage_key, project_id=None, subject=first.id, bytes=corpus.bytes)
+        if corpus.kind == service.POOL:
+            embeddings.forget_pool(session, corpus)
     audit_log.record(session, f"{what}.deleted", first.id, name=first.name, sha256=first.sha256)

@@ -33,7 +33,7 @@ def perform(storage: Storage, begin: Begin, subject: str) -> None:
         carry_out(storage, begin, intent)
 
 
-def discard(storage: Storage, begin: Begin, keys: Iterable[str], project_id: str, subject: str) -> None:
+def discard(storage: Storage, begin: Begin, keys: Iterable[str], project_id: str | None, subject: str) -> None:
     """Delete objects that no row names any more, now, or by the sweep when something is away."""
     try:
         with begin() as session:

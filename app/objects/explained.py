@@ -14,6 +14,7 @@ from app.db.tables import (
     CondemnedObject,
     Corpus,
     DeletedModel,
+    EmbeddingShard,
     File,
     HeldAdapter,
     Job,
@@ -28,6 +29,7 @@ from app.db.tables.objects import DELETE_PREFIX
 
 _OURS = re.compile(
     r"tenants/[^/]+/files/file-[^/]+|tenants/[^/]+/uploads/upload_[^/]+/part_[^/]+|corpora/corpus-[^/]+"
+    r"|embeddings/[0-9a-f]{64}/[0-9a-f]{16}"
     r"|tenants/[^/]+/jobs/(?P<job>ftjob-[^/]+)/a(?P<token>[0-9]+)/.+|preflight/[0-9a-f]+"
 )
 _IS_OPEN = UploadPart.upload_id.in_(select(Upload.id).where(Upload.status == "pending"))
@@ -55,7 +57,7 @@ def unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
     left = {key for key in keys if is_ours(key)} - _listed(session, ObjectIntent.storage_key, keys)
     left -= _listed(session, File.storage_key, left) | _listed(session, CondemnedObject.storage_key, left)
     left -= _listed(session, UploadPart.storage_key, left, _IS_OPEN)
-    left -= _listed(session, Corpus.storage_key, left, _IS_KEPT)
+    left -= _listed(session, Corpus.storage_key, left, _IS_KEPT) | _listed(session, EmbeddingShard.storage_key, left)
     prefixes = select(ObjectIntent.storage_key).where(ObjectIntent.kind == DELETE_PREFIX)
     going = tuple(f"{prefix}/" for prefix in session.scalars(prefixes))
     of_attempts = _of_attempts(session, left)
@@ -81,6 +83,9 @@ def named(session: Session) -> Iterator[Named]:
     for corpus in session.scalars(select(Corpus).where(_IS_KEPT)):
         broken = f"jobs with {corpus.kind} {corpus.name} version {corpus.version} ({corpus.id}) fail"
         yield Named(corpus.storage_key, broken, "import the same file again, or delete the version")
+    for shard in session.scalars(select(EmbeddingShard)):
+        broken = f"a part of the pool with SHA-256 {shard.pool_sha256} is embedded again"
+        yield Named(shard.storage_key, broken, "nothing to do: the next job with the pool makes it anew")
     for part in session.scalars(select(UploadPart).where(_IS_OPEN)):
         yield Named(part.storage_key, f"{part.upload_id} cannot be completed", "send the part again, or cancel")
     yield from _of_jobs(session)

@@ -16,13 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from spard.data.encodings import encoding_of
 from spard.data.rows import Example, is_learned, prompt_text
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
-from spard.selection.relevance import blocks, relevance
+from spard.selection.relevance import relevance, total
 from spard.selection.shards import Centered, Vectors
 
 NEAR = 0.5  # the cosine from which a request counts as near a pool prompt
@@ -62,16 +61,17 @@ def rank(
     pool_ND: Vectors,
     most: int = 100,
     flagged: Mapping[int, float] = _NONE,
+    near: tuple[Tensor, Tensor] | None = None,
 ) -> list[Risk]:
     """Return the `most` rows most like harm, the worst first; `task_MD` are the embeddings of their requests.
 
     `flagged` is the probability of a refusal of the base model's by the line of each row that was flagged for it; all
-    such rows are returned, up to `MOST_FLAGGED`.
+    such rows are returned, up to `MOST_FLAGGED`. `near` is the relevance of both sides as `centered` gives them, where
+    it is known.
     """
     if not len(rows) or not len(pool_ND):
         return []
-    mean_D = (_sum(task_MD) + _sum(pool_ND)) / (len(task_MD) + len(pool_ND))
-    cosine_M, nearest_M = relevance((task_MD.double() - mean_D).float(), Centered(pool_ND, mean_D))
+    cosine_M, nearest_M = near or relevance(*centered(task_MD, pool_ND, total(pool_ND)))
     odd = _odd_words(rows)
     cosines, nearest = cosine_M.tolist(), nearest_M.tolist()
     risks = [_risk(row, cosines[i], nearest[i], odd, flagged.get(row.line)) for i, row in enumerate(rows)]
@@ -79,8 +79,10 @@ def rank(
     return sorted(risks, key=lambda risk: (risk.own_refusal is None, -risk.score, risk.line))[:named]
 
 
-def _sum(x_ND: Vectors) -> Tensor:
-    return torch.stack([x_ND[rows].double().sum(dim=0) for rows in blocks(x_ND)]).sum(dim=0)
+def centered(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, Centered]:
+    """Return both sides as they are from the mean of all embeddings, given the sum of the pool's."""
+    mean_D = (total(task_MD) + pool_sum_D) / (len(task_MD) + len(pool_ND))
+    return (task_MD.double() - mean_D).float(), Centered(pool_ND, mean_D)
 
 
 def _risk(row: Example, cosine: float, pool_row: int, odd: frozenset[str], own_refusal: float | None) -> Risk:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
 from spard.config.quantization import digest_of
 from spard.data.chat import set_plain_template
-from spard.digests import file_sha256, model_files
+from spard.digests import file_sha256, model_digest, model_files
 from spard.errors import InvalidModel
 from spard.models import nf4
 from spard.models.origin import Origin, origin
@@ -89,10 +88,7 @@ def load_base(
 
 def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
     """SHA-256 over the names and bytes of weights, configuration and tokenizer; `sha256` gives that of a file."""
-    whole = hashlib.sha256()
-    for path in model_files(folder):
-        whole.update(f"{path.name} {sha256(path)}\n".encode())
-    return f"sha256:{whole.hexdigest()}"
+    return model_digest({path.name: sha256(path) for path in model_files(folder)})
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from spard.data.rows import Example, prompt_text
 from spard.pipeline.context import Context
-from spard.selection.embeddings import embed
+from spard.selection import relevance
+from spard.selection.embeddings import TEXT, dtype_of, embed
 from spard.selection.shards import Shards, Vectors
 
 _MAX_TOKENS = 512
@@ -24,8 +25,7 @@ def pool(context: Context, rows: Sequence[Example], digest: str, side: str | Non
 
     A large pool is kept in shards, so that an embedding that broke off goes on where it was.
     """
-    key: dict[str, Any] = {"base": context.base.digest, "pool": digest, "max_tokens": _MAX_TOKENS}
-    key |= {"side": side} if side else {}
+    key = _key(context, digest, side)
     if len(rows) <= SHARD:
         return context.cache.tensor("embeddings", key, lambda: _embed(context, rows, 0, len(rows)))
     starts = range(0, len(rows), SHARD)
@@ -39,11 +39,22 @@ def pool(context: Context, rows: Sequence[Example], digest: str, side: str | Non
     )
 
 
+def total(context: Context, pool_ND: Vectors, digest: str) -> Tensor:
+    """Return the sum of the vectors of the pool's safe side in float64, worked out once as they are."""
+    return context.cache.tensor("embedding_sums", _key(context, digest, None), lambda: relevance.total(pool_ND))
+
+
 def run(context: Context, examples: Sequence[Example], safe: Sequence[Example], digest: str) -> tuple[Tensor, Vectors]:
     """Return task_MD and pool_ND of the pool's safe rows; the latter are worked out once for each base model."""
     with context.timed("embed"):
         pool_ND = pool(context, safe, digest)
         return _embed(context, examples, 0, len(examples)), pool_ND
+
+
+def _key(context: Context, digest: str, side: str | None) -> dict[str, Any]:
+    """Return all that the embeddings of a side of a pool depend on."""
+    how = {"max_tokens": _MAX_TOKENS, "text": TEXT, "dtype": str(dtype_of(context.base))}
+    return {"base": context.base.digest, "pool": digest, **how} | ({"side": side} if side else {})
 
 
 def _shard(context: Context, rows: Sequence[Example], start: int) -> Tensor:

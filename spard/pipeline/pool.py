@@ -1,7 +1,6 @@
-"""The safety pool of a run: its rows in their file, how long each is, and its embeddings, worked out once and shared.
+"""The safety pool of a run: its rows in their file, and which of them are too long to be trained on.
 
-Nothing of it is held in memory as a whole, and a second run on the same pool and base model tokenizes no row that it
-does not train on.
+Nothing of it is held in memory as a whole, and of its rows those alone are tokenized that were chosen.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,12 +40,18 @@ def open_pool(context: Context, path: Path) -> Pool:
     return Pool(digest, *(PoolRows(path, _column(side_N3, 0), _column(side_N3, 1)) for side_N3 in sides))
 
 
-def fitting(context: Context, pool: Pool) -> Sequence[int]:
-    """Return the safe rows that have no more tokens than a row may have, in rising order."""
-    key: dict[str, Any] = {"base": context.base.digest, "pool": pool.digest}
-    length_N = context.cache.tensor("lengths", key, lambda: _lengths(context, pool.safe))
-    found: list[int] = (length_N <= context.limit).nonzero().flatten().tolist()
-    return range(len(pool.safe)) if len(found) == len(pool.safe) else found
+def too_long(context: Context, pool: Pool, rows: Sequence[int]) -> list[int]:
+    """Return those of the safe rows named that have more tokens than a row may have; no other row is tokenized."""
+    found: list[int] = []
+    for start in range(0, len(rows), _CHUNK):
+        context.go_on()
+        places = rows[start : start + _CHUNK]
+        with raised_as(InvalidPool):
+            encoded = encode_all(context.base.tokenizer, [pool.safe[i] for i in places], UNBOUNDED)
+        found += [i for i, row in zip(places, encoded, strict=True) if len(row.ids) > context.limit]
+        if len(places) < len(rows):
+            context.report.progress(0, len(rows))  # a word that something goes on
+    return found
 
 
 def _column(found_N3: Tensor, number: int) -> array[int]:
@@ -56,15 +60,3 @@ def _column(found_N3: Tensor, number: int) -> array[int]:
 
 def _searched(path: Path) -> Tensor:
     return torch.stack([torch.tensor(column, dtype=torch.int64) for column in search(path)], dim=1)
-
-
-def _lengths(context: Context, rows: Sequence[Example]) -> Tensor:
-    """Count the tokens of each row as it would be trained on."""
-    length_N = torch.empty(len(rows), dtype=torch.int32)
-    for start in range(0, len(rows), _CHUNK):
-        context.go_on()
-        with raised_as(InvalidPool):
-            encoded = encode_all(context.base.tokenizer, rows[start : start + _CHUNK], UNBOUNDED)
-        length_N[start : start + _CHUNK] = torch.tensor([len(row.ids) for row in encoded], dtype=torch.int32)
-        context.report.progress(0, len(rows))  # a word that something goes on; nothing is embedded yet
-    return length_N

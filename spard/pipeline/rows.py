@@ -15,7 +15,7 @@ from spard.losses.anchor import Pair
 from spard.pipeline import embed, row_signal, select
 from spard.pipeline.anchors import anchored
 from spard.pipeline.context import Context
-from spard.pipeline.pool import Pool, fitting, open_pool
+from spard.pipeline.pool import Pool, open_pool, too_long
 from spard.pipeline.row_signal import Told
 from spard.pipeline.safe_set import safe_set
 from spard.release.report import SelectedRows
@@ -117,20 +117,17 @@ def _select(
 ) -> SelectedRows:
     """Select benign rows, if any are wanted, and then safe ones: where these are kept, so are those."""
     context.report.stage("embed")
-    fits = fitting(context, pool)
-    if len(fits) < len(pool.safe):
-        left_out = f"{len(pool.safe) - len(fits)} of {len(pool.safe)} safety examples"
-        context.report.warning(f"{left_out} have more than {context.limit} tokens and are left out.")
     if context.recipe.uses_benign_rows and not pool.benign:
         context.report.event("The safety pool has no benign rows: the anchor holds safe prompts alone.", {})
     task_MD, pool_ND = embed.run(context, examples, pool.safe, pool.digest)
-    select.rank_risks(context, examples, task_MD, pool_ND, told.by_line if told else {})
+    near = select.look(context, task_MD, trained, pool_ND, embed.total(context, pool_ND, pool.digest))
+    select.rank_risks(context, examples, task_MD, pool_ND, near, told.by_line if told else {})
     trained_MD = task_MD[list(trained)]
     if context.recipe.uses_benign_rows and pool.benign:
         with context.timed("embed"):
             benign_ND = embed.pool(context, pool.benign, pool.digest, "benign")
         select.benign(context, trained_MD, benign_ND)
-    selected = select.run(context, trained_MD, pool_ND, fits)
+    selected = select.run(context, trained_MD, pool_ND, near, partial(too_long, context, pool))
     select.keep_map(context, [examples[i].line for i in trained], trained_MD, pool_ND, selected)
     return selected
 

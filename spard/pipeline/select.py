@@ -5,40 +5,89 @@ Both are worked out once for a run and kept for its later attempts. Whose answer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from spard.config.run_spec import to_mapping
 from spard.data.rows import Example
-from spard.evaluation.row_risk import rank
+from spard.errors import InvalidPool
+from spard.evaluation.row_risk import centered, rank
 from spard.pipeline.context import Context
 from spard.release.figure_records import RowsMap
 from spard.release.report import SelectedRows, read_record
 from spard.release.row_records import RiskyRow, SafeAnswers
 from spard.selection.pca import coordinates
-from spard.selection.select import choose
+from spard.selection.relevance import Nearest, ToTask, read
+from spard.selection.select import Chosen, choose
 from spard.selection.shards import Vectors
 
 _SELECTED, _BENIGN, _RISKS, _ANSWERS, _MAP = "select", "select_benign", "risk", "answers", "rows_map"
 _MAPPED = 300  # rows of each sort
+_MOST = 0.75  # of what was chosen
 
 
-def run(context: Context, task_MD: Tensor, pool_ND: Vectors, fitting: Sequence[int]) -> SelectedRows:
-    """Choose from the pool rows named by `fitting`, and keep which ones and why."""
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The relevance of the pool to the rows that are trained on, and of each training row to the pool.
+
+    The latter is seen from the mean of all embeddings. With each cosine stands the row of the other side.
+    """
+
+    to_task: tuple[Tensor, Tensor]
+    to_pool: tuple[Tensor, Tensor]
+
+
+def look(context: Context, task_MD: Tensor, trained: Sequence[int], pool_ND: Vectors, pool_sum_D: Tensor) -> Near:
+    """Read the pool once for all that is asked of each of its rows; `trained` are the places that are trained on."""
+    with context.timed("select"):
+        own_MD, pool = centered(task_MD, pool_ND, pool_sum_D)
+        to_task, nearest = ToTask(pool_ND, task_MD[list(trained)]), Nearest(own_MD)
+        read(pool_ND, to_task.see, lambda rows, x_BD: nearest.see(rows, pool.seen(x_BD)))
+        return Near(to_task.found(), nearest.found(pool))
+
+
+def run(
+    context: Context, task_MD: Tensor, pool_ND: Vectors, near: Near, too_long: Callable[[Sequence[int]], Sequence[int]]
+) -> SelectedRows:
+    """Choose from the pool rows that `too_long` does not name, and keep which ones and why.
+
+    Whether a row is too long is asked of those alone that were chosen: of the greedy choice a row that is not in it
+    changes nothing. Only where most of what was chosen is too long all are asked about. Raises `InvalidPool` if every
+    row is.
+    """
     context.report.stage("select")
     with context.timed("select"):
-        selection = context.recipe.selection
-        k = selection.size(len(task_MD), len(fitting))
-        chosen = choose(pool_ND, task_MD, k, selection, context.recipe.seed, fitting)
+        left_out: set[int] = set()
+        while True:
+            among = [i for i in range(len(pool_ND)) if i not in left_out] if left_out else None
+            chosen = _chosen(context, task_MD, pool_ND, near, among)
+            long = too_long(chosen.indices)
+            if not long:
+                break
+            if len(long) > _MOST * len(chosen.indices):
+                long = too_long(range(len(pool_ND)) if among is None else among)
+            left_out.update(long)
+            if len(left_out) == len(pool_ND):
+                raise InvalidPool(f"every safe row of the safety pool has more than {context.limit} tokens")
         facts = asdict(chosen) | {"coordinates": coordinates(pool_ND[chosen.indices])}
         selected = read_record(SelectedRows, facts)
         context.outputs.write(_SELECTED, to_mapping(selected))
-    text = f"Selected {len(chosen.indices)} of {len(fitting)} safety examples"
-    context.report.event(text, {"selected": len(chosen.indices), "pool": len(fitting), "rank": chosen.rank})
+    if left_out:
+        told = f"At least {len(left_out)} of {len(pool_ND)} safety examples"
+        context.report.warning(f"{told} have more than {context.limit} tokens; they are left out.")
+    rows = len(pool_ND) - len(left_out)
+    text = f"Selected {len(chosen.indices)} of {rows} safety examples"
+    context.report.event(text, {"selected": len(chosen.indices), "pool": rows, "rank": chosen.rank})
     return selected
+
+
+def _chosen(context: Context, task_MD: Tensor, pool_ND: Vectors, near: Near, among: Sequence[int] | None) -> Chosen:
+    selection = context.recipe.selection
+    k = selection.size(len(task_MD), len(pool_ND) if among is None else len(among))
+    return choose(pool_ND, task_MD, k, selection, context.recipe.seed, among, near.to_task)
 
 
 def benign(context: Context, task_MD: Tensor, benign_ND: Vectors) -> list[int]:
@@ -80,14 +129,20 @@ def kept_answers(context: Context) -> SafeAnswers | None:
 
 
 def rank_risks(
-    context: Context, examples: Sequence[Example], task_MD: Tensor, pool_ND: Vectors, flagged: Mapping[int, float]
+    context: Context,
+    examples: Sequence[Example],
+    task_MD: Tensor,
+    pool_ND: Vectors,
+    near: Near,
+    flagged: Mapping[int, float],
 ) -> None:
     """Rank the training rows by how much they look like harm, from the embeddings that are there anyway.
 
     `flagged` are those that the base model would refuse, by their lines.
     """
     with context.timed("select"):
-        context.outputs.write(_RISKS, to_mapping(rank(examples, task_MD, pool_ND, flagged=flagged)))
+        risks = rank(examples, task_MD, pool_ND, flagged=flagged, near=near.to_pool)
+        context.outputs.write(_RISKS, to_mapping(risks))
 
 
 def keep_map(context: Context, lines: Sequence[int], task_MD: Tensor, pool_ND: Vectors, selected: SelectedRows) -> None:

@@ -13,6 +13,14 @@ from spard.data.control_tokens import Shield
 from spard.models.base import Base, adapters_off
 from spard.models.sharding import is_sharded
 
+TEXT = 1  # which text of a row is embedded, and how it is cut; another number is other embeddings
+
+
+def dtype_of(base: Base) -> torch.dtype:
+    """Return the type that a model's embeddings have: its own."""
+    dtype: torch.dtype = next(base.model.parameters()).dtype
+    return dtype
+
 
 @torch.no_grad()
 def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens: int = 8192) -> Tensor:
@@ -22,7 +30,7 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
     mean is taken in float32 and kept in the model's own dtype. Adapters are off. The ranks of a run share the texts.
     """
     decoder = base.model.get_decoder()
-    out_ND = torch.zeros(len(texts), base.hidden_size, dtype=next(base.model.parameters()).dtype)
+    out_ND = torch.zeros(len(texts), base.hidden_size, dtype=dtype_of(base))
     rows = _tokenize(base, texts, max_tokens)
     was_training = base.model.training
     base.model.eval()

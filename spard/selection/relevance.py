@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -28,12 +28,26 @@ def relevance(pool_ND: Vectors, task_MD: Vectors) -> tuple[Tensor, Tensor]:
 
     The side with more rows is read once, a block at a time; of the other a normalized copy is held in memory.
     """
-    if not len(task_MD):
-        inverse_N = inverse_norms(pool_ND)
-        return torch.zeros_like(inverse_N), torch.zeros_like(inverse_N, dtype=torch.int64)
     if len(pool_ND) >= len(task_MD):
-        return _by_pool(pool_ND, task_MD)
-    return _by_task(pool_ND, task_MD)
+        to_task = ToTask(pool_ND, task_MD)
+        read(pool_ND, to_task.see)
+        return to_task.found()
+    nearest = Nearest(pool_ND)
+    read(task_MD, nearest.see)
+    return nearest.found(task_MD)
+
+
+def read(x_ND: Vectors, *readers: Callable[[slice, Tensor], None]) -> None:
+    """Read rows once, a block at a time, for all readers."""
+    for rows in blocks(x_ND, _ROWS):
+        x_BD = x_ND[rows]
+        for see in readers:
+            see(rows, x_BD)
+
+
+def total(x_ND: Vectors) -> Tensor:
+    """Return the sum of all rows in float64."""
+    return torch.stack([x_ND[rows].double().sum(dim=0) for rows in blocks(x_ND)]).sum(dim=0)
 
 
 def inverse_norms(x_ND: Vectors) -> Tensor:
@@ -58,53 +72,74 @@ def blocks(x_ND: Vectors, most: int = BLOCK) -> Iterator[slice]:
     return (slice(start, min(start + size, len(x_ND))) for start in range(0, len(x_ND), size))
 
 
-class _Nearest:
-    """The task row of largest cosine for some pool rows, from columns that come one after the other."""
+class ToTask:
+    """The relevance of pool rows that are read one block after the other; the task rows are held in memory."""
 
-    def __init__(self, count: int, like: Vectors, dtype: torch.dtype) -> None:
-        self._best_B = torch.full((count,), -torch.inf, dtype=dtype, device=like.device)
-        self.place_B = torch.zeros(count, dtype=torch.int64, device=like.device)
+    def __init__(self, pool_ND: Vectors, task_MD: Vectors) -> None:
+        """Take the pool for its number of rows and their type, and the task rows."""
+        self._task_MD, self._dtype = task_MD, product_dtype(pool_ND)
+        self._columns = [(rows.start, _turned(task_MD[rows], self._dtype)) for rows in blocks(task_MD, _COLUMNS)]
+        self._inverse_M = inverse_norms(task_MD)
+        self._cosine_N = torch.zeros(len(pool_ND), dtype=torch.float64, device=pool_ND.device)
+        self._nearest_N = torch.zeros(len(pool_ND), dtype=torch.int64, device=pool_ND.device)
+
+    def see(self, rows: slice, x_BD: Tensor) -> None:
+        """Look at some rows of the pool."""
+        inverse_B = inverse_norms(x_BD)
+        if not self._columns:
+            return
+        best = _Best(len(x_BD), x_BD.device, self._dtype)
+        for start, z_DM in self._columns:
+            best.see(slice(None), x_BD.to(self._dtype), z_DM, start)
+        z = self._nearest_N[rows] = best.place_B
+        self._cosine_N[rows] = _dots(x_BD, self._task_MD[z]) * inverse_B * self._inverse_M[z]
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """Return what `relevance` does, once all rows were seen."""
+        return self._cosine_N.clamp(0, 1), self._nearest_N
+
+
+class Nearest:
+    """For each of some rows in memory the nearest of many that are read one block after the other."""
+
+    def __init__(self, own_ND: Vectors) -> None:
+        """Take the rows in memory."""
+        self._own_ND, self._dtype = own_ND, product_dtype(own_ND)
+        self._inverse_N = inverse_norms(own_ND)
+        self._best = _Best(len(own_ND), own_ND.device, self._dtype)
+
+    def see(self, columns: slice, z_BD: Tensor) -> None:
+        """Look at some of the many rows."""
+        z_DB = _turned(z_BD, self._dtype)
+        for rows in blocks(self._own_ND, _ROWS):
+            self._best.see(rows, self._own_ND[rows].to(self._dtype), z_DB, columns.start)
+
+    def found(self, task_MD: Vectors) -> tuple[Tensor, Tensor]:
+        """Return what `relevance` does, once all rows were seen; the nearest alone are read again."""
+        cosine_N = torch.zeros_like(self._inverse_N)
+        for rows in blocks(self._own_ND, _ROWS):
+            z_BD = task_MD[self._best.place_B[rows]]
+            cosine_N[rows] = _dots(self._own_ND[rows], z_BD) * self._inverse_N[rows] * inverse_norms(z_BD)
+        return cosine_N.clamp(0, 1), self._best.place_B
+
+
+class _Best:
+    """The column of largest product for some rows, from columns that come one after the other."""
+
+    def __init__(self, count: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._best_B = torch.full((count,), -torch.inf, dtype=dtype, device=device)
+        self.place_B = torch.zeros(count, dtype=torch.int64, device=device)
 
     def see(self, rows: slice, x_BD: Tensor, z_DM: Tensor, start: int) -> None:
-        """Look at the products of some rows with task rows from `start` on, normalized and turned."""
+        """Look at the products of some rows with columns from `start` on."""
         value_B, place_B = (x_BD @ z_DM).max(dim=1)
         better_B = value_B > self._best_B[rows]
         self._best_B[rows] = value_B.where(better_B, self._best_B[rows])
         self.place_B[rows] = (place_B + start).where(better_B, self.place_B[rows])
 
 
-def _by_pool(pool_ND: Vectors, task_MD: Vectors) -> tuple[Tensor, Tensor]:
-    """Read the pool once; the task rows are held in memory."""
-    dtype = product_dtype(pool_ND)
-    columns = [(rows, _turned(task_MD[rows], dtype)) for rows in blocks(task_MD, _COLUMNS)]
-    inverse_M = inverse_norms(task_MD)
-    cosine_N = torch.empty(len(pool_ND), dtype=torch.float64, device=pool_ND.device)
-    nearest_N = torch.empty(len(pool_ND), dtype=torch.int64, device=pool_ND.device)
-    for rows in blocks(pool_ND, _ROWS):
-        x_BD = pool_ND[rows]
-        found, every = _Nearest(len(x_BD), pool_ND, dtype), slice(None)
-        for at, z_DM in columns:
-            found.see(every, x_BD.to(dtype), z_DM, at.start)
-        z = nearest_N[rows] = found.place_B
-        dot_B = (x_BD.double() * task_MD[z].double()).sum(dim=1)
-        cosine_N[rows] = dot_B * inverse_norms(x_BD) * inverse_M[z]
-    return cosine_N.clamp(0, 1), nearest_N
-
-
-def _by_task(pool_ND: Vectors, task_MD: Vectors) -> tuple[Tensor, Tensor]:
-    """Read the task rows once, and then those alone that are nearest to a pool row."""
-    dtype, inverse_N = product_dtype(pool_ND), inverse_norms(pool_ND)
-    found = _Nearest(len(pool_ND), pool_ND, dtype)
-    for columns in blocks(task_MD, _COLUMNS):
-        z_DM = _turned(task_MD[columns], dtype)
-        for rows in blocks(pool_ND, _ROWS):
-            found.see(rows, pool_ND[rows].to(dtype), z_DM, columns.start)
-    cosine_N = torch.empty_like(inverse_N)
-    for rows in blocks(pool_ND, _ROWS):
-        z_BD = task_MD[found.place_B[rows]]
-        dot_B = (pool_ND[rows].double() * z_BD.double()).sum(dim=1)
-        cosine_N[rows] = dot_B * inverse_N[rows] * inverse_norms(z_BD)
-    return cosine_N.clamp(0, 1), found.place_B
+def _dots(x_BD: Tensor, z_BD: Tensor) -> Tensor:
+    return (x_BD.double() * z_BD.double()).sum(dim=1)
 
 
 def _turned(z_MD: Tensor, dtype: torch.dtype) -> Tensor:

@@ -36,17 +36,18 @@ def choose(
     selection: Selection,
     seed: int,
     among: Sequence[int] | None = None,
+    near: tuple[Tensor, Tensor] | None = None,
 ) -> Chosen:
     """Choose k pool rows for a task, exact copies only when distinct rows run out; `seed` serves `random` alone.
 
-    `among` names the rows to choose from in rising order; None: all. Methods by neighbors hold the pool in memory.
+    `among` names the rows to choose from in rising order; None: all. `near` is the relevance of the pool to the task
+    where it is known. Methods by neighbors hold the pool in memory.
     """
     if among is not None and len(among) < len(pool_ND) and selection.method != _GREEDY:
-        part = choose(pool_ND[among], task_MD, k, selection, seed)
-        return replace(part, indices=[among[i] for i in part.indices])
+        return _of_part(pool_ND, task_MD, k, selection, seed, among, near)
     every = range(len(pool_ND)) if among is None else among
     k = min(k, len(every))
-    quality_N, nearest_N = relevance(pool_ND, task_MD)
+    quality_N, nearest_N = near or relevance(pool_ND, task_MD)
     order = SELECTIONS.load(selection.method)(Candidates(pool_ND, task_MD, quality_N, k, seed))
 
     def pick(rows: Sequence[int], n: int) -> Chosen:
@@ -69,6 +70,22 @@ def choose(
     )
 
 
+def _of_part(
+    pool_ND: Vectors,
+    task_MD: Tensor,
+    k: int,
+    selection: Selection,
+    seed: int,
+    among: Sequence[int],
+    near: tuple[Tensor, Tensor] | None,
+) -> Chosen:
+    """Choose from some rows as from a pool of their own."""
+    index_N = torch.tensor(among, dtype=torch.int64)
+    own = near and (near[0][index_N], near[1][index_N])
+    part = choose(pool_ND[index_N], task_MD, k, selection, seed, None, own)
+    return replace(part, indices=[among[i] for i in part.indices])
+
+
 def _pick(
     pool_ND: Vectors, quality_N: Tensor, rows: Sequence[int], k: int, beta: float, order: Sequence[int] | None
 ) -> Chosen:
@@ -84,7 +101,7 @@ def _pick(
 
 def _named(pool_ND: Vectors, rows: Sequence[int]) -> Tensor | None:
     """Return rows as a tensor; None where they are the whole pool."""
-    return torch.tensor(rows, device=pool_ND.device) if len(rows) < len(pool_ND) else None
+    return torch.tensor(rows, dtype=torch.int64, device=pool_ND.device) if len(rows) < len(pool_ND) else None
 
 
 def _capped(
@@ -121,7 +138,7 @@ def _without(pool_ND: Vectors, rows: Sequence[int], taken: Sequence[int]) -> lis
     if not taken:
         return list(rows)
     seen = set(dpp.bytes_of(pool_ND[taken]))
-    index_N = torch.tensor(rows)
+    index_N = torch.tensor(rows, dtype=torch.int64)
     parts = (index_N[part] for part in blocks(torch.empty(len(rows), pool_ND.shape[1], device="meta")))
     named = ((i, row) for part in parts for i, row in zip(part.tolist(), dpp.bytes_of(pool_ND[part]), strict=True))
     return [i for i, row in named if row not in seen]

@@ -68,7 +68,11 @@ class Centered:
 
     def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Tensor:
         """Return rows as of `Shards`."""
-        return (self._vectors[rows].double() - self._center_D).float()
+        return self.seen(self._vectors[rows])
+
+    def seen(self, x_BD: Tensor) -> Tensor:
+        """Return rows that were read as they are from the point."""
+        return (x_BD.double() - self._center_D).float()
 
 
 Vectors: TypeAlias = Tensor | Shards | Centered

@@ -23,7 +23,7 @@ from spard.models.base import Base
 from spard.pipeline import embed, rows, select
 from spard.pipeline.context import Context, NoCache
 from spard.pipeline.messages import Reporter
-from spard.pipeline.pool import fitting, open_pool
+from spard.pipeline.pool import open_pool, too_long
 from spard.selection.shards import Shards, whole
 from tests.spard.test_run import write_rows, written
 
@@ -100,19 +100,23 @@ def test_a_bad_row_is_told_as_ever(tmp_path: Path) -> None:
     assert ours.value.message == theirs.value.message
 
 
-def test_a_second_run_tokenizes_no_row_of_the_pool_that_it_does_not_train_on(spec: RunSpec, base: Base) -> None:
+def test_of_a_pool_no_row_is_tokenized_that_was_not_chosen_but_once_to_embed_it(spec: RunSpec, base: Base) -> None:
     cache, tokenizer = Kept(), Counted(base.tokenizer)
     counted = replace(base, tokenizer=tokenizer)
-    found = []
+    assert spec.pool is not None
+    prompts = [str(row.messages[0]["content"]) for row in read_pool(spec.pool)]
+    found, embedded = [], []
     for _ in range(2):
         tokenizer.texts.clear()
         cache.made.clear()
         found.append(rows.prepare(Context(spec, counted, Reporter(lambda message: None), cache=cache)))
-    assert spec.pool is not None
-    assert found[0].selected is not None
-    chosen = set(found[0].selected.indices)
-    tokenized = {i for i in range(40) if any(re.search(rf"(number|with) {i}\b", text) for text in tokenizer.texts)}
-    assert tokenized == chosen
+        embedded.append([text for text in tokenizer.texts if text in prompts])
+        others = [text for text in tokenizer.texts if text not in prompts]
+        tokenized = {i for i in range(40) if any(re.search(rf"(number|with) {i}\b", text) for text in others)}
+        selected = found[-1].selected
+        assert selected is not None
+        assert tokenized == set(selected.indices)
+    assert embedded == [prompts, []]
     assert cache.made == []
     assert found[0].selected == found[1].selected
     assert [row.ids for row in found[0].safe] == [row.ids for row in found[1].safe]
@@ -162,9 +166,9 @@ def test_rows_that_are_too_long_are_left_out(spec: RunSpec, base: Base) -> None:
     short = replace(spec, recipe=replace(spec.recipe, max_seq_length=64))
     context = Context(short, base, Reporter(lambda message: None))
     pool = open_pool(context, spec.pool)
-    fits = fitting(context, pool)
-    assert 0 < len(fits) < 40
+    long = too_long(context, pool, range(40))
+    assert 0 < len(long) < 40
     prepared = rows.prepare(context)
     assert prepared.selected is not None
-    assert set(prepared.selected.indices) <= set(fits)
+    assert not set(prepared.selected.indices) & set(long)
     assert select.kept(context) == prepared.selected

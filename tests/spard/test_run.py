@@ -100,14 +100,11 @@ def test_the_tokens_told_beforehand_are_those_trained_on(done: tuple[Outcome, Pa
     assert resolved["trained_tokens"] == outcome.trained.trained_tokens
 
 
-def test_pool_rows_over_the_limit_are_left_out_with_a_warning(done: tuple[Outcome, Path, Any]) -> None:
-    outcome, _, messages = done
-    assert {
-        "kind": "warning",
-        "message": "1 of 13 safety examples have more than 256 tokens and are left out.",
-    } in messages
+def test_a_pool_row_over_the_limit_is_not_chosen(done: tuple[Outcome, Path, Any]) -> None:
+    outcome, _, _ = done
     assert outcome.selected is not None
     assert len(outcome.selected.indices) == 5
+    assert 12 not in outcome.selected.indices
 
 
 def test_the_report_holds_both_models_and_the_gate(done: tuple[Outcome, Path, Any]) -> None:

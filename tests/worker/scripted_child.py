@@ -1,8 +1,9 @@
 """A child that speaks the protocol and trains nothing: python -m tests.worker.scripted_child BEHAVIOR PARENT.
 
 It takes 6 steps with a resume state after the third, and goes on from a resume state that it finds; `long` takes 400
-with one after each, and `judged` asks the job's judge when it has trained. Every second step ends an epoch, if the job
-is to have checkpoints. What goes wrong, and in which attempt, is its behavior; later attempts are good.
+with one after each, `judged` asks the job's judge when it has trained, and `embeds` begins with a shard of the pool's
+embeddings. Every second step ends an epoch, if the job is to have checkpoints. What goes wrong, and in which attempt,
+is its behavior; later attempts are good.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import resource
 import signal
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,8 @@ def main() -> None:
     is_first = folder.root.name.endswith("-a1")
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+    if behavior == "embeds":
+        embed(folder, report)
     report.stage("select")
     (folder.stage / "select.json").write_text('{"indices": [1, 2]}')
     report.stage("train")
@@ -74,6 +78,14 @@ def main() -> None:
     if behavior == "judged":
         ask_judge(folder, report)
     finish(folder, report, behavior)
+
+
+def embed(folder: Folder, report: Report) -> None:
+    """Have a shard, and say in the log where it is from."""
+    torch, cache = import_module("torch"), import_module("worker.cache")  # the others do without
+    rows = cache.FolderCache(read_assignment(folder).cache_dir, report.cached)
+    found = rows.tensor("embeddings", {"pool": "own"}, lambda: torch.full((2, 2), float(os.getpid())))
+    report.event(f"embedded by {int(found[0, 0])}", {})
 
 
 def misbehave(behavior: str, report: Report, step: int) -> None:

@@ -25,6 +25,14 @@ def test_every_step_is_reported(done: tuple[Folder, Heard]) -> None:
     assert steps == [(i, 6) for i in range(1, 7)]
 
 
+def test_the_embeddings_that_it_made_are_told(done: tuple[Folder, Heard]) -> None:
+    told = {message["entry"]: message["made"] for message in done[1].of("cached")}
+    cache = done[0].root.parent / "cache"
+    made = {path.relative_to(cache).as_posix() for path in cache.glob("embedding*/*")}
+    assert {entry for entry in told if entry.startswith("embedding")} == made
+    assert all(told[entry] for entry in made)
+
+
 def test_the_numbers_that_stand_for_auto_are_told_before_training(done: tuple[Folder, Heard]) -> None:
     kinds = [message["kind"] for message in done[1].messages]
     assert kinds.index("resolved") < kinds.index("metrics")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.db.tables.audit_log import AuditEntry
 from app.db.tables.browser_sessions import BrowserSession
-from app.db.tables.catalog import BaseModelEntry, Corpus
+from app.db.tables.catalog import BaseModelEntry, Corpus, EmbeddingShard
 from app.db.tables.checkpoints import CheckpointPermission, JobCheckpoint
 from app.db.tables.files import CondemnedObject, File
 from app.db.tables.inference import InferenceCall, StoredReply
@@ -42,6 +42,7 @@ __all__ = [
     "CondemnedObject",
     "Corpus",
     "DeletedModel",
+    "EmbeddingShard",
     "File",
     "HeldAdapter",
     "IdempotencyKey",

@@ -45,3 +45,21 @@ class Corpus(Base):
     storage_key: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     deleted_at: Mapped[datetime | None]  # its number is not given out again
+
+
+class EmbeddingShard(Base):
+    """A piece of a pool's embeddings in storage, for one base model; it goes with the last version of these rows.
+
+    `entry` is its name in a worker's cache, which holds a digest of all that its content depends on.
+    """
+
+    __tablename__ = "embedding_shards"
+    __table_args__ = (UniqueConstraint("pool_sha256", "base_digest", "entry"),)
+
+    storage_key: Mapped[str] = mapped_column(primary_key=True)
+    pool_sha256: Mapped[str]
+    base_digest: Mapped[str]
+    entry: Mapped[str]
+    sha256: Mapped[str]
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)

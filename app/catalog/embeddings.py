@@ -1,0 +1,84 @@
+"""Embeddings of pools in storage: made by the worker that is first, downloaded by the others, gone with their pool.
+
+A row is all that makes an object count, so that what a killed worker has written is none. The rows of one pool and base
+model are unique by entry: of two workers that made the same piece at once one names its object, the other gives up its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from secrets import token_hex
+
+from sqlalchemy import Select, delete, select
+from sqlalchemy.orm import Session
+
+from app import objects
+from app.catalog.service import POOL, kept
+from app.db.tables import Corpus, EmbeddingShard
+from app.storage import Stored
+
+
+class NotWanted(Exception):
+    """The pool was deleted, or another worker has stored this piece."""
+
+
+def shards(session: Session, pool_sha256: str, base_digest: str) -> Sequence[EmbeddingShard]:
+    """Return the pieces that are stored of a pool's embeddings by a base model."""
+    of_both = (EmbeddingShard.pool_sha256 == pool_sha256) & (EmbeddingShard.base_digest == base_digest)
+    return session.scalars(select(EmbeddingShard).where(of_both).order_by(EmbeddingShard.entry)).all()
+
+
+def shard(session: Session, pool_sha256: str, base_digest: str, entry: str) -> EmbeddingShard | None:
+    """Return the piece of that name; None if it is not stored."""
+    of_both = (EmbeddingShard.pool_sha256 == pool_sha256) & (EmbeddingShard.base_digest == base_digest)
+    return session.scalar(select(EmbeddingShard).where(of_both, EmbeddingShard.entry == entry))
+
+
+def new_key(digest: str) -> str:
+    """Return a key below the digest that names an entry; no two writes have the same one."""
+    return f"embeddings/{digest}/{token_hex(8)}"
+
+
+def require_wanted(session: Session, pool_sha256: str, base_digest: str, entry: str) -> None:
+    """Raise `NotWanted` unless the pool is kept and lacks the piece; both stay so until the transaction ends."""
+    if session.scalar(_of_pool(pool_sha256).order_by(Corpus.id).limit(1).with_for_update()) is None:
+        raise NotWanted("The pool of these embeddings was deleted.")
+    if shard(session, pool_sha256, base_digest, entry):
+        raise NotWanted("These embeddings are stored already.")
+
+
+def add(session: Session, key: str, pool_sha256: str, base_digest: str, entry: str, stored: Stored) -> EmbeddingShard:
+    """Name an object that was written; `NotWanted` if it is too late for it."""
+    require_wanted(session, pool_sha256, base_digest, entry)
+    found = EmbeddingShard(
+        storage_key=key,
+        pool_sha256=pool_sha256,
+        base_digest=base_digest,
+        entry=entry,
+        sha256=stored.sha256,
+        bytes=stored.bytes,
+    )
+    session.add(found)
+    session.flush()
+    return found
+
+
+def forget_unusable(session: Session, found: EmbeddingShard, subject: str) -> None:
+    """Forget a piece whose bytes are damaged or lost; these go after the commit, and the next worker makes it anew."""
+    gone = delete(EmbeddingShard).where(EmbeddingShard.storage_key == found.storage_key)
+    if session.scalar(gone.returning(EmbeddingShard.storage_key)):
+        objects.condemn(session, found.storage_key, project_id=None, subject=subject, bytes=found.bytes)
+
+
+def forget_pool(session: Session, pool: Corpus) -> None:
+    """Forget the embeddings of a pool that is being deleted, unless another version has the same rows."""
+    if session.scalar(_of_pool(pool.sha256).where(Corpus.id != pool.id).limit(1)):
+        return
+    for each in session.scalars(select(EmbeddingShard).where(EmbeddingShard.pool_sha256 == pool.sha256)):
+        objects.condemn(session, each.storage_key, project_id=None, subject=pool.id, bytes=each.bytes)
+        session.delete(each)
+
+
+def _of_pool(sha256: str) -> Select[Corpus]:
+    return kept().where(Corpus.kind == POOL, Corpus.sha256 == sha256)
