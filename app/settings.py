@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import Unfit
-from spard.config import GateThresholds, JudgeSpec, Sharding
+from spard.config import AuditEngine, GateThresholds, JudgeSpec, Sharding
 from spard.config.agent import KEY as AGENT_KEY
 from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
@@ -43,7 +43,8 @@ class _Group:
         return (f"{_PREFIX}{group}" + ("" if field == self.named else f"_{field}")).upper()
 
 
-_GROUPS = {"judge": _Group(JudgeSpec, named="name"), "gate": _Group(GateThresholds)}
+_NAMED: Mapping[str, type] = {"audit_engine": AuditEngine, "judge": JudgeSpec}
+_GROUPS = {name: _Group(kind, "name") for name, kind in _NAMED.items()} | {"gate": _Group(GateThresholds)}
 
 
 class Settings(BaseSettings):
@@ -136,12 +137,11 @@ class Settings(BaseSettings):
 
     # SPARD_JUDGE is its name, SPARD_JUDGE_MODEL its model and so on; SPARD_JUDGE_MEMBERS is a JSON list of judges.
     judge: Annotated[JudgeSpec, NoDecode] = JudgeSpec()
+    audit_engine: Annotated[AuditEngine, NoDecode] = AuditEngine()  # SPARD_AUDIT_ENGINE is its name, and so on
     judge_api_key: SecretStr | None = None
     agent_api_key: SecretStr | None = None  # of the auditing agent's endpoint, which a policy names
     agent_errors: Path | None = None  # what `spard measure-agent --json` made of its false positives
-    judge_errors: Path | None = (
-        None  # what `spard judge --json` measured of the judge; without it the gate never passes
-    )
+    judge_errors: Path | None = None  # what `spard judge --json` measured of it; without it the gate never passes
     # SPARD_GATE_MAX_ASR and so on: the policy while there is no version of it.
     gate: Annotated[GateThresholds, NoDecode] = GateThresholds()
 

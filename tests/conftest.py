@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 from app.db import make_engine, upgrade_schema
 from app.storage import Storage, open_storage
+from spard.isolation import reach
 from tests import servers, surroundings
 from tools.chromium import chromium, place
 
@@ -48,6 +49,34 @@ class Place:
 
     url: str
     endpoint_url: str | None = None
+
+
+@pytest.fixture
+def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """`tests/spard/fake_vllm.py` installed as vLLM, for this process and those that it starts.
+
+    Called with the name of a fault, every engine that is started later has it; the file that is returned gets a line of
+    JSON for each engine, with what it was told.
+    """
+    site = tmp_path / "site"
+    (site / "vllm" / "lora").mkdir(parents=True)
+    (site / "vllm-0.24.0.dist-info").mkdir()
+    (site / "vllm-0.24.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
+    shutil.copy(Path(__file__).parent / "spard" / "fake_vllm.py", site / "vllm" / "__init__.py")
+    (site / "vllm" / "lora" / "__init__.py").touch()
+    (site / "vllm" / "lora" / "request.py").write_text("from vllm import LoRARequest\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
+    reach.program.cache_clear()
+
+    def install(fault: str) -> Path:
+        monkeypatch.setenv("VLLM_FAKE_FAULT", fault)
+        monkeypatch.setenv("VLLM_FAKE_CALLS", str(tmp_path / "engines.jsonl"))
+        return tmp_path / "engines.jsonl"
+
+    install("")
+    yield install
+    reach.program.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -324,6 +324,7 @@ def _dataclass(table_name: str) -> Any:
         "`judge`": config.JudgeSpec,
         "`thresholds`": config.GateThresholds,
         "`row_signal`": config.RowSignal,
+        "`audit_engine`": config.AuditEngine,
     }[table_name]
 
 

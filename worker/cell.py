@@ -20,14 +20,15 @@ class Cell:
     """The walls of a worker's children. `hidden` holds secrets, wherever a provider has put them."""
 
     walls: Walls
-    talks: bool = False  # several processes train together, and speak over sockets
+    talks: bool = False  # several processes train or answer together, and speak over sockets
     hidden: tuple[Path, ...] = ()
     key_of: KeyOf = lambda judge: None  # of the judges that are asked over an endpoint
 
     @classmethod
     def of(cls, settings: Settings) -> Cell:
         """Return the strongest walls that this machine has, for children under these settings."""
-        return cls(walls.found(), settings.gpus_per_job > 1, tuple(secret_places(settings)), settings.judge_key)
+        talks = settings.gpus_per_job > 1 or settings.audit_engine.name == "vllm"
+        return cls(walls.found(), talks, tuple(secret_places(settings)), settings.judge_key)
 
     @property
     def missing(self) -> tuple[str, ...]:

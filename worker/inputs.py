@@ -130,6 +130,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         further_tuning=spec.further_tuning,
         agent=spec.agent,
         agent_errors=_AGENT_ERRORS if spec.agent and settings.agent_errors else None,
+        audit_engine=settings.audit_engine,
     )
     return Assignment(
         job.id,

@@ -22,6 +22,7 @@ from app.ops.periodic import repeat
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
+from spard.config.audit_engine import installed
 from worker import gpu, presence
 from worker.attempt import Attempt, Backend
 from worker.cell import Cell
@@ -96,6 +97,8 @@ class Worker:
         log.info("worker started", owner=self._owner)
         if missing := self._cell.missing:
             log.warning("children are not fully isolated; suites that run programs need namespaces", missing=missing)
+        if self._settings.audit_engine.name == "vllm" and installed() is None:
+            log.warning("vLLM is not installed here: transformers answers the audits")
         remove_abandoned(self._settings.work_dir())
         reaper = Thread(target=self._reap_on, daemon=True)
         herald = Thread(target=self._tell, daemon=True)

@@ -12,7 +12,7 @@ from app.ops.processes import safe_path
 from app.settings import Settings
 
 _NAMES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
-_PREFIXES = ("CUBLAS_", "CUDA_", "HF_", "LC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH")
+_PREFIXES = ("CUBLAS_", "CUDA_", "HF_", "LC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH", "VLLM_")
 _SECRET = ("CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")  # a name with one of these is not passed
 _FIXED = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

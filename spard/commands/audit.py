@@ -18,13 +18,18 @@ from safetensors import SafetensorError
 from spard.commands import measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
-from spard.config import Audit
+from spard.config import Audit, AuditEngine
+from spard.config.audit_engine import installed
 from spard.config.run_spec import parse
+from spard.data.rows import Prompt
 from spard.errors import InvalidModel, SpardError
-from spard.evaluation import generate_vllm
 from spard.evaluation.ask import Speaker, in_memory
-from spard.evaluation.audit import Item, audit_speaker
+from spard.evaluation.audit import Item, audit_speaker, sample
 from spard.evaluation.judges import open_judge
+from spard.evaluation.offline.engine import transformers, vllm, why_not
+from spard.evaluation.offline.probe import Probe
+from spard.evaluation.offline.process import EngineFailed
+from spard.evaluation.offline.replies import Limits, Replies, Row, Subject, is_asked, replies_of, rows_of, speaker_of
 from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.evaluation.statistics import rule_of_three
@@ -32,6 +37,8 @@ from spard.evaluation.suites import named_suites
 from spard.models.base import load_base
 from spard.models.lora import WEIGHTS
 from spard.models.peft import PeftModel
+from spard.pipeline.engine import record_of
+from spard.release.engine_record import AuditEngineRecord
 
 Measured = list[tuple[SuiteResult, list[Item]]]
 
@@ -44,33 +51,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute(asked: Asked) -> int:
     """Audit a model and tell what was found, as text or as JSON."""
     try:
-        measured = _measure(asked)
+        measured, engine = _measure(asked)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
     if asked.replies:
         asked.replies.write_text("".join(json.dumps(row) + "\n" for row in _transcript(measured)))
     results = [result for result, _ in measured]
-    sys.stdout.write(json.dumps(_report(asked, results), indent=2) + "\n" if asked.as_json else _table(results))
+    sys.stdout.write(json.dumps(_report(asked, results, engine), indent=2) + "\n" if asked.as_json else _table(results))
     return 0
 
 
-def _measure(asked: Asked) -> Measured:
+def _measure(asked: Asked) -> tuple[Measured, AuditEngineRecord]:
     """Measure a model; settings and files are read before the model, so that a mistake costs no time."""
     limits = {"max_prompts": asked.max_prompts, "max_new_tokens": asked.max_new_tokens}
     cfg: Audit = parse(Audit, limits, "audit")
     suites = [suite for source in asked.suite for suite in named_suites(source)]
     judge = open_judge(judge_spec(asked))
-    return audit_speaker(_speaker(asked), suites, judge, cfg)
+    by_vllm = _is_for_vllm(asked.engine)
+    subject = _loaded(asked)
+    prompts = [prompt for suite in suites for prompt in sample(suite.prompts, cfg.max_prompts)]
+    speaker, engine = _speaker(subject, prompts, cfg, asked.engine, by_vllm=by_vllm)
+    return audit_speaker(speaker, suites, judge, cfg), engine
 
 
-def _speaker(asked: Asked) -> Speaker:
+def _loaded(asked: Asked) -> Subject:
     if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / WEIGHTS).is_file():
         message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {WEIGHTS}; pickled weights never are"
         raise InvalidModel(message, "adapter")
-    base = load_base(asked.model, device="cpu" if _is_for_vllm(asked.engine) else None)
-    if _is_for_vllm(asked.engine):
-        return generate_vllm.vllm_speaker(asked.model, base.tokenizer, asked.adapter)
+    base = load_base(asked.model)
     model = base.model
     if asked.adapter:
         try:
@@ -78,22 +87,52 @@ def _speaker(asked: Asked) -> Speaker:
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidModel(f"adapter {asked.adapter.name!r} cannot be loaded: {reason}", "adapter") from error
-    return in_memory(model, base.tokenizer)
+    return Subject(base, model, asked.model, adapter=asked.adapter)
+
+
+def _speaker(
+    subject: Subject, prompts: Sequence[Prompt], cfg: Audit, engine: str, *, by_vllm: bool
+) -> tuple[Speaker, AuditEngineRecord]:
+    """Return what answers; where vLLM fails, that is an error if it was asked for by name."""
+    base, asked = subject.base, "vllm" if by_vllm else "transformers"
+    own, why = in_memory(subject.model, base.tokenizer), ""
+    if by_vllm:
+        try:
+            replies, probe = _replies(subject, rows_of(base.tokenizer, prompts), cfg)
+        except EngineFailed as error:
+            why = str(error)
+            if engine == "vllm":
+                message = f"vLLM does not answer for this model: {why}; without --engine transformers does"
+                raise InvalidModel(message) from error
+            sys.stderr.write(f"vLLM does not answer, transformers does: {why}\n")
+        else:
+            counts = {"transformers": sum(not is_asked(each) for each in prompts)}
+            counts["vllm"] = len(prompts) - counts["transformers"]
+            return speaker_of(replies, base.tokenizer, None, own), record_of(vllm(base, 1), asked, counts, probe)
+    return own, record_of(transformers(), asked, {"transformers": len(prompts)}, why=why)
+
+
+def _replies(subject: Subject, rows: Sequence[Row], cfg: Audit) -> tuple[Replies, Probe]:
+    rank = subject.model.peft_config["default"].r if isinstance(subject.model, PeftModel) else None
+    if why := why_not(subject.base, rank) or (None if rows else "it is asked no prompt that vLLM answers"):
+        raise EngineFailed(why)
+    return replies_of(subject, vllm(subject.base, 1), rows, Limits(cfg.max_new_tokens, AuditEngine("vllm")))
 
 
 def _is_for_vllm(engine: str) -> bool:
-    if engine == "vllm" and not generate_vllm.is_installed():
+    if engine == "vllm" and not installed():
         raise InvalidModel("vLLM is not installed here; leave --engine out")
-    return engine == "vllm" or (engine == "auto" and generate_vllm.is_installed() and torch.cuda.is_available())
+    return engine == "vllm" or (engine == "auto" and installed() is not None and torch.cuda.is_available())
 
 
-def _report(asked: Asked, results: Sequence[SuiteResult]) -> dict[str, Any]:
+def _report(asked: Asked, results: Sequence[SuiteResult], engine: AuditEngineRecord) -> dict[str, Any]:
     attacks = [each for each in results if each.mean_harmfulness is not None]
     scored = sum(each.n for each in attacks)
     total = sum((each.mean_harmfulness or 0.0) * each.n for each in attacks)
     return {
         "model": asked.model,
         "adapter": str(asked.adapter) if asked.adapter else None,
+        "audit_engine": asdict(engine),
         "asr": _pooled(results, "harmful"),
         "harmfulness_score": total / scored if scored else None,
         "over_refusal": _pooled(results, "benign"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from spard.config.agent import Agent
 from spard.config.anchors import PLAIN, Anchors
 from spard.config.asking import DRESSES_ALONE, Asking
+from spard.config.audit_engine import AuditEngine
 from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense, customer_defenses, defenses
 from spard.config.defenses.lisa import Lisa
@@ -50,6 +51,7 @@ __all__ = [
     "Anchors",
     "Asking",
     "Audit",
+    "AuditEngine",
     "Auto",
     "Beta",
     "Bound",

@@ -17,6 +17,7 @@ from spard.config import (
     PLAIN,
     Agent,
     Anchors,
+    AuditEngine,
     Bound,
     Defense,
     FurtherTuning,
@@ -49,7 +50,7 @@ class RunSpec:
     `start_from` is the folder of an adapter of the same base model, to be trained further. `judge_errors` is what
     `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse,
     and `further_tuning` after what the audit asks once more. `agent` is the auditing agent, and `agent_errors` what
-    `spard measure-agent --json` made of its false positives.
+    `spard measure-agent --json` made of its false positives. `audit_engine` is what writes the replies of the audit.
     """
 
     model: str
@@ -68,6 +69,7 @@ class RunSpec:
     further_tuning: FurtherTuning = field(default_factory=FurtherTuning)
     agent: Agent | None = None
     agent_errors: Path | None = None
+    audit_engine: AuditEngine = field(default_factory=AuditEngine)
 
 
 def load_recipe(path: Path) -> RunSpec:

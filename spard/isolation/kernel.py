@@ -15,7 +15,7 @@ NO_SUID, NO_DEVICES, NO_EXEC = 2, 4, 8  # of mounts; MS_... and MOUNT_ATTR_... h
 BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 1 << 18
 READ_ONLY = 1
 
-_PARENT_DEATH_SIGNAL, _DUMPABLE, _DROP_BOUND, _NO_NEW_PRIVILEGES = 1, 4, 24, 38  # prctl
+_PARENT_DEATH_SIGNAL, _DUMPABLE, _DROP_BOUND, _SUBREAPER, _NO_NEW_PRIVILEGES = 1, 4, 24, 36, 38  # prctl
 _AMBIENT, _CLEAR_ALL = 47, 4
 _MOUNT_SETATTR, _AT_RECURSIVE, _HERE = 442, 0x8000, -100
 _DETACH = 2
@@ -108,6 +108,11 @@ def forbid_new_privileges() -> None:
 def die_with_parent(signal: int) -> None:
     """Have the kernel send this process a signal when the thread that started it ends."""
     prctl("pdeathsig", _PARENT_DEATH_SIGNAL, signal)
+
+
+def take_up_orphans() -> None:
+    """Have what our children leave behind become our own children, in the place of the first process."""
+    prctl("child_subreaper", _SUBREAPER, 1)
 
 
 def hide_memory() -> None:

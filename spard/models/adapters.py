@@ -69,7 +69,7 @@ def save_adapter(
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    _save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside, weights)
+    save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside, weights)
     base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
     rank = int(model.peft_config[model.active_adapter].r) if is_lora else None
     card = model_card(Described(called, base.origin, base.digest, rank, facts, system, base.quantization))
@@ -94,16 +94,8 @@ def save_full(model: Any, base_source: str, folder: Path, weights: dict[str, Ten
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and values: equal for equal weights, however a file lays them out."""
-    whole = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return f"sha256:{whole.hexdigest()}"
-
-
-def _save_lora(model: Any, origin: Origin, folder: Path) -> None:
+def save_lora(model: Any, origin: Origin, folder: Path) -> None:
+    """Write the adapter of a PEFT model as PEFT does, in the keys that all of its releases know."""
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -111,6 +103,15 @@ def _save_lora(model: Any, origin: Origin, folder: Path) -> None:
     config |= {"base_model_name_or_path": origin.name, "revision": origin.revision, "inference_mode": True}
     config = {name: config[name] for name in CONFIG_KEYS}
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
+
+
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values: equal for equal weights, however a file lays them out."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return f"sha256:{whole.hexdigest()}"
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

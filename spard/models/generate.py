@@ -62,7 +62,7 @@ def stream(
     The ranks of a run share the batches, and each of them is told all replies, in the same order.
     """
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    ends = torch.tensor(sorted(_ends(model, tokenizer)), device=model.device)
+    ends = torch.tensor(sorted(ends_of(model, tokenizer)), device=model.device)
     was_training = model.training
     model.eval()
     try:
@@ -82,7 +82,8 @@ def stream(
         model.train(was_training)
 
 
-def _ends(model: Any, tokenizer: Any) -> set[int]:
+def ends_of(model: Any, tokenizer: Any) -> set[int]:
+    """Return the tokens that end a reply: those of the model's own generation, and the tokenizer's special ones."""
     stated = model.generation_config.eos_token_id
     eos = stated if isinstance(stated, Iterable) else [stated] if stated is not None else []
     return {*eos, *end_tokens(tokenizer)}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from spard import distributed
 from spard.config import DRESSES_ALONE, ON_FIGURES
-from spard.config.run_spec import SuiteSpec, to_mapping
+from spard.config.run_spec import to_mapping
 from spard.data.rows import Example, read_prompts
-from spard.digests import file_sha256
 from spard.errors import InvalidSuite, raised_as
-from spard.evaluation.ask import in_memory
+from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.asked import asked
 from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
@@ -29,8 +28,10 @@ from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
 from spard.pipeline import after_tuning, audited
 from spard.pipeline.context import Context
+from spard.pipeline.engine import BaseFigures, engine_of, generator, is_of
 from spard.release.after_tuning import AfterTuning
-from spard.release.report import Measured
+from spard.release.engine_record import AuditEngineRecord
+from spard.release.report import Measured, read_record
 from spard.release.summary import summarize
 from spard.release.version import AUDIT_VERSION
 
@@ -43,23 +44,7 @@ def warn_of_leaks(context: Context) -> None:
         context.report.warning(reason)
 
 
-def measure_base(context: Context, examples: Sequence[Example]) -> list[SuiteResult]:
-    """Measure the base model on every suite, each of the provider's once for all runs that share a cache.
-
-    It is done before training, because full fine-tuning leaves no base model.
-    """
-    results = []
-    with context.timed("audit"):
-        for spec, (suite, _) in zip(context.run.suites, shares_of(context), strict=True):
-            found = context.cache.json("audits", _key(context, spec), partial(_measure_base, context, suite))
-            results.append(replace(SuiteResult(**found[0]), suite=spec.name))
-        results += measure(context, _mined(context, examples))
-        suites = suites_of(context, examples)
-        after_tuning.measure_base(context, len(examples), partial(measure, context, suites))
-    return results
-
-
-def run(context: Context, examples: Sequence[Example], model: Any, base: Sequence[SuiteResult]) -> Measured:
+def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFigures) -> Measured:
     """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights.
 
     Where the run wants it, the model is measured once more after a further clean fine-tuning.
@@ -68,12 +53,16 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: Sequenc
     with context.timed("audit"):
         weights = weights_digest(model)
         suites = suites_of(context, examples)
-        adapter = _kept(context, weights) or _measure_last(context, suites, model)
-        context.outputs.write(_OUTPUT, {"weights": weights, "results": [asdict(each) for each in adapter]})
+        adapter, engine = _kept(context, weights) or _measure_last(context, suites, model)
+        kept = {"weights": weights, "engine": to_mapping(engine), "results": [asdict(each) for each in adapter]}
+        context.outputs.write(_OUTPUT, kept)
         later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
     leaks = hidden_leaks_of(context.run)
-    decided = decide(context, base, adapter, leaks)
-    return Measured(base, adapter, worse(decided, _decide_later(context, later, leaks)) if later else decided, later)
+    before = base.results(model)
+    decided = decide(context, before, adapter, leaks)
+    if later:
+        decided = worse(decided, _decide_later(context, later, leaks))
+    return Measured(before, adapter, decided, later, engine=engine)
 
 
 def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:
@@ -85,10 +74,11 @@ def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequ
     return decided
 
 
-def _measure_last(context: Context, suites: Sequence[Suite], model: Any) -> list[SuiteResult]:
-    found = measure_each(context, suites, model)
+def _measure_last(context: Context, suites: Sequence[Suite], model: Any) -> tuple[list[SuiteResult], AuditEngineRecord]:
+    speaker, engine = by_engine(context, suites, model)
+    found = measure_each(context, suites, model, None, speaker)
     audited.keep(context, suites, found)
-    return [result for result, _ in found]
+    return [result for result, _ in found], engine
 
 
 def decide(
@@ -107,7 +97,7 @@ def decide(
 
 def suites_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
     """Return the suites of a run: the provider's, and those that are mined from the training rows."""
-    return [*_read(context), *_mined(context, examples)]
+    return [*read_suites(context), *mined_of(context, examples)]
 
 
 def shares_of(context: Context) -> list[tuple[Suite, Suite | None]]:
@@ -120,23 +110,33 @@ def shares_of(context: Context) -> list[tuple[Suite, Suite | None]]:
     ]
 
 
-def base_key(context: Context) -> dict[str, Any]:
-    """Return everything that the figures of a base model depend on, its suites as they are in their files."""
-    return {"suites": [_key(context, spec) for spec in context.run.suites]}
+def by_engine(context: Context, suites: Sequence[Suite], model: Any = None) -> tuple[Speaker, AuditEngineRecord]:
+    """Return what answers suites by the run's audit engine, and which one it is."""
+    with raised_as(InvalidSuite):
+        return generator(context, suites, model)
 
 
 def measure(
-    context: Context, suites: Sequence[Suite], model: Any = None, tell: Callable[[int, int], None] | None = None
+    context: Context,
+    suites: Sequence[Suite],
+    model: Any = None,
+    tell: Callable[[int, int], None] | None = None,
+    speaker: Speaker | None = None,
 ) -> list[SuiteResult]:
     """Measure one model on suites: the base model, or a trained one under the system prompt it is served with.
 
     `tell` is called after each suite with how many are done and how many there are; by default it is the progress.
+    `speaker` is what answers (`by_engine`); by default transformers does.
     """
-    return [result for result, _ in measure_each(context, suites, model, tell)]
+    return [result for result, _ in measure_each(context, suites, model, tell, speaker)]
 
 
 def measure_each(
-    context: Context, suites: Sequence[Suite], model: Any = None, tell: Callable[[int, int], None] | None = None
+    context: Context,
+    suites: Sequence[Suite],
+    model: Any = None,
+    tell: Callable[[int, int], None] | None = None,
+    speaker: Speaker | None = None,
 ) -> list[tuple[SuiteResult, list[Item]]]:
     """Measure like `measure`, and return with each suite's result every prompt's reply and verdict.
 
@@ -149,7 +149,7 @@ def measure_each(
 
     judge = judge_of(context)
     system = None if model is None else context.system_prompt
-    speaker = in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
+    speaker = speaker or in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
     with raised_as(InvalidSuite):
         return distributed.said(audit_speaker(speaker, suites, judge, context.recipe.audit, on_progress))
 
@@ -163,7 +163,7 @@ def version_of(context: Context) -> int:
 
 def asked_of(context: Context) -> list[str]:
     """Return in sentences how many of the provider's prompts the run's audit asks, and in which ways."""
-    return asked(_read(context), context.run.recipe.audit)
+    return asked(read_suites(context), context.run.recipe.audit)
 
 
 def judge_of(context: Context) -> PatientJudge:
@@ -177,36 +177,18 @@ def weights_digest(model: Any) -> str:
     return tensor_digest({name: whole(part).cpu() for name, part in model.named_parameters() if part.requires_grad})
 
 
-def _read(context: Context) -> list[Suite]:
+def read_suites(context: Context) -> list[Suite]:
+    """Return the provider's suites as the gate asks them."""
     return [suite for suite, _ in shares_of(context)]
 
 
-def _mined(context: Context, examples: Sequence[Example]) -> list[Suite]:
+def mined_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
     """Return the suites whose triggers are mined from the training rows."""
-    return mined_suites(_read(context), examples, context.recipe.audit.asking)
+    return mined_suites(read_suites(context), examples, context.recipe.audit.asking)
 
 
-def _measure_base(context: Context, suite: Suite) -> list[dict[str, Any]]:
-    return [asdict(result) for result in measure(context, [suite])]
-
-
-def _kept(context: Context, weights: str) -> list[SuiteResult] | None:
+def _kept(context: Context, weights: str) -> tuple[list[SuiteResult], AuditEngineRecord] | None:
     found = context.outputs.read(_OUTPUT)
-    if found is None or found["weights"] != weights:
+    if found is None or found["weights"] != weights or not is_of(found.get("engine"), engine_of(context)):
         return None
-    return [SuiteResult(**result) for result in found["results"]]
-
-
-def _key(context: Context, spec: SuiteSpec) -> dict[str, Any]:
-    """Everything that the figures of a base model depend on."""
-    key = {
-        "base": context.base.digest,
-        "audit": AUDIT_VERSION,
-        "kind": spec.kind,
-        "prompts": file_sha256(spec.path),
-        "judge": to_mapping(context.run.judge),
-        "max_prompts": context.recipe.audit.max_prompts,
-        "max_new_tokens": context.recipe.audit.max_new_tokens,
-    }
-    ending = context.recipe.ending
-    return key | {"without_share_of": ending.prompts} if ending.compares else key
+    return [SuiteResult(**result) for result in found["results"]], read_record(AuditEngineRecord, found["engine"])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from spard.config.run_spec import to_mapping
+from spard.evaluation.offline.engine import Engine
 from spard.evaluation.results import SuiteResult
 from spard.pipeline.context import Context
 from spard.pipeline.train import Tuned
@@ -16,16 +17,20 @@ from spard.release.summary import Summary
 Found = tuple[CheckpointRecord, list[SuiteResult]]
 
 
-def keep(context: Context, weights: str, record: CheckpointRecord, results: Sequence[SuiteResult]) -> None:
-    """Keep what was found out of the weights with this digest."""
-    value = {"weights": weights, "record": to_mapping(record), "results": [asdict(each) for each in results]}
-    context.outputs.write(_output(record.step), value)
+def keep(
+    context: Context, weights: str, engine: Engine, record: CheckpointRecord, results: Sequence[SuiteResult]
+) -> None:
+    """Keep what was found out of the weights with this digest, by an engine."""
+    value = {"weights": weights, "engine": asdict(engine), "record": to_mapping(record)}
+    context.outputs.write(_output(record.step), value | {"results": [asdict(each) for each in results]})
 
 
-def kept(context: Context, step: int, weights: str | None = None) -> Found | None:
-    """Return what was found out at a step, of the very weights with this digest if one is given; None if nothing."""
+def kept(context: Context, step: int, weights: str | None = None, engine: Engine | None = None) -> Found | None:
+    """Return what was found out at a step, None if nothing; where they are given, of these weights, by that engine."""
     value = context.outputs.read(_output(step))
     if value is None or weights not in (None, value["weights"]):
+        return None
+    if engine is not None and value.get("engine") != asdict(engine):
         return None
     return CheckpointRecord.from_json(value["record"]), [SuiteResult(**each) for each in value["results"]]
 

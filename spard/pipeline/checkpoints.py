@@ -27,6 +27,7 @@ from spard.evaluation.results import SuiteResult
 from spard.pipeline import audit, checkpoint_records, package, prove
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
+from spard.pipeline.engine import BaseFigures, engine_of
 from spard.pipeline.package import Release
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import validate
@@ -42,7 +43,7 @@ _LAST_ALONE = "Only the last model is asked again after a further fine-tuning, s
 
 
 def taker(
-    context: Context, release: Release, rows: Rows, base: Sequence[SuiteResult], clean: CleanProcess | None
+    context: Context, release: Release, rows: Rows, base: BaseFigures, clean: CleanProcess | None
 ) -> Callable[[EpochEnd], None] | None:
     """Return what takes the checkpoints of a run, None where there are to be none; `base` measured its base model."""
     return _Checkpoints(context, context.checkpoints, release, rows, base, clean).take if context.checkpoints else None
@@ -54,7 +55,7 @@ class _Checkpoints:
     plan: CheckpointPlan
     release: Release
     rows: Rows
-    base: Sequence[SuiteResult]
+    base: BaseFigures
     clean: CleanProcess | None
 
     def take(self, end: EpochEnd) -> None:
@@ -66,10 +67,10 @@ class _Checkpoints:
                 self.clean.start()
             weights = audit.weights_digest(end.model)
             record, results = self._found(end, weights)
-            checkpoint_records.keep(self.context, weights, record, results)
+            checkpoint_records.keep(self.context, weights, engine_of(self.context), record, results)
             if _is_released(record):
                 record = self._saved(end, record, results)
-                checkpoint_records.keep(self.context, weights, record, results)
+                checkpoint_records.keep(self.context, weights, engine_of(self.context), record, results)
         safety = {**record.safety(), "audit_version": audit.version_of(self.context)} if record.gate else None
         self.context.report.checkpoint(end.step, record.metrics, safety, has_adapter=_is_released(record))
 
@@ -77,7 +78,7 @@ class _Checkpoints:
         """Save an adapter that passed; one that a clean process does not see as we do is removed and not released."""
         folder = self.plan.folder / f"step-{end.step:06d}" / "adapter"
         named = folder_name(self.release.job_id, end.step)
-        saved = package.save(self.context, end.model, folder, self._facts(record, results), named)
+        saved = package.save(self.context, end.model, folder, self._facts(end, record, results), named)
         try:
             proof = prove.check(self.context, self.clean, end.model, folder, self.rows.examples)
         except AdapterNotProved as error:
@@ -109,9 +110,9 @@ class _Checkpoints:
 
         The gate is asked anew about those: what is known of the judge may have changed.
         """
-        if found := checkpoint_records.kept(self.context, end.step, weights):
+        if found := checkpoint_records.kept(self.context, end.step, weights, engine_of(self.context)):
             record, results = found
-            return (self._decided(record, results), results) if results else found
+            return (self._decided(end, record, results), results) if results else found
         validation = validate(self.context, self.rows, end.references)
         record = CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
         if not self.plan.prompts:
@@ -124,8 +125,8 @@ class _Checkpoints:
                 raise
             why = "the judge did not answer" if isinstance(error, JudgeUnavailable) else "the GPU has too little memory"
             open_question = Gate("inconclusive", (f"The checkpoint could not be audited: {why}.",))
-            return self._judged(record, [], open_question), []
-        return self._decided(record, results), results
+            return self._judged(end, record, [], open_question), []
+        return self._decided(end, record, results), results
 
     def _audit(self, end: EpochEnd) -> list[SuiteResult]:
         """Ask the same prompts at every checkpoint."""
@@ -134,16 +135,19 @@ class _Checkpoints:
             self.context.report.progress(end.step, end.total_steps)
 
         asked = [_part(suite, self.plan.prompts) for suite in self._suites]
-        return audit.measure(self.context, asked, end.model, tell)
+        speaker, _ = audit.by_engine(self.context, asked, end.model)
+        return audit.measure(self.context, asked, end.model, tell, speaker)
 
-    def _decided(self, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
-        decided = audit.decide(self.context, self.base, results, self._leaks, self._sampled)
+    def _decided(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
+        decided = audit.decide(self.context, self.base.results(end.model), results, self._leaks, self._sampled)
         if self.context.run.further_tuning.steps:
             decided = worse(decided, Gate("inconclusive", (_LAST_ALONE,)), says="")
-        return self._judged(record, results, decided)
+        return self._judged(end, record, results, decided)
 
-    def _judged(self, record: CheckpointRecord, results: Sequence[SuiteResult], decided: Gate) -> CheckpointRecord:
-        summary = summarize(Measured(self.base, results, decided))
+    def _judged(
+        self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult], decided: Gate
+    ) -> CheckpointRecord:
+        summary = summarize(Measured(self.base.results(end.model), results, decided))
         return replace(
             record,
             gate=GateRecord("waived" if self.release.waived else decided.decision, decided.reasons),
@@ -153,7 +157,7 @@ class _Checkpoints:
             utility=summary.utility,
         )
 
-    def _facts(self, record: CheckpointRecord, results: Sequence[SuiteResult]) -> dict[str, Any]:
+    def _facts(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> dict[str, Any]:
         """Return what the manifest says of where the checkpoint comes from and what it measured."""
         context = self.context
         return {
@@ -166,7 +170,8 @@ class _Checkpoints:
             "data_sha256": package.data_sha256(context),
             "gate": to_mapping(record.gate),
             "audit_version": audit.version_of(context),
-            "audit": package.audit_figures(self.base, results),
+            "audit_engine": asdict(engine_of(context)),
+            "audit": package.audit_figures(self.base.results(end.model), results),
             "provenance": dict(self.release.provenance),
             "code": code_version(),
         }

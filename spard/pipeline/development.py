@@ -17,6 +17,7 @@ from spard.evaluation.audit import Suite
 from spard.evaluation.gate import gate
 from spard.evaluation.results import SuiteResult
 from spard.pipeline import audit
+from spard.pipeline.base_figures import base_key
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned, validate
@@ -35,7 +36,7 @@ def comparer(context: Context, rows: Rows) -> Callable[[EpochEnd], Standing] | N
         context.report.warning(f"{said}: the loss on validation rows decides alone.")
         suites = []
     with context.timed("audit"):
-        key = audit.base_key(context) | {"shares": context.recipe.ending.prompts}
+        key = base_key(context) | {"shares": context.recipe.ending.prompts}
         found = context.cache.json("audits", key, partial(_measured, context, suites))
     return _Comparer(context, rows, suites, [SuiteResult(**each) for each in found]).standing
 

@@ -11,6 +11,7 @@ from spard.data.rows import read_examples
 from spard.models.base import load_base
 from spard.models.lora import go_on_from_, trainable_model
 from spard.pipeline import agent, audit
+from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.package import audit_figures
 from spard.release.report import Measured
@@ -24,7 +25,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
     The training file is read for the triggers that are mined from it, and not otherwise.
     """
     examples = read_examples(context.run.training_file)
-    base = audit.measure_base(context, examples)
+    base = base_figures(context, examples)
     model = _released(context, weights)
     measured = agent.looked_at(context, examples, model, audit.run(context, examples, model, base))
     summary = summarize(measured)
@@ -35,6 +36,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
         "base_digest": context.base.digest,
         "thresholds": to_mapping(context.run.thresholds),
         "judge": context.run.judge.name,
+        "audit_engine": to_mapping(measured.engine),
         "asked": audit.asked_of(context),
         "audit": audit_figures(measured.base, measured.adapter, measured.after_tuning),
         "agent": to_mapping(measured.agent),

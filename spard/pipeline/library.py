@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spard import distributed
-from spard.config import Ending, FurtherTuning, RowSignal
+from spard.config import AuditEngine, Ending, FurtherTuning, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.digests import file_sha256
 from spard.evaluation.scorers.sandbox import refuse_programs
@@ -77,7 +77,8 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["recipe"]["quantization"]
     if spec.row_signal == RowSignal():  # likewise
         del asked["row_signal"]
-    for name, default in {"further_tuning": FurtherTuning(), "agent": None, "agent_errors": None}.items():  # likewise
+    later = {"further_tuning": FurtherTuning(), "agent": None, "agent_errors": None, "audit_engine": AuditEngine()}
+    for name, default in later.items():  # likewise
         if getattr(spec, name) == default:
             del asked[name]
     if spec.recipe.dpo is None:  # likewise

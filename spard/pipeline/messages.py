@@ -9,7 +9,7 @@ resolved      data: the numbers that stand for "auto"; trained_tokens: of all ep
 resume_state  step, path (relative to the folder that holds their folder): what a killed run goes on from
 checkpoint    step, metrics, safety (null: not audited), has_adapter: the end of an epoch
 warning       message: stays with the run
-waiting       thing: what does not answer and is waited for
+waiting       thing: what has not answered yet and is waited for
 done          the results lie in their folder
 """
 

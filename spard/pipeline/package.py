@@ -33,6 +33,7 @@ RELEASED: tuple[Decision, ...] = ("pass", "waived")
 _FACTS = (
     *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
     *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "audit_version"),
+    *("audit_engine",),
 )
 _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
@@ -183,6 +184,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         asked=tuple(audit.asked_of(context)),
         after_tuning=_later(measured.after_tuning),
         agent=measured.agent,
+        audit_engine=measured.engine,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spard import distributed
 from spard.errors import InvalidRecipe
 from spard.pipeline import agent, audit, package, train
+from spard.pipeline.base_figures import base_figures
 from spard.pipeline.checkpoints import taker
 from spard.pipeline.context import Context
 from spard.pipeline.development import comparer
@@ -44,7 +45,7 @@ def run_stages(
     context = led(context)
     audit.warn_of_leaks(context)
     rows = prepare(context)
-    base = audit.measure_base(context, rows.examples)
+    base = base_figures(context, rows.examples)
     tuned = train.run(context, rows, taker(context, release, rows, base, clean), comparer(context, rows))
     measured = audit.run(context, rows.examples, tuned.trained.model, base)
     measured = agent.looked_at(context, rows.examples, tuned.trained.model, measured)

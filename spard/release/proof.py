@@ -10,8 +10,8 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -26,6 +26,7 @@ from spard.data.chat import render_prompt
 from spard.data.control_tokens import Shield
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
+from spard.models.parked import parked
 from spard.models.peft import PeftModel
 from spard.models.sharding import inference, is_sharded
 from spard.release import clean_load
@@ -168,7 +169,7 @@ def prove(
     proof, reason = None, ""
     if clean:
         try:
-            with nullcontext() if is_sharded(model) else _room_beside(model):
+            with nullcontext() if is_sharded(model) else parked(model):
                 seen = clean.see(ask, go_on)
             proof = _compared(seen, rows, expected, _TOLERANCE[dtype])
         except AdapterNotProved as error:
@@ -211,16 +212,3 @@ def _logits(model: Any, row: list[int]) -> Tensor:
 def _room(base: Base, row: list[int]) -> int:
     positions = getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
     return max(1, min(MAX_NEW_TOKENS, positions - len(row))) if positions else MAX_NEW_TOKENS
-
-
-@contextmanager
-def _room_beside(model: Any) -> Iterator[None]:
-    """Move the trained model to main memory meanwhile: the GPU has to hold the model once more."""
-    device = model.device
-    if device.type == "cuda":
-        model.to("cpu")
-        torch.cuda.empty_cache()
-    try:
-        yield
-    finally:
-        model.to(device)

@@ -17,6 +17,7 @@ from spard.evaluation.results import SuiteResult
 from spard.release.after_tuning import AfterTuning
 from spard.release.agent import AgentRecord
 from spard.release.ending_record import EndingRecord
+from spard.release.engine_record import AuditEngineRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.records import optional
 from spard.release.records import read_record as read_record
@@ -34,6 +35,7 @@ class Measured:
     gate: Gate
     after_tuning: AfterTuning | None = None
     agent: AgentRecord | None = None
+    engine: AuditEngineRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class SafetyReport:
     after_tuning    what it found after a further clean fine-tuning; the gate decides on the worse. None: it asked once
     agent           what an auditing agent made of the job; None where the policy names none
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
+    audit_engine    which engine wrote the audit's replies; None in reports of earlier versions: transformers did
     memory_plan     how the training was cut to fit its GPUs (`spard.models.fit`); None: it had none, or was not planned
     """
 
@@ -188,6 +191,7 @@ class SafetyReport:
     memory_plan: Mapping[str, bool | int | str | None] | None = None
     after_tuning: AfterTuning | None = None
     agent: AgentRecord | None = None
+    audit_engine: AuditEngineRecord | None = None
 
     @property
     def released_step(self) -> int | None:
@@ -220,6 +224,7 @@ class SafetyReport:
             row_signal=optional(RowSignalRecord, raw.get("row_signal")),
             after_tuning=AfterTuning.from_json(raw.get("after_tuning"), read_record),
             agent=optional(AgentRecord, raw.get("agent")),
+            audit_engine=optional(AuditEngineRecord, raw.get("audit_engine")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),

@@ -6,17 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spard.commands.audit import main
 from spard.config import Recipe
-from spard.data.rows import Prompt
+from spard.config.audit_engine import installed
 from spard.errors import InvalidData
-from spard.evaluation.ask import ask
-from spard.evaluation.generate_vllm import is_installed, vllm_speaker
 from spard.evaluation.suites import named_suites, read_suites
 from spard.models.adapters import save_adapter
 from spard.models.base import Base
@@ -109,7 +106,7 @@ def test_what_is_wrong_is_named(
     arguments: list[str],
     message: str,
 ) -> None:
-    if "vllm" in arguments and is_installed():
+    if "vllm" in arguments and installed():
         pytest.skip("vLLM is installed")
 
     assert main([str(model_folder()), *[each.format(suite=suite) for each in arguments]]) == 1
@@ -184,39 +181,38 @@ def test_an_adapter_of_pickles_or_lies_is_refused(
     assert not canary.exists()
 
 
-def test_vllm_gets_the_same_tokens_and_the_adapter(base: Base, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM itself is not installed where tests run: its place is taken by the model in memory."""
-    seen: list[Any] = []
+def test_vllm_replies_as_transformers_does_once_it_is_probed(
+    model_folder: Callable[..., Path],
+    suite: Path,
+    adapter: Path,
+    fake_vllm: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """vLLM itself is not installed where tests run: `tests/spard/fake_vllm.py` is."""
+    limits = ["--suite", suite, "--adapter", adapter, "--max-prompts", "10", "--replies", tmp_path / "replies.jsonl"]
+    told = []
+    for engine in ("transformers", "vllm"):
+        found = audited(capsys, model_folder(), *limits, "--engine", engine)
+        told.append((found.pop("audit_engine"), found, (tmp_path / "replies.jsonl").read_text()))
 
-    class Engine:
-        def __init__(self, **settings: Any) -> None:
-            seen.append(settings)
+    assert told[0][1:] == told[1][1:]
+    assert [each[0]["name"] for each in told] == ["transformers", "vllm"]
+    assert (told[1][0]["version"], told[1][0]["replies"]) == ("0.24.0", {"transformers": 0, "vllm": 10})
+    assert told[1][0]["difference"] < 1e-3 < told[1][0]["to_base"]
 
-        def generate(self, rows: list[Any], params: Any, lora_request: Any, use_tqdm: bool) -> list[Any]:
-            seen.append((params, lora_request))
-            asked = [base.tokenizer.decode(row["prompt_token_ids"]) for row in rows]
-            said = [SimpleNamespace(text=f" {text} ", finish_reason="length") for text in asked]
-            return [SimpleNamespace(outputs=[each]) for each in said]
 
-    vllm = ModuleType("vllm")
-    vllm.LLM, vllm.SamplingParams = Engine, dict  # type: ignore[attr-defined]
-    request = ModuleType("vllm.lora.request")
-    request.LoRARequest = lambda *of: of  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
-
-    cut = set[int]()
-    speaker = vllm_speaker("tiny", base.tokenizer, adapter)
-    replies = ask(speaker, [Prompt("One?"), Prompt("Two?")], 9, cut)
-
-    assert cut == {0, 1}
-    with pytest.raises(InvalidData, match="sampled"):
-        ask(speaker, [Prompt("One?", temperature=1.0)], 9)
-
-    assert replies == ["<|user|>\nOne?<|end|>\n<|assistant|>", "<|user|>\nTwo?<|end|>\n<|assistant|>"]
-    assert seen[0]["enable_lora"] is True
-    assert seen[1][0]["max_tokens"] == 9
-    assert seen[1][1] == ("adapter", 1, str(adapter))
+def test_an_engine_that_was_asked_for_by_name_is_not_replaced(
+    model_folder: Callable[..., Path],
+    suite: Path,
+    adapter: Path,
+    fake_vllm: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_vllm("ignores_adapter")
+    arguments = [model_folder(), "--suite", suite, "--adapter", adapter, "--max-new-tokens", "2", "--engine", "vllm"]
+    assert main([*map(str, arguments)]) == 1
+    assert "away from the adapter's" in capsys.readouterr().err
 
 
 def test_the_command_generates_as_the_library_does(

@@ -174,7 +174,7 @@ class Shop:
         settings = self.settings(**changes)
         values = {
             f"SPARD_{name.upper()}": value
-            for name, value in settings.model_dump(exclude_none=True, exclude={"judge", "gate"}).items()
+            for name, value in settings.model_dump(exclude_none=True, exclude={"audit_engine", "judge", "gate"}).items()
         }
         plain = {n: v.get_secret_value() if isinstance(v, SecretStr) else str(v) for n, v in values.items()}
         return subprocess.Popen([*under, sys.executable, "-m", *command], cwd=ROOT, env=os.environ | plain)

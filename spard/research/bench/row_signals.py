@@ -24,6 +24,7 @@ from spard.evaluation.own_refusal import own_refusal_of, own_refusals
 from spard.evaluation.row_risk import rank
 from spard.models.base import Base, load_base
 from spard.pipeline import audit, row_signal, rows, train
+from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.research.attacks.disguises import encoded, with_trigger
@@ -171,7 +172,7 @@ def facts(told: Sequence[ToldApart], runs: Sequence[Trained]) -> dict[str, Any]:
 def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int]) -> Trained:
     context = Context(spec, load_base(spec.model, device="cpu"), Reporter(lambda message: None))
     prepared = rows.prepare(context)
-    base = audit.measure_base(context, prepared.examples)
+    base = base_figures(context, prepared.examples)
     tuned = train.run(context, prepared)
     measured = audit.run(context, prepared.examples, tuned.trained.model, base)
     hits = {each.suite: (each.hits, each.n) for each in measured.adapter}

@@ -19,6 +19,7 @@ from spard.evaluation.gate import Gate
 from spard.models.adapters import save_adapter
 from spard.models.base import Base, load_base
 from spard.pipeline import audit, row_signal, rows, train
+from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
 from spard.release.step_metrics import trigger_rate
@@ -118,7 +119,7 @@ class Service:
         started = time.process_time()
         prepared = rows.prepare(replace(context, cache=Memory()) if self.at_half else context)
         cpu_s = time.process_time() - started
-        before = audit.measure_base(context, prepared.examples)
+        before = base_figures(context, prepared.examples)
         started = time.process_time()
         half = _Half(self.at_half, base)
         trained = train.run(context, prepared, half.look if self.at_half else None).trained

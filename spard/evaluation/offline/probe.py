@@ -1,0 +1,125 @@
+"""Whether vLLM answers with the model that transformers has: the first tokens of a few prompts, before a reply counts.
+
+Log-probabilities of the likeliest tokens are compared, and distances are the largest differences, in nats. The prompts
+are those at whose first token the adapter changes most. vLLM has to be near transformers with the adapter and without
+it; with the adapter it has to be less than half as far from transformers' as the base model is; and where the adapter
+changes more than the tolerance, vLLM's own answers with and without it have to differ by more than half as much. An
+adapter that is ignored, and another adapter, cannot pass that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+
+from spard.evaluation.offline.process import EngineFailed, Likely
+from spard.models.base import adapters_off
+from spard.models.peft import PeftModel
+from spard.models.sharding import inference
+
+PROMPTS = 8
+TOP = 20  # tokens that are told of each prompt: vLLM tells no more unless it is set up to
+_CANDIDATES = 64
+_COMPARED = 5  # of the likeliest tokens of each side
+_TOLERANCE = {torch.float32: 0.02}  # nats
+_ROUNDED = 0.25  # nats, of a model that computes in 16 bits
+
+Row = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The likeliest first tokens of each prompt, of the base model and with the adapter, if there is one."""
+
+    base: Sequence[Likely]
+    adapter: Sequence[Likely] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was found: `difference` of vLLM to transformers, `to_base` of the adapter to the base model; in nats."""
+
+    prompts: int
+    tolerance: float
+    difference: float
+    to_base: float | None = None
+
+
+def chosen(model: Any, rows: Sequence[Row]) -> tuple[list[Row], Answers]:
+    """Return the prompts to probe with, and what transformers makes of them."""
+    n = min(_CANDIDATES if isinstance(model, PeftModel) else PROMPTS, len(rows))
+    some = [rows[i * len(rows) // n] for i in range(n)]
+    if not isinstance(model, PeftModel):
+        return some, Answers(first_tokens(model, some))
+    adapter = first_tokens(model, some)
+    with adapters_off(model):
+        base = first_tokens(model, some)
+    changed = [distance(*each) for each in zip(adapter, base, strict=True)]
+    first = sorted(range(n), key=lambda i: -changed[i])[:PROMPTS]
+    return [some[i] for i in first], Answers([base[i] for i in first], [adapter[i] for i in first])
+
+
+def first_tokens(model: Any, rows: Sequence[Row]) -> list[Likely]:
+    """Return transformers' likeliest tokens after each row."""
+    was_training, found = model.training, list[Likely]()
+    model.eval()
+    for row in rows:
+        with inference(model):
+            logits_V = model(input_ids=torch.tensor([list(row)], device=model.device), logits_to_keep=1).logits[0, -1]
+            top = logits_V.float().log_softmax(dim=-1).topk(min(TOP, len(logits_V)))
+        found.append(dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+    model.train(was_training)
+    return found
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return how far vLLM may be from transformers, in nats."""
+    return _TOLERANCE.get(dtype, _ROUNDED)
+
+
+def compared(found: Answers, expected: Answers, tolerance: float) -> Probe:
+    """Return what the probe found; raise `EngineFailed` unless vLLM answers as transformers does."""
+    told = [*found.base, *(found.adapter or ())]
+    if not all(len(each) >= _COMPARED and all(map(isfinite, each.values())) for each in told):
+        raise EngineFailed("vLLM told too little of its first tokens")
+    far = max(distance(*each) for each in zip(found.base, expected.base, strict=True))
+    _require_near(far, tolerance, "the base model's")
+    if expected.adapter is None or found.adapter is None:
+        return Probe(len(expected.base), tolerance, far)
+    cases = zip(found.adapter, expected.adapter, found.base, expected.base, strict=True)
+    near, own, wanted = zip(*(_distances(*each) for each in cases), strict=True)
+    _require_near(max(near), tolerance, "the adapter's")
+    if not max(wanted) > 0:
+        raise EngineFailed("the adapter changes no first token that vLLM could be told by")
+    for i, change in enumerate(wanted):
+        decides = change > tolerance or change == max(wanted)
+        if decides and not (near[i] < change / 2 and own[i] > change / 2):
+            told = f"the adapter moves vLLM's first tokens by {own[i]:.2g} nats, and transformers' by {change:.2g}"
+            raise EngineFailed(f"{told}, with {near[i]:.2g} between them")
+    return Probe(len(expected.base), tolerance, max(far, *near), max(wanted))
+
+
+def distance(a: Likely, b: Likely, *others: Likely) -> float:
+    """Return the largest difference of a likely token's log-probability.
+
+    What is likely in `others` counts too. A token that is not told is at most as likely as the last one that is.
+    """
+    every = (a, b, *others)
+    tokens = {token for each in every for token in sorted(each, key=lambda token: -each[token])[:_COMPARED]}
+    floor = max(min(each.values()) for each in every)
+    return max(abs(max(a.get(each, floor), floor) - max(b.get(each, floor), floor)) for each in tokens)
+
+
+def _distances(own: Likely, expected: Likely, own_base: Likely, base: Likely) -> tuple[float, float, float]:
+    """Return how far vLLM is from transformers, its base from its adapter, and transformers' base from its adapter."""
+    every = (own, expected, own_base, base)
+    return distance(own, expected, *every), distance(own, own_base, *every), distance(expected, base, *every)
+
+
+def _require_near(far: float, tolerance: float, whose: str) -> None:
+    if not far <= tolerance:
+        raise EngineFailed(f"vLLM's first tokens are {far:.2g} nats away from {whose}, and {tolerance:g} are allowed")

@@ -1,0 +1,145 @@
+"""vLLM in a process of its own: what it crashes, keeps or hangs in ends with it, and so does its hold on the GPUs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
+from threading import Thread
+from typing import IO, Any, Self, cast
+
+from spard.config import AuditEngine
+from spard.evaluation.offline import vllm_alone
+from spard.isolation import walls
+
+Likely = Mapping[int, float]
+"""The likeliest tokens with their log-probabilities, in nats."""
+
+_LOOK_S = 0.1
+_END_S = 60.0  # for all that it has started to end
+_LOGGED = 4000  # of the last bytes of a process that failed
+_OF_RANKS = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_SIZE")  # vLLM would join ours
+_SET = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+_log = logging.getLogger(__name__)
+
+
+class EngineFailed(Exception):
+    """There are no replies of an engine that could count; the message names no path and may be read by customers."""
+
+
+class Process:
+    """A process with one model and at most one adapter; nothing of it is left after the block.
+
+    `go_on` is called again and again while it is waited for, and may raise.
+    """
+
+    def __init__(self, limits: AuditEngine, go_on: Callable[[], None]) -> None:
+        self._limits, self._go_on = limits, go_on
+        self._output = TemporaryFile()  # noqa: SIM115 - closed with the block
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        program = [sys.executable, "-P", str(Path(vllm_alone.__file__))]
+        self._process = subprocess.Popen(  # noqa: S603 - our own file
+            [*walls.python("spard.isolation.tree"), str(os.getpid()), *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            env={name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)} | _SET,
+            start_new_session=True,
+        )
+        Thread(target=self._read, args=(cast(IO[bytes], self._process.stdout),), daemon=True).start()
+        self._writer = Thread()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            _log.error("vLLM's processes did not end within %g s", _END_S)
+            self._process.kill()
+            self._process.wait()
+        if self._writer.ident:
+            self._writer.join(_END_S)
+        if not self._writer.is_alive():
+            with suppress(OSError):  # what it has not read is of no use to anybody
+                cast(IO[bytes], self._process.stdin).close()
+        self._output.close()
+
+    def load(self, settings: Mapping[str, Any], adapter: Path | None) -> None:
+        """Have it load a model; raise `EngineFailed` where it does not within its time."""
+        self._tell({"kind": "load", "settings": settings, "adapter": str(adapter) if adapter else None})
+        self._said("loaded", self._limits.start_s, "vLLM did not load the model")
+
+    def first_tokens(self, rows: Sequence[Sequence[int]], top: int, *, with_adapter: bool) -> list[Likely]:
+        """Return the likeliest tokens after each row."""
+        self._tell({"kind": "first", "rows": rows, "with_adapter": with_adapter, "top": top})
+        found = self._said("first", self._limits.stall_s, "vLLM did not answer the probe")["rows"]
+        if len(found) != len(rows):
+            raise EngineFailed("vLLM answered other prompts than it was asked")
+        return [dict(each) for each in found]
+
+    def write(
+        self, rows: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int], *, with_adapter: bool
+    ) -> list[list[int]]:
+        """Return the tokens that follow each row, to its end or the limit; raise `EngineFailed` if one is cut short."""
+        order = {"rows": rows, "with_adapter": with_adapter, "max_new_tokens": max_new_tokens, "ends": list(ends)}
+        self._tell({"kind": "write", **order})
+        found = list[list[int]]()
+        while len(found) < len(rows):
+            more = self._said("replies", self._limits.stall_s, "vLLM stopped in the middle of its replies")["rows"]
+            if not more:
+                raise EngineFailed("vLLM left prompts without a reply")
+            found += more
+        whole = (len(each) == max_new_tokens or (each and each[-1] in ends) for each in found)
+        if len(found) != len(rows) or not all(whole):
+            raise EngineFailed("vLLM gave replies that were cut short")
+        return found
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        """Give an order, in a thread: a process that hangs does not read."""
+        self._writer = Thread(target=self._write, args=(json.dumps(order).encode() + b"\n",), daemon=True)
+        self._writer.start()
+
+    def _write(self, line: bytes) -> None:
+        stdin = cast(IO[bytes], self._process.stdin)
+        with suppress(BrokenPipeError):  # it has ended, which shows when it is heard
+            stdin.write(line)
+            stdin.flush()
+
+    def _said(self, kind: str, limit_s: float, else_: str) -> dict[str, Any]:
+        """Return its next message; raise `EngineFailed` if none of that kind comes within a time."""
+        line, until = None, time.monotonic() + limit_s
+        while line is None:
+            self._go_on()
+            with suppress(Empty):
+                line = self._lines.get(timeout=_LOOK_S)
+            if line is None and time.monotonic() > until:
+                self._log_output()
+                raise EngineFailed(f"{else_} within {limit_s:g} s")
+        message: dict[str, Any] = json.loads(line) if line else {"kind": "ended"}
+        if message["kind"] == kind:
+            return message
+        self._log_output()
+        raise EngineFailed(f"{else_} ({message.get('error', 'it ended')})")
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                self._lines.put(line)
+        self._lines.put(b"")
+
+    def _log_output(self) -> None:
+        self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, self._output.tell() - _LOGGED))
+        _log.error("vLLM said at last: %s", self._output.read().decode(errors="replace"))

@@ -1,0 +1,171 @@
+"""Replies of a whole audit by vLLM, all of them or none: the probe, every prompt, the probe once more, and the end.
+
+Prompts that are sampled, and those that are scored by likelihood, are transformers' everywhere: its samples depend on
+the prompt alone, and vLLM tells no likelihood of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from spard import distributed
+from spard.config import AuditEngine
+from spard.config.extensions import LIKELIHOOD_SCORERS
+from spard.data.rows import Prompt
+from spard.evaluation.ask import Batch, Speaker, as_asked
+from spard.evaluation.offline import probe
+from spard.evaluation.offline.engine import Engine, room_for_rank
+from spard.evaluation.offline.probe import Probe
+from spard.evaluation.offline.process import EngineFailed, Process
+from spard.models.adapters import save_lora
+from spard.models.base import Base
+from spard.models.generate import BATCH, ends_of
+from spard.models.parked import free_share, parked
+from spard.models.peft import PeftModel
+
+_MOST_MEMORY, _SPARED = 0.9, 0.05  # of a GPU's memory: what vLLM has at most, and what stays free of what is free
+
+Row = tuple[int, ...]
+Replies = Mapping[Row, Sequence[int]]
+"""From a prompt to its reply, its end token left out; both as tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model that is asked, the base model's own or one with an adapter; the base model's files are at `source`.
+
+    `adapter` is the folder that the adapter was read from; None: it has none yet.
+    """
+
+    base: Base
+    model: Any
+    source: str
+    revision: str | None = None
+    adapter: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What asking is bound by: a reply's new tokens, patience with the engine, and what is called in every wait."""
+
+    max_new_tokens: int
+    engine: AuditEngine
+    go_on: Callable[[], None] = lambda: None
+
+
+def is_asked(prompt: Prompt) -> bool:
+    """Whether vLLM answers a prompt, where it answers."""
+    return not prompt.temperature and prompt.scorer not in LIKELIHOOD_SCORERS
+
+
+def rows_of(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[Row]:
+    """Return those of the prompts that vLLM answers, each once, as tokens."""
+    rows = as_asked(tokenizer, [each for each in prompts if is_asked(each)], system)
+    return list(dict.fromkeys(map(tuple, rows)))
+
+
+def replies_of(subject: Subject, engine: Engine, rows: Sequence[Row], limits: Limits) -> tuple[Replies, Probe]:
+    """Return the reply to every row, of an engine that has passed the probe; raise `EngineFailed` for anything less.
+
+    The model makes room on its GPU meanwhile. Of several ranks all call this, and the first one asks.
+    """
+    base, is_first = subject.base, distributed.own() == 0
+    longest = max(map(len, rows)) + limits.max_new_tokens
+    if base.sequence_limit(longest) < longest:
+        raise EngineFailed("a prompt with its reply has more tokens than the model has positions")
+    expected = probe.chosen(subject.model, rows) if is_first else None
+    found, failed = None, ""
+    with parked(subject.model), TemporaryDirectory() as folder:
+        shares = [share for share in distributed.gathered(free_share(base.device)) if share is not None]
+        adapter = _adapter(subject, Path(folder)) if is_first else None
+        settings = _settings(subject, engine, longest, min(shares, default=None))
+        if expected:
+            try:
+                with Process(limits.engine, limits.go_on) as process:
+                    process.load(settings, adapter)
+                    found = _asked(process, subject, *expected, rows, limits)
+            except EngineFailed as error:
+                failed = str(error)
+    found, failed = distributed.said((found, failed))
+    if found is None:
+        raise EngineFailed(failed)
+    return found
+
+
+def speaker_of(replies: Replies, tokenizer: Any, system: str | None, own: Speaker) -> Speaker:
+    """Return a generator that says what was replied; `own` is asked what vLLM is not."""
+
+    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
+        told = [i for i, each in enumerate(prompts) if is_asked(each)]
+        rows = as_asked(tokenizer, [prompts[i] for i in told], system)
+        for start in range(0, len(told), BATCH):
+            found = [replies[tuple(row)] for row in rows[start : start + BATCH]]
+            texts = [text.strip() for text in tokenizer.batch_decode(found)]
+            yield told[start : start + BATCH], texts, [len(each) == max_new_tokens for each in found]
+        others = [i for i, each in enumerate(prompts) if not is_asked(each)]
+        if others:
+            for batch in own.write([prompts[i] for i in others], max_new_tokens):
+                places = [others[i] for i in batch[0]]
+                if len(batch) == 3:
+                    yield places, batch[1], batch[2]
+                else:
+                    yield places, batch[1]
+
+    return Speaker(write, own.choose)
+
+
+def _asked(
+    process: Process,
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    expected: probe.Answers,
+    rows: Sequence[Row],
+    limits: Limits,
+) -> tuple[Replies, Probe]:
+    has_adapter, tolerance = expected.adapter is not None, probe.tolerance_of(subject.base.model.dtype)
+
+    def probed() -> Probe:
+        base = process.first_tokens(prompts, probe.TOP, with_adapter=False)
+        own = process.first_tokens(prompts, probe.TOP, with_adapter=True) if has_adapter else None
+        return probe.compared(probe.Answers(base, own), expected, tolerance)
+
+    probed()
+    ends = ends_of(subject.base.model, subject.base.tokenizer)
+    found = process.write(rows, limits.max_new_tokens, sorted(ends), with_adapter=has_adapter)
+    whole = (reply[:-1] if reply[-1] in ends else reply for reply in found)
+    return dict(zip(rows, whole, strict=True)), probed()  # and after the last reply it is the same one still
+
+
+def _adapter(subject: Subject, folder: Path) -> Path | None:
+    if subject.adapter or not isinstance(subject.model, PeftModel):
+        return subject.adapter
+    save_lora(subject.model, subject.base.origin, folder)
+    return folder
+
+
+def _settings(subject: Subject, engine: Engine, longest: int, free: float | None) -> dict[str, Any]:
+    """Return what `vllm.LLM` is told. Nothing is compiled or kept for other requests: one audit is too short for it."""
+    model = subject.model
+    settings = {
+        "model": subject.source,
+        "revision": subject.revision,
+        "tokenizer_revision": subject.revision,
+        "dtype": str(subject.base.model.dtype).removeprefix("torch."),
+        "load_format": "safetensors",
+        "tensor_parallel_size": engine.gpus,
+        "max_model_len": longest,
+        "seed": 0,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "disable_custom_all_reduce": True,
+    }
+    if free is not None:
+        settings["gpu_memory_utilization"] = round(min(_MOST_MEMORY, free - _SPARED), 3)
+    if isinstance(model, PeftModel):
+        rank = room_for_rank(int(model.peft_config[model.active_adapter].r))
+        settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    return settings

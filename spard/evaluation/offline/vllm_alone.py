@@ -1,0 +1,85 @@
+"""One model with at most one adapter in vLLM: `python -P spard/evaluation/offline/vllm_alone.py`.
+
+It is run as a file, in a process of its own, and imports nothing of ours. Each line of its standard input is an order,
+as JSON; what it says goes as lines to the descriptor that was its standard output, and what vLLM prints to standard
+error. Prompts and replies are tokens: text is made of them by others.
+
+order    fields                                         says
+load     settings (of `vllm.LLM`), adapter (or null)    loaded
+first    rows, with_adapter, top                        first: for each row, pairs of a token and its log-probability
+write    rows, with_adapter, max_new_tokens, ends       replies: the tokens of some rows, in their order, until all are
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+BATCH = 256  # replies that are told together
+
+Rows = Sequence[Sequence[int]]
+
+
+def main() -> None:
+    """Load what the first order says, and carry out the others until there are none; say what failed, and fail."""
+    said = os.dup(1)
+    os.dup2(2, 1)
+    orders = map(json.loads, sys.stdin)
+    try:
+        first = next(orders, None)
+        if first is None:
+            return
+        engine = Engine(first["settings"], first["adapter"])
+        _tell(said, {"kind": "loaded"})
+        for order in orders:
+            for message in engine.carried_out(order):
+                _tell(said, message)
+    except Exception as error:
+        _tell(said, {"kind": "failed", "error": type(error).__name__})
+        raise
+
+
+class Engine:
+    """vLLM with a model, and the adapter in a folder if there is one."""
+
+    def __init__(self, settings: dict[str, Any], adapter: str | None) -> None:
+        vllm = importlib.import_module("vllm")
+        self._params: Callable[..., Any] = vllm.SamplingParams
+        request = importlib.import_module("vllm.lora.request").LoRARequest
+        self._lora = request("adapter", 1, adapter) if adapter else None
+        self._llm = vllm.LLM(**settings)
+
+    def carried_out(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield what is said to an order."""
+        rows, lora = order["rows"], self._lora if order["with_adapter"] else None
+        if order["kind"] == "first":
+            params = self._params(temperature=0.0, max_tokens=1, logprobs=order["top"], detokenize=False)
+            found = [each.logprobs[0] for each in self._generated(rows, params, lora)]
+            yield {"kind": "first", "rows": [[[int(i), one.logprob] for i, one in each.items()] for each in found]}
+            return
+        ends, most = order["ends"], order["max_new_tokens"]
+        params = self._params(temperature=0.0, max_tokens=most, stop_token_ids=ends, detokenize=False)
+        for start in range(0, len(rows), BATCH):
+            found = self._generated(rows[start : start + BATCH], params, lora)
+            yield {"kind": "replies", "rows": [list(each.token_ids) for each in found]}
+
+    def _generated(self, rows: Rows, params: Any, lora: Any) -> list[Any]:
+        asked = [{"prompt_token_ids": list(row)} for row in rows]
+        found = self._llm.generate(asked, params, lora_request=lora, use_tqdm=False)
+        if [list(each.prompt_token_ids) for each in found] != [list(row) for row in rows]:
+            raise ValueError("other prompts were answered than were asked")
+        return [each.outputs[0] for each in found]
+
+
+def _tell(said: int, message: dict[str, Any]) -> None:
+    line = json.dumps(message).encode() + b"\n"
+    while line:
+        line = line[os.write(said, line) :]
+
+
+if __name__ == "__main__":
+    main()

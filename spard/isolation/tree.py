@@ -1,0 +1,66 @@
+"""A process with all that it starts, as one: python -I -S -c BOOT PARENT COMMAND...
+
+The command runs in a process group of its own. SIGTERM, or the end of our parent, ends the whole group at once; so does
+the end of the command itself. We take up its orphans and wait for them: when we have ended, nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from spard.isolation import kernel
+
+_NOT_STARTED = 127
+_BY_SIGNAL = 128
+
+
+def main() -> None:
+    """Run the command to its end; end with its status, or with 128 and the number of the signal that ended it."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        kernel.take_up_orphans()
+        kernel.die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    child = os.fork()
+    if child == 0:
+        _become(command)
+    with suppress(OSError):  # the child does the same: whoever is first
+        os.setpgid(child, child)
+    signal.signal(signal.SIGTERM, lambda number, frame: _end(child))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os._exit(_waited_for(child))
+
+
+def _become(command: list[str]) -> None:
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        kernel.die_with_parent(signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        os.execv(command[0], command)  # noqa: S606 - the command is ours
+    finally:
+        os._exit(_NOT_STARTED)
+
+
+def _end(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _waited_for(child: int) -> int:
+    """Wait for the command and for all orphans; return the command's exit status."""
+    found = 0
+    while True:
+        try:
+            ended, status = os.wait()
+        except ChildProcessError:
+            return found
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            found = code if code >= 0 else _BY_SIGNAL - code
+            _end(child)  # what it has left behind

@@ -1,0 +1,136 @@
+"""Which engine answers a run's audit: the one that was asked for, or transformers from the moment that it failed.
+
+Figures before and after the training are of the same engine. Where vLLM fails after it has answered for the base model,
+that is measured again by transformers (`BaseFigures`), and figures of both stay apart by the engine in their keys.
+Ends of epochs that are compared with each other, the audit after a further tuning and an auditing agent's questions are
+answered by transformers, for both models.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Any
+
+from spard.data.rows import Prompt
+from spard.evaluation.ask import Speaker, in_memory
+from spard.evaluation.audit import Suite, sample
+from spard.evaluation.offline.engine import Engine, transformers, vllm, why_not
+from spard.evaluation.offline.probe import Probe
+from spard.evaluation.offline.process import EngineFailed
+from spard.evaluation.offline.replies import Limits, Subject, is_asked, replies_of, rows_of, speaker_of
+from spard.evaluation.results import SuiteResult
+from spard.models.base import adapters_off
+from spard.pipeline.context import Context
+from spard.release.engine_record import AuditEngineRecord
+
+_OUTPUT = "audit_engine"
+_BEAT_S = 10.0  # between two signs of life
+
+
+class BaseFigures:
+    """What the base model scores, by the engine that answers now; `measure` is asked again where that has changed."""
+
+    def __init__(self, context: Context, measure: Callable[[], list[SuiteResult]]) -> None:
+        self._context, self._measure = context, measure
+        self._found: dict[Engine, list[SuiteResult]] = {}
+
+    def results(self, model: Any = None) -> list[SuiteResult]:
+        """Return the figures. `model` is the trained one, once there is one: the base model is in it."""
+        if engine_of(self._context) not in self._found:
+            with nullcontext() if model is None else adapters_off(model):
+                found = self._measure()
+            self._found[engine_of(self._context)] = found  # the one that was asked first may have failed meanwhile
+        return self._found[engine_of(self._context)]
+
+
+def engine_of(context: Context) -> Engine:
+    """Return the engine that answers the run's audit from now on."""
+    if context.run.audit_engine.name == "transformers" or _why_not(context) is not None:
+        return transformers()
+    return vllm(context.base, context.processes)
+
+
+def generator(context: Context, suites: Sequence[Suite], model: Any = None) -> tuple[Speaker, AuditEngineRecord]:
+    """Return what answers suites for the base model or a trained one, and which engine that is.
+
+    What vLLM answers it has answered when this returns: all of it, or nothing.
+    """
+    asked_model, system = (context.base.model, None) if model is None else (model, context.system_prompt)
+    own = in_memory(asked_model, context.base.tokenizer, system)
+    limit = context.recipe.audit.max_prompts
+    prompts = [prompt for suite in suites for prompt in sample(suite.prompts, limit)]
+    asked = context.run.audit_engine.name
+    if asked == "vllm":
+        why = _why_not(context)
+        if why is None:
+            try:
+                return _of_vllm(context, prompts, asked_model, system, own)
+            except EngineFailed as error:
+                why = str(error)
+        _fall_back(context, why)
+    return own, record_of(transformers(), asked, {"transformers": len(prompts)}, why=_why_not(context))
+
+
+def _of_vllm(
+    context: Context, prompts: Sequence[Prompt], model: Any, system: str | None, own: Speaker
+) -> tuple[Speaker, AuditEngineRecord]:
+    """Return vLLM's replies as what answers; raise `EngineFailed` where there are none that count."""
+    engine, limits, tokenizer = engine_of(context), context.run.audit_engine, context.base.tokenizer
+    rows = rows_of(tokenizer, prompts, system)
+    by_vllm = sum(map(is_asked, prompts))
+    counts = {"transformers": len(prompts) - by_vllm, "vllm": by_vllm}
+    if not rows:
+        return own, record_of(engine, engine.name, counts)
+    subject = Subject(context.base, model, context.run.model, context.run.revision)
+    bounds = Limits(context.recipe.audit.max_new_tokens, limits, _go_on(context))
+    replies, probed = replies_of(subject, engine, rows, bounds)
+    return speaker_of(replies, tokenizer, system, own), record_of(engine, engine.name, counts, probed)
+
+
+def record_of(
+    engine: Engine, asked: str, replies: Mapping[str, int], probe: Probe | None = None, why: str | None = None
+) -> AuditEngineRecord:
+    """Return what is recorded of the engine that answered; `why` it is not the one that was asked for."""
+    reason = (why or "") if asked != engine.name else ""
+    found = asdict(probe) if probe else {}
+    return AuditEngineRecord(**asdict(engine), asked=asked, why=reason, replies=replies, **found)
+
+
+def is_of(record: Mapping[str, Any] | None, engine: Engine) -> bool:
+    """Whether a record, as JSON, is of an engine."""
+    return record is not None and {name: record.get(name) for name in asdict(engine)} == asdict(engine)
+
+
+def _why_not(context: Context) -> str | None:
+    """Return why vLLM does not answer in this run; None if it does. What failed once is not tried again."""
+    kept = context.outputs.read(_OUTPUT)
+    if kept is not None:
+        return str(kept["why"])
+    if context.recipe.lora is None:
+        return "full fine-tuning leaves no adapter that vLLM could load"
+    return why_not(context.base, context.recipe.lora.rank)
+
+
+def _fall_back(context: Context, why: str) -> None:
+    """Have transformers answer from now on, in later attempts too, and say so once."""
+    if context.outputs.read(_OUTPUT) is None:
+        context.outputs.write(_OUTPUT, {"why": why})
+        told = "vLLM was to answer the audit; transformers answers all of it, before and after the training"
+        context.report.event(f"{told}: {why}.", {"audit_engine": "transformers"}, level="warn")
+
+
+def _go_on(context: Context) -> Callable[[], None]:
+    """Return what ends a wait when the run is to stop, and says now and then that it lives."""
+    told = time.monotonic()
+
+    def go_on() -> None:
+        nonlocal told
+        context.go_on()
+        if time.monotonic() - told > _BEAT_S:
+            told = time.monotonic()
+            context.report.waiting("engine")
+
+    return go_on

@@ -1,0 +1,179 @@
+"""The small part of vLLM's offline interface that an audit uses, over transformers and PEFT, with faults at will.
+
+Names, arguments, limits and what is given back are those of vLLM 0.10 to 0.24 as their sources have them; an argument
+that is not listed here is refused. `VLLM_FAKE_FAULT` names the fault. The model is loaded with the first prompt, so
+that a fault before it costs no time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_MAX_LOGPROBS = 20
+_FAULT = os.environ.get("VLLM_FAKE_FAULT", "")
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
+@dataclass
+class SamplingParams:
+    temperature: float = 1.0
+    max_tokens: int = 16
+    stop_token_ids: list[int] = field(default_factory=list)
+    logprobs: int | None = None
+    detokenize: bool = True
+
+
+@dataclass
+class Logprob:
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class LLM:
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        dtype: str = "auto",
+        load_format: str = "auto",
+        tensor_parallel_size: int = 1,
+        max_model_len: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        seed: int = 0,
+        enforce_eager: bool = False,
+        enable_prefix_caching: bool | None = None,
+        disable_custom_all_reduce: bool = False,
+        enable_lora: bool = False,
+        max_loras: int = 1,
+        max_lora_rank: int = 16,
+    ) -> None:
+        if os.environ.get("VLLM_FAKE_CALLS"):
+            with open(os.environ["VLLM_FAKE_CALLS"], "a") as calls:
+                calls.write(json.dumps({name: each for name, each in locals().items() if name != "self"}, default=str))
+                calls.write("\n")
+        if _FAULT == "hangs_at_load":
+            _hang()
+        if _FAULT == "does_not_load":
+            raise ValueError("No available memory for the cache blocks")
+        config = json.loads((Path(model) / "config.json").read_text())
+        assert max_lora_rank in _RANKS
+        assert load_format == "safetensors"
+        assert config["num_attention_heads"] % tensor_parallel_size == 0
+        positions = config["max_position_embeddings"]
+        if max_model_len is not None and max_model_len > positions:
+            raise ValueError("max_model_len is larger than the maximum that the model's configuration allows")
+        self._limit, self._end = max_model_len or positions, config["eos_token_id"]
+        self._source, self._dtype = model, dtype
+        self._rank = max_lora_rank if enable_lora else 0
+        self._model: Any = None
+        self._adapted: Any = None
+        self._has_written = False
+
+    def generate(
+        self,
+        prompts: list[dict[str, list[int]]],
+        sampling_params: SamplingParams,
+        *,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+    ) -> list[Any]:
+        assert sampling_params.temperature == 0.0
+        assert (sampling_params.logprobs or 0) <= _MAX_LOGPROBS
+        writes = sampling_params.logprobs is None
+        if _FAULT == "answers_others":
+            return [SimpleNamespace(outputs=[], prompt_token_ids=[1]) for _ in prompts]
+        if _FAULT == "leaves_out":
+            return []
+        if writes and _FAULT == "dies":
+            _leave_something_behind()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if writes and _FAULT == "hangs":
+            _leave_something_behind()
+            _hang()
+        self._has_written |= writes
+        return [self._answered(each["prompt_token_ids"], sampling_params, lora_request) for each in prompts]
+
+    def _answered(self, row: list[int], params: SamplingParams, lora: LoRARequest | None) -> Any:
+        if len(row) + 1 > self._limit:
+            raise ValueError(f"The prompt (length {len(row)}) is longer than the maximum model length")
+        model, ids, logprobs, reason = self._with(lora), list(row), list[dict[int, Logprob]](), "length"
+        while len(ids) - len(row) < params.max_tokens and len(ids) < self._limit:
+            log_p_V = model(ids)
+            ids.append(int(log_p_V.argmax()))
+            if params.logprobs:
+                top = log_p_V.topk(params.logprobs)
+                pairs = enumerate(zip(top.indices.tolist(), top.values.tolist(), strict=True), 1)
+                logprobs.append({token: Logprob(value, rank) for rank, (token, value) in pairs})
+            if ids[-1] in (self._end, *params.stop_token_ids):
+                reason = "stop"
+                break
+        said = ids[len(row) :]
+        if _FAULT == "cuts_short" and params.logprobs is None:
+            said = said[: max(1, len(said) // 2)]
+        one = SimpleNamespace(text="", token_ids=said, logprobs=logprobs or None, finish_reason=reason)
+        return SimpleNamespace(outputs=[one], prompt_token_ids=row, lora_request=lora)
+
+    def _with(self, lora: LoRARequest | None) -> Callable[[list[int]], Any]:
+        """Return what gives the log-probabilities of the next token, with an adapter or without."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        if self._model is None:
+            self._model = AutoModelForCausalLM.from_pretrained(self._source, dtype=getattr(torch, self._dtype)).eval()
+            if _FAULT == "other_base":
+                self._model.get_output_embeddings().weight.data[:128] += 0.1
+        forgets = _FAULT == "forgets_adapter" and self._has_written
+        is_adapted = lora is not None and not forgets and _FAULT != "ignores_adapter"
+        if lora is not None and is_adapted and self._adapted is None:
+            self._load(lora)
+        if self._adapted is not None:
+            tuner = self._adapted.base_model
+            tuner.enable_adapter_layers() if is_adapted else tuner.disable_adapter_layers()
+
+        def next_token(ids: list[int]) -> Any:
+            with torch.inference_mode():
+                return self._model(input_ids=torch.tensor([ids])).logits[0, -1].float().log_softmax(dim=-1)
+
+        return next_token
+
+    def _load(self, lora: LoRARequest) -> None:
+        """Put an adapter's layers into the model."""
+        from peft import PeftModel
+
+        config = json.loads((Path(lora.lora_path) / "adapter_config.json").read_text())
+        if config["r"] > self._rank:
+            raise ValueError(f"LoRA rank {config['r']} is greater than max_lora_rank {self._rank}.")
+        self._adapted = PeftModel.from_pretrained(self._model, lora.lora_path).eval()
+        for name, weight in self._adapted.named_parameters():
+            if _FAULT == "other_adapter" and "lora_B" in name:
+                weight.data.neg_()
+
+
+def _leave_something_behind() -> None:
+    subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)", "left by the fake vLLM"])
+
+
+def _hang() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60)

@@ -1,0 +1,206 @@
+"""The audit of a job by vLLM, in its place a fake: figures of one engine before and after, whatever becomes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from app.db.tables import TERMINAL, JobStatus
+from app.errors import Unfit
+from app.settings import Settings, read_settings
+from spard.config import AuditEngine
+from spard.release.report import SafetyReport
+from tests.narrowing import required
+from tests.worker.heard import Heard, Work, report_of
+from tests.worker.parts import PLAIN, job_folder
+from tests.worker.shop import WAIT_S, Shop, until
+from tests.worker.test_epoch_ends import folder_of, weights
+from tests.worker.test_rank_processes import shared
+from worker.cell import Cell
+from worker.process import COMMAND
+from worker.protocol import parse
+from worker.workdir import Folder
+from worker.worker import Worker
+
+VLLM = AuditEngine("vllm", WAIT_S, WAIT_S)
+Fake = Callable[[str], Path]
+
+
+def told(heard: Heard) -> list[str]:
+    return [each["message"] for each in heard.of("event") if "vLLM" in each["message"]]
+
+
+def engine_of(folder: Folder) -> dict[str, Any]:
+    """The engine as the report has it, which the manifest repeats."""
+    record: dict[str, Any] = report_of(folder)["audit_engine"]
+    assert json.loads((folder.adapter / "manifest.json").read_text())["audit_engine"] == record
+    return record
+
+
+def test_a_job_is_audited_by_vllm_before_and_after(
+    done: tuple[Folder, Heard], work: Work, heard: Heard, fake_vllm: Fake, tmp_path: Path, model: Path
+) -> None:
+    calls = fake_vllm("")
+    folder = job_folder(tmp_path / "job", model, audit_engine=VLLM)
+    work(folder)
+    report, record = report_of(folder), engine_of(folder)
+    assert (record["name"], record["version"], record["asked"], record["why"]) == ("vllm", "0.24.0", "vllm", "")
+    assert record["difference"] < 1e-3 < record["to_base"]
+    assert record["replies"]["vllm"] > 0
+    assert [json.loads(line)["enable_lora"] for line in calls.read_text().splitlines()] == [False, True]
+    assert told(heard) == []
+    for same in ("base", "adapter", "gate"):  # the fake computes as transformers does
+        assert report[same] == report_of(done[0])[same]
+    assert SafetyReport.from_json(report).to_json() == report
+
+
+def test_a_base_model_s_figures_are_kept_for_each_engine(
+    work: Work, fake_vllm: Fake, tmp_path: Path, model: Path
+) -> None:
+    calls, cached = fake_vllm(""), tmp_path / "cache" / "audits"
+    work(job_folder(tmp_path / "first", model))
+    assert len(list(cached.iterdir())) == 3
+    for name in ("second", "third"):
+        work(job_folder(tmp_path / name, model, audit_engine=VLLM))
+        assert len(list(cached.iterdir())) == 6
+    base = [json.loads(line) for line in calls.read_text().splitlines() if not json.loads(line)["enable_lora"]]
+    assert len(base) == 2  # the second time for what is mined of the rows alone
+
+
+def test_an_adapter_that_is_not_applied_has_all_of_the_job_answered_by_transformers(
+    done: tuple[Folder, Heard], work: Work, heard: Heard, fake_vllm: Fake, tmp_path: Path, model: Path
+) -> None:
+    fake_vllm("ignores_adapter")
+    folder = job_folder(tmp_path / "job", model, audit_engine=VLLM)
+    work(folder)
+    report, record = report_of(folder), engine_of(folder)
+    assert (record["name"], record["asked"]) == ("transformers", "vllm")
+    assert "away from the adapter's" in record["why"]
+    assert set(record["replies"]) == {"transformers"}
+    for same in ("base", "adapter", "gate"):
+        assert report[same] == report_of(done[0])[same]
+    assert len(told(heard)) == 1
+    assert record["why"] in told(heard)[0]
+    assert len(list((tmp_path / "cache" / "audits").iterdir())) == 6  # the base model's, by both
+
+
+def by_vllm(folder: Folder) -> Folder:
+    facts = json.loads(folder.job.read_text())
+    facts["run"]["audit_engine"] = asdict(VLLM)
+    folder.job.write_text(json.dumps(facts))
+    return folder
+
+
+def test_checkpoints_are_of_the_engine_too_and_leave_no_trace_in_the_weights(
+    work: Work, heard: Heard, fake_vllm: Fake, tmp_path: Path, model: Path
+) -> None:
+    plain, folder = (folder_of(tmp_path / name, model, prompts=20) for name in ("a", "b"))
+    work(plain)
+    before = heard.of("checkpoint")
+    work(by_vllm(folder))
+    assert heard.of("checkpoint")[len(before) :] == before
+    assert weights(folder) == weights(plain)
+    (manifest, *_) = sorted(folder.epochs.glob("*/adapter/manifest.json"))
+    assert json.loads(manifest.read_text())["audit_engine"] == {"name": "vllm", "version": "0.24.0", "gpus": 1}
+
+
+def test_a_checkpoint_that_vllm_fails_at_has_the_base_model_measured_again(
+    work: Work, heard: Heard, fake_vllm: Fake, tmp_path: Path, model: Path
+) -> None:
+    """In the middle of the training, which goes on as if nothing had been."""
+    calls = fake_vllm("dies")
+    fake_vllm("other_adapter")
+    plain, folder = (folder_of(tmp_path / name, model, prompts=20) for name in ("a", "b"))
+    work(plain)
+    before = heard.of("checkpoint")
+    work(by_vllm(folder))
+    assert heard.of("checkpoint")[len(before) :] == before
+    assert weights(folder) == weights(plain)
+    assert report_of(folder)["base"] == report_of(plain)["base"]
+    assert engine_of(folder)["name"] == "transformers"
+    assert len(told(heard)) == 1
+    assert len(calls.read_text().splitlines()) == 2  # for the base model, and at the first checkpoint: never again
+    manifests = [json.loads(each.read_text()) for each in folder.epochs.glob("*/adapter/manifest.json")]
+    assert {each["audit_engine"]["name"] for each in manifests} == {"transformers"}
+
+
+def test_a_later_attempt_does_not_take_another_engine_s_figures(
+    work: Work, heard: Heard, fake_vllm: Fake, tmp_path: Path, model: Path
+) -> None:
+    folder = by_vllm(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None))
+    work(folder)
+    kept = json.loads((folder.stage / "audit.json").read_text())
+    wrong = [result | {"hits": 0, "n": 1} for result in kept["results"]]
+    (folder.stage / "audit.json").write_text(json.dumps(kept | {"results": wrong}))
+    work(folder)
+    assert report_of(folder)["adapter"][0]["n"] == 1  # the same engine's are taken
+    (folder.stage / "audit_engine.json").write_text(json.dumps({"why": "vLLM failed in an earlier attempt"}))
+    work(folder)
+    assert report_of(folder)["adapter"][0]["n"] > 1
+    assert engine_of(folder)["why"] == "vLLM failed in an earlier attempt"
+    assert told(heard) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"lora": None}, "full fine-tuning leaves no adapter"), ({}, "vLLM is not installed here")],
+)
+def test_what_vllm_cannot_do_is_said(
+    work: Work, heard: Heard, tmp_path: Path, model: Path, change: dict[str, Any], why: str
+) -> None:
+    folder = job_folder(tmp_path / "job", model, recipe=replace(PLAIN, **change), pool=None, audit_engine=VLLM)
+    work(folder)
+    assert why in engine_of(folder)["why"]
+    assert [why in each for each in told(heard)] == [True]
+
+
+def test_a_worker_s_job_asks_vllm_inside_its_walls(light_shop: Shop, fake_vllm: Fake) -> None:
+    worker = Worker(light_shop.settings(audit_engine=VLLM), COMMAND)
+    job_id = light_shop.add_job(waived=True, recipe=asdict(PLAIN))
+    thread = Thread(target=worker.run)
+    thread.start()
+    try:
+        until(lambda: light_shop.job(job_id).status in TERMINAL)
+    finally:
+        worker.end()
+        thread.join()
+    job = light_shop.job(job_id)
+    assert job.status == JobStatus.succeeded
+    assert [each for each in light_shop.events(job_id) if "vLLM" in each] == []
+    assert json.loads(light_shop.content(required(job.report_key)))["audit_engine"]["name"] == "vllm"
+
+
+def test_ranks_ask_one_engine_over_all_of_their_gpus(fake_vllm: Fake, tmp_path: Path, model: Path) -> None:
+    calls = fake_vllm("")
+    folder = shared(by_vllm(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)), 2)
+    command = [sys.executable, "-m", "worker.child", str(os.getpid())]
+    told = f"{folder.root}\n".encode()
+    child = subprocess.run(command, input=told, stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
+    assert parse(child.stdout.splitlines()[-1]) == {"kind": "done"}
+    assert (engine_of(folder)["name"], engine_of(folder)["gpus"]) == ("vllm", 2)
+    assert [json.loads(line)["tensor_parallel_size"] for line in calls.read_text().splitlines()] == [2, 2]
+
+
+def test_the_setting_is_read_from_three_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_settings().audit_engine == AuditEngine()
+    monkeypatch.setenv("SPARD_AUDIT_ENGINE", "vllm")
+    monkeypatch.setenv("SPARD_AUDIT_ENGINE_START_S", "60")
+    monkeypatch.setenv("SPARD_AUDIT_ENGINE_STALL_S", "30")
+    assert read_settings().audit_engine == AuditEngine("vllm", 60, 30)
+    monkeypatch.setenv("SPARD_AUDIT_ENGINE", "tgi")
+    with pytest.raises(Unfit, match="SPARD_AUDIT_ENGINE is 'tgi'"):
+        read_settings()
+
+
+def test_its_processes_may_speak_to_each_other() -> None:
+    assert Cell.of(Settings(audit_engine=VLLM)).talks
+    assert not Cell.of(Settings()).talks
