@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
 from types import FrameType
@@ -79,8 +78,9 @@ class _Share:
         is_reported = is_done = False
         while True:
             match self._wire.heard(_LOOK_S):
-                case {"kind": "start", **told}:
-                    self._child.begin(Folder(Path(str(told["folder"]))), _given(told))
+                case {"kind": "start", "folder": str(root), "readable": list(readable), "writable": list(writable)}:
+                    given = Given(tuple(map(str, readable)), tuple(map(str, writable)))
+                    self._child.begin(Folder(Path(root)), given)
                 case {"kind": "end"}:
                     return True
                 case None if self._wire.is_lost.is_set():
@@ -96,13 +96,6 @@ class _Share:
                 log.info("the ranks have ended", code=self._child.exit_code, is_done=is_done)
                 self._wire.tell({"kind": "ended", "is_done": is_done, "is_out_of_memory": is_out})
                 is_reported = True
-
-
-def _given(told: Mapping[str, object]) -> Given:
-    readable, writable = told["readable"], told["writable"]
-    if not isinstance(readable, list) or not isinstance(writable, list):
-        raise TypeError("the worker has told no paths")
-    return Given(tuple(map(str, readable)), tuple(map(str, writable)))
 
 
 def _joined(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float) -> Wire | None:

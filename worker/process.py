@@ -168,4 +168,4 @@ class Child:
 
 def _is_last_word(message: Message) -> bool:
     """Whether a message says how the job has ended; a failure that was not foreseen may follow from another one."""
-    return message["kind"] == "done" or (message["kind"] == "failed" and message["code"] != SERVER_ERROR)
+    return message["kind"] == "done" or (message["kind"] == "failed" and str(message["code"]) != SERVER_ERROR)
