@@ -75,12 +75,13 @@ class _Share:
 
     def serve(self) -> bool:
         """Do what the worker says until it says that the attempt is over; whether it did."""
-        is_reported = is_done = False
+        is_started = is_reported = is_done = False
         while True:
             match self._wire.heard(_LOOK_S):
                 case {"kind": "start", "folder": str(root), "readable": list(readable), "writable": list(writable)}:
                     given = Given(tuple(map(str, readable)), tuple(map(str, writable)))
                     self._child.begin(Folder(Path(root)), given)
+                    is_started = True
                 case {"kind": "end"}:
                     return True
                 case None if self._wire.is_lost.is_set():
@@ -88,6 +89,8 @@ class _Share:
                     return False
             message = self._child.receive(0.0)
             is_done = is_done or (message is not None and message["kind"] == "done")
+            if self._stop.is_set() and not is_started:
+                return False
             if self._stop.is_set() and not self._is_told:
                 self._wire.tell({"kind": "leaving"})
                 self._is_told = True

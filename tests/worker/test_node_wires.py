@@ -39,7 +39,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def folder(tmp_path: Path, model: Path) -> Folder:
-    return job_folder(tmp_path / "job", model)
+    return job_folder(tmp_path / "job-a1", model)
 
 
 @pytest.fixture
@@ -229,6 +229,7 @@ def test_a_follower_that_is_to_stop_has_the_ranks_save(
         wait = follow(settings, stop)
         assert found.gather(Event())
         found.start(folder, Given())
+        until((folder.root / "is_slow").exists)  # it has begun
         stop.set()
         until(lambda: found.check() is None and folder.stop.exists())
     assert wait() == [True]
@@ -245,6 +246,18 @@ def test_a_follower_ends_when_its_worker_is_gone_or_never_comes(
         end.close()
     assert wait() == [False]
     assert follow(settings.model_copy(update={"nodes_wait_s": 0.01}), Event())() == [False]
+
+
+def test_a_follower_that_is_to_stop_before_it_was_told_to_start_leaves(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "COMMAND", scripted("slow"))
+    stop = Event()
+    with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found:
+        wait = follow(settings, stop)
+        assert found.gather(Event())
+        stop.set()
+        assert wait() == [False]
 
 
 def test_a_worker_that_polls_serves_no_job_of_several_machines(
