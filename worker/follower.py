@@ -77,6 +77,7 @@ class _Share:
         """Do what the worker says until it says that the attempt is over; whether it did."""
         is_started = is_reported = is_done = False
         while True:
+            is_lost = self._wire.is_lost.is_set()  # then all that it has said can be heard
             match self._wire.heard(_LOOK_S):
                 case {"kind": "start", "folder": str(root), "readable": list(readable), "writable": list(writable)}:
                     given = Given(tuple(map(str, readable)), tuple(map(str, writable)))
@@ -84,7 +85,7 @@ class _Share:
                     is_started = True
                 case {"kind": "end"}:
                     return True
-                case None if self._wire.is_lost.is_set():
+                case None if is_lost:
                     log.error("the job's worker is lost")
                     return False
             message = self._child.receive(0.0)

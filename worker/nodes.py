@@ -76,9 +76,10 @@ class Nodes:
         give_up_at = time.monotonic() + _EXPLAIN_S
         while self._wires:
             for node, wire in self._wires.items():
+                is_lost = wire.is_lost.is_set()  # then all that it has said can be heard
                 while message := wire.heard(0.0):
                     self._hear(node, message)
-                if self._folder and wire.is_lost.is_set():
+                if self._folder and is_lost:
                     log.error("a machine of the job is lost", node=node)
                     raise Failed(NODE_LOST)
             if any(time.monotonic() - at > _GRACE_S for at in self._ended.values()):
