@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     stop_grace_s: float = 90.0
     max_run_s: float | None = Field(default=7 * 86_400.0, gt=0)  # from a job's first start to its end; None: no limit
     gpus_per_job: int = Field(default=1, ge=1, le=64)  # of one machine; each has a share of every batch
+    nodes_per_job: int = Field(default=1, ge=1, le=64)  # machines with so many GPUs each; a launcher sets it
+    nodes_port: int = Field(default=29401, ge=1, le=65_535)  # where the worker of such a job hears of the others
+    nodes_wait_s: float = Field(default=600.0, gt=0)  # until all of them are there, before the job is claimed
     sharding: Sharding = "none"  # of base models over them; full: each GPU holds a part
     gpu_probe_s: float = 60.0  # at most, between two looks at a GPU, disk, storage or judge that failed
     outage_patience_s: float = Field(default=600.0, ge=0)  # for storage or judge, before the job goes back to the queue
@@ -101,6 +104,7 @@ class Settings(BaseSettings):
     launch_queue: str | None = None  # Kueue's LocalQueue that holds them back; None: they start at once
     launch_most: int = Field(default=100, ge=1, le=10_000)  # of them at once, waiting or running
     launch_gpu_gib: float | None = Field(default=None, gt=0)  # memory of a GPU; None: a pod has its template's GPUs
+    launch_nodes: int = Field(default=1, ge=1, le=64)  # that a job may get where one holds it not; above 1: JobSet
     launch_s: float = Field(default=10.0, gt=0)  # between two looks
 
     # Models that answer. An engine is a process with one base model and any number of adapters.

@@ -34,6 +34,7 @@ OBJECTS: list[dict[str, Any]] = [
     each for path in sorted(FOLDER.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())
 ]
 PODS = [each for each in OBJECTS if each["kind"] in ("Deployment", "Job")]
+TEMPLATES = [each for each in OBJECTS if each["kind"] == "PodTemplate"]
 
 
 @pytest.mark.parametrize("found", OBJECTS, ids=lambda found: f"{found['kind']}-{found['metadata']['name']}")
@@ -80,6 +81,13 @@ def test_a_pod_has_longer_to_stop_than_a_worker_needs() -> None:
 def config() -> dict[str, str]:
     found: dict[str, str] = next(each for each in OBJECTS if each["kind"] == "ConfigMap")["data"]
     return found
+
+
+@pytest.mark.parametrize("found", TEMPLATES, ids=lambda found: found["metadata"]["name"])
+def test_a_template_s_pod_is_as_closed_as_the_others(found: dict[str, Any]) -> None:
+    test_no_container_runs_as_root_or_holds_a_secret({"spec": found})
+    test_labels_and_volumes_fit_together({"spec": found})
+    test_images_are_of_this_version({"spec": found})
 
 
 @pytest.mark.parametrize("found", PODS, ids=lambda found: found["metadata"]["name"])
@@ -134,8 +142,11 @@ def test_only_what_is_needed_may_be_reached() -> None:
     policies = {each["metadata"]["name"]: each["spec"] for each in OBJECTS if each["kind"] == "NetworkPolicy"}
     assert policies["spard-default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     labels = {pod["spec"]["template"]["metadata"]["labels"]["app"] for pod in PODS}
+    made = {each["template"]["metadata"]["labels"]["app"] for each in TEMPLATES}
     (named,) = policies["spard-dns"]["podSelector"]["matchExpressions"]
-    assert set(named["values"]) == labels <= policies.keys()
+    assert set(named["values"]) == labels | made
+    assert labels <= policies.keys()
+    assert made - policies.keys() == {"spard-follower"}, "DNS, and the pods of its job by a policy of their own"
     for name in ("spard-worker", "spard-migrate"):
         cidrs = [block["ipBlock"]["cidr"] for rule in policies[name]["egress"] for block in rule["to"]]
         assert all(ip_network(cidr).is_private for cidr in cidrs)

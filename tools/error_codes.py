@@ -36,8 +36,8 @@ MADE: dict[str, tuple[str, ...]] = {
     "code": (),
     "error.code": (),
     "str(error.code)": (),
-    "error.code or _SERVER_ERROR": (),
-    "_SERVER_ERROR": ("server_error",),
+    "error.code or SERVER_ERROR": (),
+    "SERVER_ERROR": ("server_error",),
 }
 _BAD_FILES = {"invalid_n_examples"}  # refusals of a request that are a job's own with SPARD_BAD_FILES=fail
 _RENDERED = {"template_render_failed", "tools_not_rendered"}  # problems that the counting of tokens finds

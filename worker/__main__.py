@@ -29,6 +29,8 @@ def main() -> None:
     try:
         logs.set_up(get_settings().log_format)
         tracing.set_up("spard-worker")
+        if asked.job is None and get_settings().nodes_per_job > 1:
+            raise Unfit("SPARD_NODES_PER_JOB is for `--job`: a launcher gives one job its machines.")
         worker = Worker(get_settings())
     except Unfit as error:
         raise SystemExit(f"spard: {error}") from None

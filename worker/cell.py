@@ -9,7 +9,8 @@ from pathlib import Path
 from app.ops.children import secret_places
 from app.settings import Settings
 from spard.config import JudgeSpec
-from spard.isolation import reach, walls
+from spard.isolation import landlock, reach, walls
+from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
 from worker.desk import Desk, KeyOf, Tell, asked_of
 from worker.workdir import Folder, read_assignment
@@ -20,19 +21,22 @@ class Cell:
     """The walls of a worker's children. `hidden` holds secrets, wherever a provider has put them."""
 
     walls: Walls
-    talks: bool = False  # several processes train or answer together, and speak over sockets
+    talks: Talks = "alone"  # where several processes train or answer together, and speak over sockets
     hidden: tuple[Path, ...] = ()
     key_of: KeyOf = lambda judge: None  # of the judges that are asked over an endpoint
 
     @classmethod
     def of(cls, settings: Settings) -> Cell:
         """Return the strongest walls that this machine has, for children under these settings."""
-        talks = settings.gpus_per_job > 1 or settings.audit_engine.name == "vllm"
+        several = settings.gpus_per_job > 1 or settings.audit_engine.name == "vllm"
+        talks: Talks = "nodes" if settings.nodes_per_job > 1 else "machine" if several else "alone"
         return cls(walls.found(), talks, tuple(secret_places(settings)), settings.judge_key)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """What keeps less from a child than there is to keep, in words for the provider."""
+        if self.talks == "nodes" and self.walls.kind != "none" and not landlock.limits_ports():
+            return (*self.walls.missing, "ports of other machines kept away (Landlock 4)")
         return self.walls.missing
 
     def command(self, command: Sequence[str]) -> list[str]:
@@ -44,17 +48,27 @@ class Cell:
         judges = asked_of(read_assignment(folder).run) if folder.job.exists() else []
         return Desk(judges, self.key_of, tell) if judges else None
 
-    def line(self, folder: Folder) -> bytes:
-        """Return what the child is told: from then on it reaches that folder, and what its job needs."""
-        readable: list[str] = []
-        writable: list[str] = []
-        if folder.job.exists():
-            assignment = read_assignment(folder)
-            assignment.cache_dir.mkdir(parents=True, exist_ok=True)
-            writable.append(str(assignment.cache_dir))
-            for path in (assignment.run.model, *_files_of(assignment.run.judge)):
-                readable += reach.model(path)
-        return walls.line(folder.root, readable, writable, map(str, self.hidden))
+    def line(self, folder: Folder, given: Given) -> bytes:
+        """Return what the child is told: from then on it reaches that folder, and what its job is given."""
+        return walls.line(folder.root, given.readable, given.writable, map(str, self.hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The paths that a job's processes reach beside its folder, on every machine alike."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
+def given_to(folder: Folder) -> Given:
+    """Return what the job of a folder is given; asked before its child can change what it is made of."""
+    if not folder.job.exists():
+        return Given()
+    assignment = read_assignment(folder)
+    assignment.cache_dir.mkdir(parents=True, exist_ok=True)
+    models = (assignment.run.model, *_files_of(assignment.run.judge))
+    return Given(tuple(path for model in models for path in reach.model(model)), (str(assignment.cache_dir),))
 
 
 def _files_of(judge: JudgeSpec) -> Iterator[str]:

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 from types import FrameType
@@ -20,7 +21,7 @@ from worker import pipeline
 from worker.distributed import run_ranks
 from worker.failures import Failed, failure
 from worker.protocol import Report
-from worker.workdir import Folder, read_assignment
+from worker.workdir import NODE, Folder, read_assignment
 
 _STDIN = 0
 
@@ -40,13 +41,14 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then tells us
-    with CleanProcess() as clean:  # it loads its libraries while we wait
+    is_first = NODE not in os.environ  # else no result comes from here, and none is to be proved
+    with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while we wait
         path = sys.stdin.readline().strip()
         if path:
             work(Folder(Path(path)), report, stop, clean)
 
 
-def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess) -> None:
+def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess | None) -> None:
     """Run the pipeline; whatever goes wrong becomes a message."""
     try:
         assignment = read_assignment(folder)

@@ -62,7 +62,7 @@ _TRY_AGAIN = (CorruptCheckpoint, OutOfGpuMemory, Stopped)
 _GPU_OOM = "The GPU has too little memory for this job; a smaller batch_size or max_seq_length needs less."
 _OOM = "The worker has too little memory for this job; a smaller batch_size or max_seq_length needs less."
 _UNFORESEEN = "The job failed for a reason of ours, not of your file; the provider's log has the details."
-_SERVER_ERROR = "server_error"
+SERVER_ERROR = "server_error"
 _PROVIDERS = {
     InvalidSuite: "An audit suite of the provider cannot be used; your files are not at fault.",
     InvalidPool: "The safety pool of the provider cannot be used; your files are not at fault.",
@@ -92,7 +92,7 @@ class Failure:
     @property
     def is_unforeseen(self) -> bool:
         """Whether no kind of failure that is known explains it."""
-        return self.code == _SERVER_ERROR
+        return self.code == SERVER_ERROR
 
     def error(self) -> JobError:
         """Return it as the job's row and the API show it."""
@@ -126,11 +126,13 @@ def around(code: str) -> Failure:
 
 OUT_OF_MEMORY = Failure("out_of_memory", _OOM, retryable=True)
 DISK_FULL = around("disk_full")
+NODE_LOST = Failure("node_lost", "A machine that this job ran on was lost.", retryable=True)
+RANK_LOST = Failure(SERVER_ERROR, "A process of this job on another machine has ended.", retryable=True)
 
 
 def is_job_s_own(code: str) -> bool:
     """Whether a child that reports it may well do so again: nothing outside the job explains it."""
-    return code in (OUT_OF_MEMORY.code, "gpu_error", _SERVER_ERROR)
+    return code in (OUT_OF_MEMORY.code, "gpu_error", SERVER_ERROR)
 
 
 def failure(error: BaseException) -> Failure:
@@ -147,7 +149,7 @@ def failure(error: BaseException) -> Failure:
         case SpardError():
             return Failure(error.code, _sentence(error.message), error.param, isinstance(error, _TRY_AGAIN))
         case AppError():
-            return Failure(error.code or _SERVER_ERROR, error.message, error.param, error.status >= 500)
+            return Failure(error.code or SERVER_ERROR, error.message, error.param, error.status >= 500)
         case _:
             return _of_machine(error)
 
@@ -168,7 +170,7 @@ def _of_machine(error: BaseException) -> Failure:
         case _ if _NO_ROOM in str(error):
             return DISK_FULL
         case _:
-            return Failure(_SERVER_ERROR, _UNFORESEEN, retryable=True)
+            return Failure(SERVER_ERROR, _UNFORESEEN, retryable=True)
 
 
 def _sentence(text: str) -> str:

@@ -34,7 +34,8 @@ def check(settings: Settings) -> None:
 def room(settings: Settings) -> Room:
     """Return what a job may have here; on a CPU nothing bounds it."""
     found = [] if settings.device == "cpu" else memories()
-    return Room(min(found), settings.gpus_per_job if settings.sharding != "none" else 1) if found else Room()
+    shared = settings.gpus_per_job * settings.nodes_per_job if settings.sharding == "full" else settings.gpus_per_job
+    return Room(min(found), shared if settings.sharding != "none" else 1) if found else Room()
 
 
 def works(probe: Sequence[str], environment: Mapping[str, str]) -> bool:

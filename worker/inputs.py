@@ -139,7 +139,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         waived=spec.waived,
         provenance=_provenance(job),
         holds=spec.policy.waivers,
-        processes=settings.gpus_per_job,
+        processes=settings.gpus_per_job * settings.nodes_per_job,
         patience_s=settings.outage_patience_s,
         checkpoint_prompts=spec.checkpoint_prompts,
         taken_until=taken_until,

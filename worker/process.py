@@ -21,8 +21,10 @@ import structlog
 
 from app.ops.children import environment as environment
 from app.ops.processes import python
-from worker.cell import Cell
+from worker.cell import Cell, Given, given_to
 from worker.desk import Desk, as_line
+from worker.failures import SERVER_ERROR
+from worker.nodes import Nodes
 from worker.protocol import MAX_LINE, Message, parse
 from worker.workdir import Folder
 
@@ -45,6 +47,7 @@ class Child:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], cell: Cell) -> None:
         self._cell = cell
         self._desk: Desk | None = None
+        self.nodes: Nodes | None = None  # the other machines, while it works on its job
         self._writing = Lock()
         self._process = subprocess.Popen(  # noqa: S603 - the command is ours
             cell.command(command),
@@ -58,6 +61,7 @@ class Child:
         self._messages: Queue[Message | None] = Queue(maxsize=_QUEUED)
         self._log = structlog.get_logger(__name__).bind(child=self.pid)
         self.is_over = False  # it has ended, and everything it said was received
+        self._has_said = False  # how its job has ended, or why
         for read, stream in ((self._read, self._process.stdout), (self._drain, self._process.stderr)):
             Thread(target=read, args=(cast(IO[bytes], stream),), daemon=True).start()
 
@@ -83,17 +87,31 @@ class Child:
         """
         self._log = self._log.bind(**ids)
         self._desk = self._cell.desk(folder, self._tell)  # before the child can change what it is made of
-        self._write(self._cell.line(folder))
+        given = given_to(folder)
+        if self.nodes:
+            self.nodes.start(folder, given)
+        self.begin(folder, given)
+
+    def begin(self, folder: Folder, given: Given) -> None:
+        """Tell it which folder to work on, without a judge to ask."""
+        self._write(self._cell.line(folder, given))
 
     def receive(self, timeout_s: float) -> Message | None:
-        """Return the next message; None if none came in time or the child has ended."""
+        """Return the next message; None if none came in time or the child has ended.
+
+        Raises `Failed` when other machines of the job explain its end, or it could only wait for them in vain.
+        """
         if self.is_over:
             return None
+        message = None
         with suppress(Empty):
             message = self._messages.get(timeout=timeout_s)
             self.is_over = message is None
-            return message
-        return None
+        self._has_said = self._has_said or (message is not None and _is_last_word(message))
+        if self.nodes and not self._has_said:
+            is_failed = message is not None and message["kind"] == "failed"
+            self.nodes.check(ours_ended=self.is_over or is_failed)
+        return message
 
     def terminate(self) -> None:
         """Ask it to checkpoint and stop."""
@@ -105,6 +123,7 @@ class Child:
         self._process.wait()
         if self._desk:
             self._desk.close()
+        self.nodes = None
         while not self.is_over:
             self.receive(timeout_s=1)
         with suppress(BrokenPipeError):
@@ -145,3 +164,8 @@ class Child:
                     left -= len(line)
                     if left <= 0:
                         self._log.warning("the child's log is too long; the rest is dropped")
+
+
+def _is_last_word(message: Message) -> bool:
+    """Whether a message says how the job has ended; a failure that was not foreseen may follow from another one."""
+    return message["kind"] == "done" or (message["kind"] == "failed" and str(message["code"]) != SERVER_ERROR)

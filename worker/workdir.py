@@ -24,6 +24,8 @@ from typing import Any
 from spard.config.run_spec import RunSpec, located, run_from_mapping, to_mapping
 from spard.release.figure_records import TRANSCRIPTS
 
+NODE = "SPARD_NODE"  # of a child's environment: the number of its machine among those of its job, 0 unless it is there
+
 _LOCK = "lock"
 _REST = (
     *("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until"),
@@ -102,6 +104,11 @@ class Folder:
         """What is there once the ranks of a job are to save and stop."""
         return self.root / "stop"
 
+    @property
+    def meeting(self) -> Path:
+        """Where the ranks of a job on several machines meet, as JSON."""
+        return self.root / "meeting.json"
+
     def word(self, rank: int) -> Path:
         """Return what a rank of a job leaves that has failed."""
         return self.root / f"word.{rank}"
@@ -125,13 +132,27 @@ class Assignment:
     waived: bool = False
     provenance: Mapping[str, object] = field(default_factory=dict)
     holds: bool = False  # what the gate holds back is saved too, for a waiver
-    processes: int = 1  # that train together, each on a GPU of its own
+    processes: int = 1  # that train together, each on a GPU of its own, on all machines
     patience_s: float = 0.0  # with a judge that does not answer
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     taken_until: int = 0  # the last step whose checkpoint an earlier attempt has left
     keeps_transcripts: bool = False  # every prompt of the audit is kept with its reply
     audits: bool = False  # nothing is trained: what lies in `Folder.start` is audited
     weights: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the base model's files by their names
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """How many machines a job has, and where their ranks meet; on one they need no place."""
+
+    nodes: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+
+
+def read_meeting(folder: Folder) -> Meeting:
+    """Return where the ranks of a folder's job meet."""
+    return Meeting(**json.loads(folder.meeting.read_text())) if folder.meeting.exists() else Meeting()
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
@@ -190,9 +211,12 @@ def remove_abandoned(work_dir: Path) -> None:
 
 @contextmanager
 def _alone_in(work_dir: Path) -> Iterator[None]:
-    """Keep other workers from beginning and removing folders, so that none is seen before it is locked."""
+    """Keep other workers from beginning and removing folders, so that none is seen before it is locked.
+
+    The lock is a file of its own: network file systems lock only what is open for writing, which a folder never is.
+    """
     work_dir.mkdir(parents=True, exist_ok=True)
-    handle = os.open(work_dir, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(work_dir.with_name(f"{work_dir.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from enum import IntEnum
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
@@ -28,6 +29,7 @@ from worker.attempt import Attempt, Backend
 from worker.cell import Cell
 from worker.fitness import Fitness
 from worker.metrics import served
+from worker.nodes import Nodes
 from worker.process import COMMAND, Child, environment
 from worker.workdir import remove_abandoned
 
@@ -77,12 +79,13 @@ class Worker:
 
     def run_one(self, job_id: str, token: int | None = None) -> Exit:
         """Serve this job if it may start, and none else; with `token` only while that is its lease's."""
-        with self._working():
-            claim = None if self._stop.is_set() else self._claim(scheduling.of_attempt(job_id, token))
+        with self._working(), closing(Nodes(self._settings, job_id, token)) as nodes:
+            is_ready = nodes.gather(self._stop) and not self._stop.is_set()
+            claim = self._claim(scheduling.of_attempt(job_id, token)) if is_ready else None
             if claim is None:
                 log.info("nothing to claim", job=job_id, token=token)
                 return Exit.nothing
-            self._attempt(claim)
+            self._attempt(claim, nodes)
             with read(self._backend.engine) as session:
                 job = session.get(Job, job_id)
                 return Exit.failed if job is not None and job.status == JobStatus.failed else Exit.done
@@ -145,8 +148,9 @@ class Worker:
             return False
         return claim is not None
 
-    def _attempt(self, claim: Claim) -> Attempt:
-        attempt = Attempt(self._backend, claim, self._warm_pool.take, self._stop, self._fitness.is_at_fault)
+    def _attempt(self, claim: Claim, nodes: Nodes | None = None) -> Attempt:
+        take_child = partial(self._warm_pool.take, nodes)
+        attempt = Attempt(self._backend, claim, take_child, self._stop, self._fitness.is_at_fault)
         attempt.run()
         return attempt
 
@@ -179,13 +183,14 @@ class _WarmPool:
         if self._warm:
             self._spare = Child(self._command, self._environment, self._cell)
 
-    def take(self) -> Child:
-        """Return the spare child if it lives, else a new one, and start the next spare."""
+    def take(self, nodes: Nodes | None = None) -> Child:
+        """Return the spare child if it lives, else a new one, and start the next spare. `nodes`: others of its job."""
         spare, self._spare = self._spare, None
         if spare and not spare.is_alive:
             spare.kill()
             spare = None
         child = spare or Child(self._command, self._environment, self._cell)
+        child.nodes = nodes
         self.prepare()
         return child
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from contextlib import suppress
 from functools import partial
 from threading import Event
 from types import FrameType
@@ -11,6 +12,7 @@ from types import FrameType
 from app.db import make_engine
 from app.errors import Unfit
 from app.launchers import kubernetes, reconcile
+from app.launchers.base import Away
 from app.launchers.reconcile import Bounds
 from app.ops import logs, preflight
 from app.ops.periodic import repeat
@@ -45,9 +47,12 @@ def run(settings: Settings) -> None:
         signal.signal(number, end)
     engine = make_engine(settings.database())
     with http:
-        launcher = kubernetes.KubernetesLauncher(http, settings.launch_namespace, settings.launch_queue)
+        names = settings.launch_namespace, settings.launch_queue
+        launcher = kubernetes.KubernetesLauncher(http, *names, settings.launch_nodes)
+        with suppress(Away):  # each look says so too
+            launcher.check()
         gib = settings.launch_gpu_gib
-        bounds = Bounds(settings.launch_most, None if gib is None else int(gib * GIB))
+        bounds = Bounds(settings.launch_most, None if gib is None else int(gib * GIB), settings.launch_nodes)
         log.info("looks for jobs of namespace %s every %g s", settings.launch_namespace, settings.launch_s)
         repeat(partial(reconcile.look, engine, launcher, bounds), stop, settings.launch_s, "could not look")
     engine.dispose()

@@ -16,11 +16,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One attempt of a job: it may be claimed while its lease's token is `token`. `gpus` None: the template's."""
+    """One attempt of a job: it may be claimed while its lease's token is `token`. `gpus` None: the template's.
+
+    `gpus` are those of each of its `nodes`.
+    """
 
     job_id: str
     token: int
     gpus: int | None = None
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Kubernetes: one batch/v1 Job for each attempt, through the five calls of its REST API that this takes."""
+"""Kubernetes: one batch/v1 Job for each attempt, or a JobSet on several nodes, through its REST API."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 import httpx2
 
 from app.errors import Unfit
-from app.launchers import manifest
+from app.launchers import jobset, manifest
 from app.launchers.base import Away, Refused, Started, Work
 from app.launchers.manifest import ClusterObject
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 URL = "https://kubernetes.default.svc"
-TEMPLATE = "spard-job"
+TEMPLATE, LEADER, FOLLOWER = "spard-job", "spard-leader", "spard-follower"
 
 _TIMEOUT_S = 15.0
 _PAGE = 500
@@ -45,38 +45,74 @@ def client() -> httpx2.Client:
 
 
 class KubernetesLauncher:
-    """Jobs of one namespace. Their pods are made of its PodTemplate `spard-job`."""
+    """Jobs of one namespace, made of its PodTemplates; JobSets too where a job may have several nodes."""
 
-    def __init__(self, http: httpx2.Client, namespace: str, queue: str | None = None) -> None:
-        self._http, self._queue = http, queue
+    def __init__(self, http: httpx2.Client, namespace: str, queue: str | None = None, nodes: int = 1) -> None:
+        self._http, self._queue, self._nodes = http, queue, nodes
         self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        self._sets = f"/apis/{jobset.VERSION}/namespaces/{namespace}/jobsets"
+        self._policies = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
         self._core = f"/api/v1/namespaces/{namespace}"
 
+    def check(self) -> None:
+        """Raise `Unfit` where a job may have several nodes and the cluster knows no JobSet."""
+        if self._nodes > 1 and self._ask("GET", self._sets, params={"limit": 1}).status_code == _MISSING:
+            text = f"SPARD_LAUNCH_NODES is {self._nodes}, but the cluster knows no JobSet ({jobset.VERSION})."
+            raise Unfit(f"{text} Install it (https://jobset.sigs.k8s.io), or set SPARD_LAUNCH_NODES=1.")
+
     def started(self) -> list[Started]:
-        """Return all work that the cluster has, perhaps as it was some time ago."""
-        jobs = self._list(self._jobs)
+        """Return all work that the cluster has, perhaps as it was some time ago; what is half made is made whole."""
+        jobs, sets = self._list(self._jobs), self._list(self._sets) if self._nodes > 1 else []
+        if sets:
+            self._connect(sets)
         pods: dict[str, list[ClusterObject]] = {}
         for pod in self._list(f"{self._core}/pods"):
-            pods.setdefault(pod["metadata"].get("labels", {}).get("job-name", ""), []).append(pod)
-        found = ((each, manifest.work_of(each)) for each in jobs)
+            labels = pod["metadata"].get("labels", {})
+            pods.setdefault(labels.get(jobset.NAME) or labels.get("job-name", ""), []).append(pod)
+        found = ((each, manifest.work_of(each)) for each in (*jobs, *sets))
         return [_started(each, work, pods.get(each["metadata"]["name"], [])) for each, work in found if work]
 
     def start(self, work: Work) -> None:
-        """Make the Job of an attempt, unless there is one of its name."""
-        template = self._ask("GET", f"{self._core}/podtemplates/{TEMPLATE}")
-        if template.status_code != httpx2.codes.OK:
-            raise Refused(f"The PodTemplate {TEMPLATE} cannot be read: {template.status_code}.")
-        job = manifest.job(template.json()["template"], work, self._queue)
-        made = self._ask("POST", self._jobs, json=job, params={"fieldValidation": "Strict"})
-        if made.is_error and made.status_code != _CONFLICT:
-            raise Refused(f"The cluster refused a Job with {made.status_code}: {made.text[:500]}")
+        """Make the Job or the JobSet of an attempt, unless there is one of its name."""
+        if work.nodes == 1:
+            self._make(self._jobs, manifest.job(self._template(TEMPLATE), work, self._queue))
+            return
+        leader, follower = self._template(LEADER), self._template(FOLLOWER)
+        if made := self._make(self._sets, jobset.jobset(leader, follower, work, self._queue)):
+            self._make(self._policies, jobset.policy(work, made["metadata"]["uid"]))
 
     def stop(self, started: Started) -> None:
-        """Delete the Job with this uid, and its pod; a Job that has taken its name since is left alone."""
+        """Delete the Job or JobSet with this uid, and its pods; one that has taken its name since is left alone."""
         precise = {"propagationPolicy": "Background", "preconditions": {"uid": started.uid}}
-        ended = self._ask("DELETE", f"{self._jobs}/{started.name}", json=precise)
+        kind = self._jobs if started.work.nodes == 1 else self._sets
+        ended = self._ask("DELETE", f"{kind}/{started.name}", json=precise)
         if ended.is_error and ended.status_code not in (_MISSING, _CONFLICT):
             raise Refused(f"The cluster did not delete a Job: {ended.status_code}: {ended.text[:500]}")
+
+    def _connect(self, sets: Iterable[ClusterObject]) -> None:
+        """Let the pods of each JobSet reach one another: whoever made it may have ended before it came to that."""
+        owners = {jobset.owner_of(each) for each in self._list(self._policies)}
+        for each in sets:
+            work, uid = manifest.work_of(each), each["metadata"]["uid"]
+            if work and manifest.ended_at(each) is None and uid not in owners:
+                self._make(self._policies, jobset.policy(work, uid))
+
+    def _template(self, name: str) -> ClusterObject:
+        answer = self._ask("GET", f"{self._core}/podtemplates/{name}")
+        if answer.status_code != httpx2.codes.OK:
+            raise Refused(f"The PodTemplate {name} cannot be read: {answer.status_code}.")
+        template: ClusterObject = answer.json()["template"]
+        return template
+
+    def _make(self, path: str, wanted: ClusterObject) -> ClusterObject | None:
+        """Return an object as the cluster has made it; None where there is one of its name."""
+        made = self._ask("POST", path, json=wanted, params={"fieldValidation": "Strict"})
+        if made.status_code == _CONFLICT:
+            return None
+        if made.is_error:
+            raise Refused(f"The cluster refused a {wanted['kind']} with {made.status_code}: {made.text[:500]}")
+        found: ClusterObject = made.json()
+        return found
 
     def _list(self, path: str) -> list[ClusterObject]:
         for _ in range(_LISTS):

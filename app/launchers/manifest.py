@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from datetime import datetime
 from typing import Any
@@ -33,41 +33,60 @@ def job(template: ClusterObject, work: Work, queue: str | None = None) -> Cluste
 
     It makes one pod and never another: after the pod's end the job's row says whether there is another attempt.
     """
-    pod = deepcopy(dict(template))
-    labels = MANAGED | {JOB: work.job_id, TOKEN: str(work.token)}
-    pod["metadata"] = {**pod.get("metadata", {}), "labels": {**pod.get("metadata", {}).get("labels", {}), **labels}}
-    pod["spec"]["restartPolicy"] = "Never"
-    container = pod["spec"]["containers"][0]
-    container["command"] = ["python", "-P", "-m", "worker", "--job", work.job_id, "--token", str(work.token)]
-    if work.gpus is not None:
-        _give(container, work.gpus)
-    spec = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_S, "template": pod}
+    own = pod(template, work, command_of(work))
+    spec = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_S, "template": own}
     queued = {} if queue is None else {QUEUE: queue}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name_of(work), "labels": labels | queued},
+        "metadata": {"name": name_of(work), "labels": labels_of(work) | queued},
         "spec": spec if queue is None else spec | {"suspend": True},
     }
 
 
+def pod(template: ClusterObject, work: Work, command: Sequence[str]) -> ClusterObject:
+    """Return the pod of an attempt that runs a command, made of the provider's template."""
+    made = deepcopy(dict(template))
+    labels = {**made.get("metadata", {}).get("labels", {}), **labels_of(work)}
+    made["metadata"] = {**made.get("metadata", {}), "labels": labels}
+    made["spec"]["restartPolicy"] = "Never"
+    container = made["spec"]["containers"][0]
+    container["command"] = list(command)
+    if work.gpus is not None:
+        _give(container, work.gpus, work.nodes)
+    return made
+
+
+def command_of(work: Work) -> list[str]:
+    """Return what the worker of an attempt runs."""
+    return ["python", "-P", "-m", "worker", "--job", work.job_id, "--token", str(work.token)]
+
+
+def labels_of(work: Work) -> dict[str, str]:
+    """Return what all objects of an attempt are found by."""
+    return MANAGED | {JOB: work.job_id, TOKEN: str(work.token)}
+
+
 def work_of(found: ClusterObject) -> Work | None:
-    """Return the attempt that a Job was made for; None for one without our labels."""
+    """Return the attempt that a Job or a JobSet was made for; None for one without our labels."""
     labels = found["metadata"].get("labels", {})
     token = labels.get(TOKEN, "")
-    return Work(labels[JOB], int(token)) if JOB in labels and token.isdecimal() else None
+    if JOB not in labels or not token.isdecimal():
+        return None
+    pods = [each["template"]["spec"].get("parallelism", 1) for each in found["spec"].get("replicatedJobs", ())]
+    return Work(labels[JOB], int(token), nodes=sum(pods) or 1)
 
 
 def ended_at(found: ClusterObject) -> datetime | None:
-    """Return when a Job has completed or failed, by the cluster's clock; None before."""
+    """Return when a Job or a JobSet has completed or failed, by the cluster's clock; None before."""
     for condition in found.get("status", {}).get("conditions", ()):
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+        if condition["type"] in ("Complete", "Completed", "Failed") and condition["status"] == "True":
             return datetime.fromisoformat(condition["lastTransitionTime"])
     return None
 
 
 def why_not(found: ClusterObject, pods: Iterable[ClusterObject]) -> str | None:
-    """Return why a Job's container does not run, in words for its owner: they name nothing of the cluster."""
+    """Return why a container of a Job or JobSet does not run; its owner reads it: nothing of the cluster is named."""
     if found["spec"].get("suspend"):
         return SUSPENDED
     for pod in pods:
@@ -83,8 +102,10 @@ def why_not(found: ClusterObject, pods: Iterable[ClusterObject]) -> str | None:
     return None
 
 
-def _give(container: ClusterObject, gpus: int) -> None:
+def _give(container: ClusterObject, gpus: int, nodes: int) -> None:
     container.setdefault("resources", {}).setdefault("limits", {})[GPU] = str(gpus)
-    ours = {"SPARD_GPUS_PER_JOB": str(gpus), "SPARD_SHARDING": "full" if gpus > 1 else "none"}
+    ours = {"SPARD_GPUS_PER_JOB": str(gpus), "SPARD_SHARDING": "full" if gpus * nodes > 1 else "none"}
+    if nodes > 1:
+        ours["SPARD_NODES_PER_JOB"] = str(nodes)
     kept = [each for each in container.get("env", []) if each["name"] not in ours]
     container["env"] = kept + [{"name": name, "value": value} for name, value in ours.items()]

@@ -8,6 +8,7 @@ twice, late or in vain does no harm, and each look mends what the one before it 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 60.0  # after work has ended without a claim, until it is started again
 REFUSED = "The cluster does not take its work."
-TOO_LARGE = "No number of GPUs of a node has the memory for it."
+TOO_LARGE = "No number of GPUs that a job may have has the memory for it."
 
 _COUNTS = (1, 2, 4, 8)  # of the GPUs of a node that a job may get
 _AT_ONCE = 500  # rows of one statement
@@ -33,15 +34,19 @@ _AT_ONCE = 500  # rows of one statement
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many jobs the cluster has at most, waiting or running, and the memory of each of its GPUs; None: unknown."""
+    """How many jobs the cluster has at most, waiting or running, the memory of each GPU, and the nodes of a job.
+
+    `gpu_bytes` None: unknown, and each job has what its template says.
+    """
 
     jobs: int = 100
     gpu_bytes: int | None = None
+    nodes: int = 1
 
     @property
     def room(self) -> Room:
-        """What the largest pod has."""
-        return Room(self.gpu_bytes, _COUNTS[-1])
+        """What the largest job has."""
+        return Room(self.gpu_bytes, _COUNTS[-1] * self.nodes)
 
 
 def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
@@ -59,7 +64,7 @@ def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
         there = {(each.work.job_id, each.work.token) for each in started}
         missing = [job for job in asked if (job.id, job.lease_token) not in there]
         for job in missing[: max(0, bounds.jobs - len(reasons))]:
-            reasons[job.id] = _start(launcher, job, bounds.gpu_bytes)
+            reasons[job.id] = _start(launcher, work_for(job, bounds))
     except (Away, Refused) as error:
         log.warning("looked in vain: %s", error)
         return
@@ -76,21 +81,27 @@ def is_needed(started: Started, job: Job | None) -> bool:
     return _is_queued(job) and started.work.token >= job.lease_token and not is_over
 
 
-def gpus_for(job: Job, gpu_bytes: int | None) -> int | None:
-    """Return how many GPUs hold a job's training; None where that is not known."""
-    if gpu_bytes is None or job.memory_bytes is None:
-        return None
-    need = Need(job.memory_bytes, job.shared_bytes)
-    return next((count for count in _COUNTS if need.on(count) <= gpu_bytes), _COUNTS[-1])
+def work_for(job: Job, bounds: Bounds) -> Work:
+    """Return a job's next attempt on as few GPUs as hold its training: of one node, or else all of several nodes.
+
+    Where the memory is not known, on one node with the template's.
+    """
+    if bounds.gpu_bytes is None or job.memory_bytes is None:
+        return Work(job.id, job.lease_token)
+    need, most = Need(job.memory_bytes, job.shared_bytes), _COUNTS[-1]
+    on_one = ((gpus, 1) for gpus in _COUNTS)
+    on_several = ((most, nodes) for nodes in range(2, bounds.nodes + 1))
+    ways = (way for way in (*on_one, *on_several) if need.on(math.prod(way)) <= bounds.gpu_bytes)
+    return Work(job.id, job.lease_token, *next(ways, (most, 1)))
 
 
-def _start(launcher: Launcher, job: Job, gpu_bytes: int | None) -> str | None:
+def _start(launcher: Launcher, work: Work) -> str | None:
     """Start the process of a job's next attempt; return the reason where the cluster refuses it."""
     try:
-        launcher.start(Work(job.id, job.lease_token, gpus_for(job, gpu_bytes)))
-        log.info("%s: attempt %d is given to the cluster", job.id, job.lease_token)
+        launcher.start(work)
+        log.info("%s: attempt %d is given to the cluster", work.job_id, work.token)
     except Refused as error:
-        log.error("%s: %s", job.id, error)
+        log.error("%s: %s", work.job_id, error)
         return REFUSED
     return None
 

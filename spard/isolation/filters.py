@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import socket
 import struct
 from collections.abc import Iterable
 
@@ -84,8 +85,9 @@ _NEW_SPACES = (
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16  # offsets in what a filter sees
+_LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # offsets in what a filter sees
+_KINDS = 0xF  # of sockets, without the flags that stand beside them
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
 _SET_SECCOMP, _FILTER = 22, 2
 
@@ -99,15 +101,15 @@ def is_known() -> bool:
     return os.uname().machine in _MACHINES
 
 
-def install(families: Iterable[int] | None, *, may_make_namespaces: bool) -> None:
-    """Filter from now on. `families` of sockets are allowed, None: all are."""
+def install(families: Iterable[int] | None, *, may_make_namespaces: bool, datagrams: bool = True) -> None:
+    """Filter from now on. `families` of sockets are allowed, None: all are; `datagrams`: over the internet too."""
     kernel.forbid_new_privileges()
-    code = program(families, may_make_namespaces=may_make_namespaces)
+    code = program(families, may_make_namespaces=may_make_namespaces, datagrams=datagrams)
     wanted = _Program(len(code) // 8, code)
     kernel.prctl("seccomp", _SET_SECCOMP, _FILTER, ctypes.byref(wanted))
 
 
-def program(families: Iterable[int] | None, *, may_make_namespaces: bool) -> bytes:
+def program(families: Iterable[int] | None, *, may_make_namespaces: bool, datagrams: bool = True) -> bytes:
     """Return a filter as the kernel's BPF."""
     place, machine = _MACHINES[os.uname().machine]
     refuse = _step(_RETURN, _REFUSE | errno.EPERM)
@@ -131,8 +133,21 @@ def program(families: Iterable[int] | None, *, may_make_namespaces: bool) -> byt
     if families is not None:
         allowed = list(families)
         checks = [_step(_EQUAL, family, len(allowed) - i, 0) for i, family in enumerate(allowed)]
-        on("socket", _step(_LOAD, _FIRST), *checks, refuse, _step(_RETURN, _ALLOW))
+        kinds = [] if datagrams else _streams_alone(refuse)
+        on("socket", _step(_LOAD, _FIRST), *checks, refuse, *kinds, _step(_RETURN, _ALLOW))
     return b"".join([*lines, _step(_RETURN, _ALLOW)])
+
+
+def _streams_alone(refuse: bytes) -> list[bytes]:
+    """Go on with streams, and with families other than the internet's; the family is what was loaded last."""
+    return [
+        _step(_EQUAL, socket.AF_INET, 1, 0),
+        _step(_EQUAL, socket.AF_INET6, 0, 4),
+        _step(_LOAD, _SECOND),
+        _step(_AND, _KINDS),
+        _step(_EQUAL, socket.SOCK_STREAM, 1, 0),
+        refuse,
+    ]
 
 
 def _step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:

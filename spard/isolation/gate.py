@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from spard.isolation import filters, kernel, landlock, roots
 
@@ -30,15 +30,25 @@ FAILED = 70  # the walls could not be closed
 _BY_SIGNAL = 128
 _FIXED = (signal.SIGKILL, signal.SIGSTOP)
 _LOCAL = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+_TCP: dict[Talks, landlock.Tcp] = {"alone": "none", "machine": "all", "nodes": "own_ports"}
 _ALL_SPACES = kernel.NEW_FILES | kernel.NEW_NAME | kernel.NEW_IPC | kernel.NEW_PROCESSES | kernel.NEW_NETWORK
 
 
+Talks = Literal["alone", "machine", "nodes"]
+
+
 class Order(TypedDict):
-    """How to start: by which walls, for which parent. `talks`: several processes of it speak over sockets."""
+    """How to start: by which walls, for which parent, and whom its processes speak with over sockets.
+
+    alone    nobody
+    machine  one another, several processes of one job
+    nodes    also those of the same job on other machines: they keep the network that this process has, for TCP on
+             ports that the kernel hands out
+    """
 
     walls: str
     parent: int
-    talks: bool
+    talks: Talks
 
 
 class Line(TypedDict):
@@ -61,7 +71,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     os.environ.pop("TMPDIR", None)
     if order["walls"] == "namespaces":
-        kernel.enter_user_namespace(_ALL_SPACES)
+        shared = kernel.NEW_NETWORK | kernel.NEW_NAME if order["talks"] == "nodes" else 0
+        kernel.enter_user_namespace(_ALL_SPACES & ~shared)
     kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != order["parent"]:
         os._exit(1)
@@ -96,8 +107,9 @@ def _keep(order: Order, command: list[str]) -> None:
     if order["walls"] == "namespaces":
         kernel.mount("none", "/", None, kernel.PRIVATE | kernel.RECURSIVE)
         roots.shows_own_processes()
-        kernel.bring_loopback_up()
-        kernel.name_host("localhost")
+        if order["talks"] != "nodes":
+            kernel.bring_loopback_up()
+            kernel.name_host("localhost")
     elif order["walls"] == "landlock":
         line = _heard()
         if line is None:
@@ -156,7 +168,9 @@ def _started(order: Order, command: list[str], stdin: int, line: Line | None) ->
             _restrict(order, line)
         elif order["walls"] == "namespaces":
             kernel.drop_capabilities()
-            filters.install(_LOCAL, may_make_namespaces=True)
+            if order["talks"] == "nodes":
+                landlock.restrict_to_own_ports()
+            filters.install(_LOCAL, may_make_namespaces=True, datagrams=order["talks"] != "nodes")
         os.execv(command[0], [*command, str(os.getppid())])  # noqa: S606 - the command is ours
     except OSError as error:
         _fail(error)
@@ -169,11 +183,13 @@ def _restrict(order: Order, line: Line) -> None:
         os.environ[name] = own = os.path.join(folder, place)
         os.makedirs(own, exist_ok=True)
     devices = [f"/dev/{name}" for name in roots.DEVICES] + roots.accelerators()
+    is_many = order["talks"] != "alone"
     readable = [*line["readable"], "/proc", "/sys"]
-    writable = [folder, *line["writable"], *devices] + (["/dev/shm"] if order["talks"] else [])  # noqa: S108
+    writable = [folder, *line["writable"], *devices] + (["/dev/shm"] if is_many else [])  # noqa: S108
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    landlock.restrict(readable, line["listed"], writable, tcp=order["talks"])
-    filters.install(_LOCAL if order["talks"] else (), may_make_namespaces=False)
+    landlock.restrict(readable, line["listed"], writable, tcp=_TCP[order["talks"]])
+    families = _LOCAL if is_many else ()
+    filters.install(families, may_make_namespaces=False, datagrams=order["talks"] != "nodes")
 
 
 def _wait_for(child: int) -> None:

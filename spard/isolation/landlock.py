@@ -7,14 +7,20 @@ import os
 import stat
 import struct
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
 
 from spard.isolation import kernel
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION = 1
-_PATH_BENEATH = 1
+_PATH_BENEATH, _NET_PORT = 1, 2
 _SCOPED_SINCE, _NETWORK_SINCE = 6, 4
-_SCOPES, _TCP = 3, 3  # abstract sockets and signals; bind and connect
+_SCOPES, _ABSTRACT = 3, 1  # abstract sockets and signals; the first of them
+_BIND, _CONNECT = 1, 2
+_TCP = _BIND | _CONNECT
+_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+Tcp = Literal["none", "own_ports", "all"]
 _RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # of files, by version
 _RIGHTS_NOW = 0xFFFF
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _CONTROL = 1, 2, 4, 8, 1 << 14, 1 << 15
@@ -34,20 +40,59 @@ def scopes_signals() -> bool:
     return version() >= _SCOPED_SINCE
 
 
-def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[str], *, tcp: bool) -> None:
+def limits_ports() -> bool:
+    """Whether TCP can be kept to some ports."""
+    return version() >= _NETWORK_SINCE
+
+
+def restrict_to_own_ports() -> None:
+    """Give up TCP but for ports that the kernel hands out by itself, and abstract sockets of others, likewise.
+
+    Servers that have a fixed port, as databases do, are not reached then, whatever their address. Nothing is given up
+    where the kernel cannot.
+    """
+    found = version()
+    if found < _NETWORK_SINCE:
+        return
+    asked = struct.pack("=QQQ", 0, _TCP, _ABSTRACT if found >= _SCOPED_SINCE else 0)
+    rules = _ruleset(asked, found)
+    _allow_own_ports(rules)
+    _enter(rules)
+
+
+def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[str], *, tcp: Tcp) -> None:
     """Give up everything else, for this thread and all that it starts; of folders in `listed` names are seen."""
     found = version()
     rights = _RIGHTS.get(found, _RIGHTS_NOW)
-    network = _TCP if found >= _NETWORK_SINCE and not tcp else 0
+    network = _TCP if found >= _NETWORK_SINCE and tcp != "all" else 0
     asked = struct.pack("=QQQ", rights, network, _SCOPES if found >= _SCOPED_SINCE else 0)
-    size = 24 if found >= _SCOPED_SINCE else 16 if found >= _NETWORK_SINCE else 8
-    rules = kernel.syscall("landlock_create_ruleset", _CREATE, asked[:size], ctypes.c_size_t(size), 0)
+    rules = _ruleset(asked, found)
     for paths, allowed in ((readable, _EXECUTE | _READ | _LIST), (listed, _LIST), (writable, rights)):
         for path in paths:
             _allow(rules, path, allowed & rights)
+    if network and tcp == "own_ports":
+        _allow_own_ports(rules)
+    _enter(rules)
+
+
+def _ruleset(asked: bytes, found: int) -> int:
+    size = 24 if found >= _SCOPED_SINCE else 16 if found >= _NETWORK_SINCE else 8
+    return kernel.syscall("landlock_create_ruleset", _CREATE, asked[:size], ctypes.c_size_t(size), 0)
+
+
+def _enter(rules: int) -> None:
     kernel.forbid_new_privileges()
     kernel.syscall("landlock_restrict_self", _RESTRICT, rules, 0)
     os.close(rules)
+
+
+def _allow_own_ports(rules: int) -> None:
+    """Allow the ports that the kernel hands out; a rule takes one, and 0 asks for any of them."""
+    first, last = map(int, _PORTS.read_text().split())
+    allowed = [(0, _BIND), *((port, _TCP) for port in range(first, last + 1))]
+    for port, rights in allowed:
+        rule = struct.pack("=QQ", rights, port)
+        kernel.syscall("landlock_add_rule", _ADD, rules, _NET_PORT, rule, 0)
 
 
 def _allow(rules: int, path: str, rights: int) -> None:

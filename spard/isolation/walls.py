@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from spard.isolation import filters, landlock, reach
-from spard.isolation.gate import Line, Order
+from spard.isolation.gate import Line, Order, Talks
 
 Kind = Literal["namespaces", "landlock", "none"]
 
@@ -59,8 +59,8 @@ def found() -> Walls:
     return Walls("none", (*missing, "Landlock"))
 
 
-def behind(walls: Walls, command: Sequence[str], *, talks: bool = False) -> list[str]:
-    """Return the command that starts another one behind walls; `talks`: several processes of it speak over sockets.
+def behind(walls: Walls, command: Sequence[str], *, talks: Talks = "alone") -> list[str]:
+    """Return the command that starts another one behind walls; `talks`: whom its processes speak with.
 
     It gets its parent's number as its last argument, and reads its folder from standard input, once `line` was written.
     """

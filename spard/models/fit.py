@@ -26,7 +26,8 @@ _ENOUGH = 2048  # padded tokens of a pass from which a GPU is busy: passes so la
 class Gpus:
     """What a job may have: `count` GPUs of `memory_bytes` each, as the driver tells, on so many machines.
 
-    shards     whether a model is cut over them: "if_needed" where one of them does not hold it
+    shards     whether a model is cut over them: "if_needed" where one of them does not hold it, then over those of one
+               machine, and over all where these do not; "always" over those of one machine
     quantizes  whether a frozen model is held in NF4: "if_needed" where they do not hold it otherwise, cut or not
     """
 
@@ -123,29 +124,30 @@ def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
     """Choose how a training is cut: on the fewest changes to what was asked that its GPUs have room for.
 
     The whole batch, as asked; smaller pieces, while a pass keeps a GPU busy; checkpointing, which costs about a third
-    more work; where one GPU does not hold the model, all of them together, if it may be cut; and NF4, which makes
-    another model of it, if it may be held so. A plan that does not fit says what is needed at least.
+    more work; where one GPU does not hold the model, those of a machine together or all of them, if it may be cut; and
+    NF4, which makes another model of it, if it may be held so. A plan that does not fit says what is needed at least.
     """
-    for held, is_sharded in _ways(trained, gpus):
-        ranks = gpus.count if is_sharded else min(gpus.count, load.rows)
+    for held, parts in _ways(trained, gpus):
+        ranks = gpus.count if parts > 1 else min(gpus.count, load.rows)
         share = replace(load, rows=-(-load.rows // ranks))
         for checkpointing in (False, True):
             if checkpointing or not load.checkpointing:
-                plan = _cut(shape, held, share, gpus, ranks, is_sharded=is_sharded, checkpointing=checkpointing)
+                plan = _cut(shape, held, share, gpus, ranks, parts=parts, checkpointing=checkpointing)
                 if plan.fits:
                     return plan
     return plan
 
 
-def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, bool]]:
-    """Yield how the model may be held, and whether it is cut over the GPUs, what changes least first."""
-    ways = {"never": (False,), "if_needed": (False, True), "always": (True,)}
+def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
+    """Yield how the model may be held, and in how many parts, what changes least first."""
+    inside = gpus.count // gpus.machines
+    holds = {"never": (False,), "if_needed": (False, True), "always": (True,)}
+    cuts = {"never": (1,), "if_needed": tuple(dict.fromkeys((1, inside, gpus.count))), "always": (inside,)}
     is_frozen = trained.lora is not None
-    for is_quantized in ways[gpus.quantizes] if is_frozen and trained.quantization == "none" else (False,):
+    for is_quantized in holds[gpus.quantizes] if is_frozen and trained.quantization == "none" else (False,):
         held = replace(trained, quantization="nf4_double") if is_quantized else trained
-        can_be_cut = gpus.count > 1 and held.quantization == "none"
-        for is_sharded in ways[gpus.shards] if can_be_cut else (False,):
-            yield held, is_sharded
+        for parts in cuts[gpus.shards] if held.quantization == "none" else (1,):
+            yield held, parts
 
 
 def need(shape: Shape, trained: Trained, longest: int) -> Need:
@@ -155,14 +157,17 @@ def need(shape: Shape, trained: Trained, longest: int) -> Need:
 
 
 def _cut(
-    shape: Shape, trained: Trained, load: Load, gpus: Gpus, ranks: int, *, is_sharded: bool, checkpointing: bool
+    shape: Shape, trained: Trained, load: Load, gpus: Gpus, ranks: int, *, parts: int, checkpointing: bool
 ) -> Plan:
-    """Return the plan with the largest pieces that fit; without checkpointing they have to keep a GPU busy."""
-    parts = gpus.count // gpus.machines if is_sharded else 1  # between machines nothing but an adapter is sent
+    """Return the plan with the largest pieces that fit; without checkpointing they have to keep a GPU busy.
+
+    Where the model is cut over the GPUs of one machine, nothing but an adapter is sent between machines.
+    """
     row = load.longest * load.answers
     whole = load.rows * load.answers * load.longest
     least = max(row, load.safe_tokens)
-    tokens = _most_tokens(shape, trained, gpus.usable, whole, parts, checkpointing=checkpointing)
+    most = max(whole, load.safe_tokens)
+    tokens = _most_tokens(shape, trained, gpus.usable, most, parts, checkpointing=checkpointing)
     enough = least if checkpointing else max(least, min(_ENOUGH, whole))
     fits = tokens >= enough
     is_cut = tokens < whole
@@ -172,7 +177,7 @@ def _cut(
         gradient_checkpointing=checkpointing,
         micro_batch_size=max(1, min(load.rows, tokens // row)) if is_cut else None,
         pass_tokens=max(tokens, row) if is_cut else None,
-        sharding="none" if not is_sharded else "full" if gpus.machines == 1 else "hybrid",
+        sharding="none" if parts == 1 else "full" if parts == gpus.count else "hybrid",
         quantization=trained.quantization,
         ranks=ranks,
         weights_bytes=memory.weights(shape, trained) // parts,

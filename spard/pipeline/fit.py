@@ -5,6 +5,7 @@ On a CPU there is none: a run is cut as its recipe says.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import torch
@@ -51,7 +52,9 @@ def gpus_of(context: Context) -> Gpus | None:
     if context.base.device.type != "cuda":
         return None
     memory = int(torch.cuda.get_device_properties(context.base.device).total_memory)
-    return Gpus(memory, context.processes, shards="never" if context.recipe.sharding == "none" else "always")
+    sharding, count = context.recipe.sharding, context.processes
+    machines = count // int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else 1
+    return Gpus(memory, count, machines, shards="never" if sharding == "none" else "always")
 
 
 def _load(recipe: Recipe, rows: Rows, resolved: Resolved) -> Load:

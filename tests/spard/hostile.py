@@ -119,9 +119,9 @@ def program(way: str, bit: int) -> str:
 
 
 @contextmanager
-def prey(folder: Path) -> Iterator[Prey]:
-    """Lay the secret out, with servers that tell it to whoever connects."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:
+def prey(folder: Path, port: int = 0) -> Iterator[Prey]:
+    """Lay the secret out, with servers that tell it to whoever connects; `port` 0: one that the kernel hands out."""
+    with socket.create_server(("127.0.0.1", port)) as server, socket.socket(socket.AF_UNIX) as abstract:
         name = f"spard-{token_hex(8)}"
         abstract.bind(f"\0{name}")
         abstract.listen()

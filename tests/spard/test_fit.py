@@ -122,6 +122,16 @@ def test_a_model_of_70_billion_needs_several_gpus() -> None:
     assert (far.fits, far.sharding, far.ranks) == (True, "hybrid", 16)
 
 
+def test_what_the_gpus_of_one_machine_do_not_hold_is_cut_over_those_of_all() -> None:
+    trained, load, one = Trained(Lora()), Load(16, 2048), Gpus(24 * GIB, 8, shards="if_needed")
+    assert not fit(SHAPES["70B"], trained, load, one).fits
+    plans = [fit(SHAPES["70B"], trained, load, replace(one, count=8 * n, machines=n)) for n in (2, 4)]
+    assert [(plan.fits, plan.sharding, plan.ranks) for plan in plans] == [(True, "full", 16), (True, "full", 32)]
+    assert plans[1].weights_bytes == plans[0].weights_bytes // 2
+    asked = fit(SHAPES["70B"], trained, load, replace(one, count=16, machines=2, shards="always"))
+    assert (asked.fits, asked.sharding) == (False, "hybrid"), "a copy on each machine was asked for"
+
+
 def test_more_gpus_than_rows_are_not_asked_for() -> None:
     assert fit(SHAPES["8B"], Trained(Lora()), Load(2, 512), Gpus(80 * GIB, 8)).ranks == 2
 

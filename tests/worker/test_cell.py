@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pydantic import SecretStr
 
 from app.settings import Settings
 from spard.isolation import landlock, walls
+from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
 from tests.spard.hostile import BITS, SECRET, WORD, Prey, prey
 from tests.worker.parts import job_folder
@@ -65,8 +67,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Set
         yield settings, found
 
 
-def bits_of(settings: Settings, kind: walls.Kind, ways: dict[str, str]) -> dict[str, int]:
-    cell = Cell(Walls(kind), hidden=Cell.of(settings).hidden)
+def bits_of(settings: Settings, kind: walls.Kind, ways: dict[str, str], talks: Talks = "alone") -> dict[str, int]:
+    cell = Cell(Walls(kind), talks, Cell.of(settings).hidden)
     child = Child([sys.executable, "-P", "-c", TRY], environment(settings), cell)
     with ExitStack() as ended:
         ended.callback(child.kill)
@@ -84,6 +86,74 @@ def bits_of(settings: Settings, kind: walls.Kind, ways: dict[str, str]) -> dict[
 def test_a_hostile_child_reads_no_bit_of_a_secret(house: tuple[Settings, Prey], kind: walls.Kind) -> None:
     settings, found = house
     assert bits_of(settings, kind, found.ways()) == dict.fromkeys(found.ways(), 0)
+
+
+needs_ports = pytest.mark.skipif(not landlock.limits_ports(), reason="this kernel has no Landlock of version 4")
+
+
+def fixed_port() -> int:
+    """A free port below those that the kernel hands out, as databases have."""
+    for port in range(20_000, 32_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
+@needs_ports
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_child_that_speaks_with_other_machines_reaches_no_server_on_a_fixed_port_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: walls.Kind
+) -> None:
+    monkeypatch.setenv("TORCH_SECRET", WORD)
+    settings = Settings(data_dir=tmp_path / "data", nodes_per_job=2)
+    assert Cell.of(settings).talks == "nodes"
+    with prey(tmp_path, fixed_port()) as found:
+        found.hide(settings.data_dir / "spard.db")
+        assert bits_of(settings, kind, found.ways(), "nodes") == dict.fromkeys(found.ways(), 0)
+
+
+@needs_ports
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_reaches_the_ports_that_ranks_listen_on_whoever_has_them(tmp_path: Path, kind: walls.Kind) -> None:
+    with prey(tmp_path) as found:
+        ways = {"network": found.ways()["network"]}
+        assert bits_of(Settings(data_dir=tmp_path / "data"), kind, ways, "nodes") == {"network": BITS}
+
+
+def test_a_worker_says_where_ports_cannot_be_kept_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "version", lambda: 3)
+    told = "ports of other machines kept away (Landlock 4)"
+    assert Cell(Walls("namespaces"), "nodes").missing == (told,)
+    assert Cell(Walls("namespaces"), "machine").missing == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_behind_the_walls_of_two_machines_meet(tmp_path: Path, kind: walls.Kind) -> None:
+    """What gloo needs is let through: names, streams, ports that the kernel hands out."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = """
+import json, os, sys
+sys.stdin.readline()
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+found = torch.ones(1)
+dist.all_reduce(found)
+print(json.dumps({"kind": "sum", "sum": found.item()}), flush=True)
+dist.destroy_process_group()
+"""
+    settings = Settings(data_dir=tmp_path / "data")
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    with ExitStack() as ended:
+        children = []
+        for rank in ("0", "1"):
+            told = environment(settings) | meet | {"RANK": rank}
+            child = Child([sys.executable, "-P", "-c", code], told, Cell(Walls(kind), "nodes"))
+            ended.callback(child.kill)
+            children.append(child)
+            child.work(ended.enter_context(new_folder(settings.work_dir(), f"own-a{rank}")))
+        assert [child.receive(WAIT_S) for child in children] == [{"kind": "sum", "sum": 2.0}] * 2
 
 
 def test_without_walls_it_would_read_them_all(house: tuple[Settings, Prey]) -> None:
@@ -148,8 +218,9 @@ def test_a_child_ends_as_what_it_runs_has_ended(tmp_path: Path, kind: walls.Kind
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("talks", ["alone", "nodes"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_programs_run_in_a_child_only_where_it_has_namespaces(tmp_path: Path, kind: walls.Kind) -> None:
+def test_programs_run_in_a_child_only_where_it_has_namespaces(tmp_path: Path, kind: walls.Kind, talks: Talks) -> None:
     code = """
 import json, sys
 folder = sys.stdin.readline().strip()
@@ -160,7 +231,8 @@ if said == [True]:
     said += [sandbox.passes("x = 1", tests, 60.0), sandbox.passes("x = 1", "assert x == 2", 60.0)]
 print(json.dumps({"kind": "said", "said": said}), flush=True)
 """
-    child = Child([sys.executable, "-P", "-c", code], environment(Settings(data_dir=tmp_path)), Cell(Walls(kind)))
+    told = environment(Settings(data_dir=tmp_path))
+    child = Child([sys.executable, "-P", "-c", code], told, Cell(Walls(kind), talks))
     with new_folder(tmp_path, "job") as folder:
         try:
             child.work(folder)

@@ -1,6 +1,7 @@
 """What Kubernetes' API server takes, from the schemas recorded in kubernetes.json; unknown fields are refused.
 
-Beyond them stand the few rules for names, labels and pods of Jobs that its code has and its schemas have not.
+Those of JobSet are recorded in jobset.json. Beyond them stand the few rules for names, labels and pods of Jobs that the
+code of both has and their schemas have not.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 
-_RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("kubernetes.json").read_text())
-KINDS: dict[str, str] = _RECORDED["roots"]
+_RECORDED: list[dict[str, Any]] = [
+    json.loads(Path(__file__).with_name(name).read_text()) for name in ("kubernetes.json", "jobset.json")
+]
+KINDS: dict[str, str] = {kind: root for each in _RECORDED for kind, root in each["roots"].items()}
+_DEFS: dict[str, Any] = {name: schema for each in _RECORDED for name, schema in each["$defs"].items()}
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # of a Job: its pods carry it as a label
+_SET_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # of a JobSet's pods
 _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
 def faults(found: dict[str, Any], kind: str | None = None) -> list[str]:
     """Return what is wrong with an object; `kind` is its apiVersion/kind where that does not stand in it."""
     named = kind or f"{found['apiVersion']}/{found['kind']}"
-    schema = {"$ref": f"#/$defs/{KINDS[named]}", "$defs": _RECORDED["$defs"]}
+    schema = {"$ref": f"#/$defs/{KINDS[named]}", "$defs": _DEFS}
     wrong = [f"{each.json_path}: {each.message}" for each in jsonschema.Draft202012Validator(schema).iter_errors(found)]
-    return wrong or (_of_job(found) if named == "batch/v1/Job" else [])
+    if wrong or named not in ("batch/v1/Job", "jobset.x-k8s.io/v1alpha2/JobSet"):
+        return wrong
+    return _of_job(found) if named == "batch/v1/Job" else _of_set(found)
 
 
 def _of_job(job: dict[str, Any]) -> list[str]:
@@ -36,4 +43,17 @@ def _of_job(job: dict[str, Any]) -> list[str]:
     ]
     if pod["spec"].get("restartPolicy") not in ("Never", "OnFailure"):
         wrong.append("restartPolicy: Never or OnFailure")
+    return wrong
+
+
+def _of_set(found: dict[str, Any]) -> list[str]:
+    """What JobSet's webhook refuses (pkg/webhooks/jobset_webhook.go), and of each of its Jobs what a cluster does."""
+    name, spec = found["metadata"]["name"], found["spec"]
+    names = [each["name"] for each in spec["replicatedJobs"]]
+    wrong = [f"target: {each}" for each in spec["successPolicy"]["targetReplicatedJobs"] if each not in names]
+    for each in spec["replicatedJobs"]:
+        job = each["template"]["spec"]
+        pod_name = f"{name}-{each['name']}-{each['replicas'] - 1}-{job['completions'] - 1}-abcde"
+        wrong += [] if _SET_NAME.fullmatch(pod_name) else [f"name: {pod_name!r} is no label of DNS"]
+        wrong += _of_job({"metadata": {"name": f"{name}-{each['name']}-0"}, "spec": job})
     return wrong

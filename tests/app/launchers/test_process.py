@@ -101,6 +101,14 @@ def test_what_is_missing_is_told_before_it_looks(engine: Engine, account: Path, 
         process.run(settings_of(engine))
 
 
+def test_jobs_on_several_nodes_need_a_cluster_that_knows_jobsets(
+    engine: Engine, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "client", Cluster(knows_sets=False).http)
+    with pytest.raises(Unfit, match=r"SPARD_LAUNCH_NODES is 2, but the cluster knows no JobSet \(jobset.x-k8s.io"):
+        process.run(settings_of(engine, launch_nodes=2))
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

@@ -14,7 +14,7 @@ from app.db.tables import Job, JobStatus
 from app.jobs import lease, scheduling, transitions
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap_once
-from app.launchers import manifest, reconcile
+from app.launchers import jobset, manifest, reconcile
 from app.launchers.kubernetes import KubernetesLauncher
 from app.launchers.reconcile import Bounds
 from tests.app.conftest import AddJob
@@ -26,7 +26,8 @@ GIB = 1 << 30
 
 
 def look(engine: Engine, cluster: Cluster, queue: str | None = None, **bounds: int) -> None:
-    reconcile.look(engine, KubernetesLauncher(cluster.http(), "spard", queue), Bounds(**bounds))
+    launcher = KubernetesLauncher(cluster.http(), "spard", queue, bounds.get("nodes", 1))
+    reconcile.look(engine, launcher, Bounds(**bounds))
 
 
 def claimed(engine: Engine, job_id: str, token: int) -> Claim | None:
@@ -131,6 +132,82 @@ def test_a_job_gets_as_many_gpus_as_hold_it_and_one_that_none_hold_says_so(engin
     assert job_of(engine, large).launch_reason == reconcile.TOO_LARGE
 
 
+FAR = {"memory_bytes": 900 * GIB, "shared_bytes": 880 * GIB}  # on 16 GPUs 75 GiB each, on 8 GPUs 130
+NODES = {"gpu_bytes": 80 * GIB, "nodes": 3}
+
+
+def test_a_job_that_no_node_holds_gets_a_jobset_on_as_many_as_hold_it(engine: Engine, add_job: AddJob) -> None:
+    far, larger = add_job(**FAR), add_job(memory_bytes=2000 * GIB, shared_bytes=1990 * GIB)
+    cluster = Cluster()
+    for _ in range(2):
+        look(engine, cluster, **NODES)
+    assert (list(cluster.jobs), list(cluster.sets), cluster.apart()) == ([], [f"{far}-0"], set())
+    parts = cluster.sets[f"{far}-0"]["spec"]["replicatedJobs"]
+    assert [each["template"]["spec"]["parallelism"] for each in parts] == [1, 1]
+    assert job_of(engine, larger).launch_reason == reconcile.TOO_LARGE
+
+
+def test_on_one_node_such_a_job_is_too_large(engine: Engine, add_job: AddJob) -> None:
+    job_id, cluster = add_job(**FAR), Cluster()
+    look(engine, cluster, gpu_bytes=80 * GIB)
+    assert (cluster.made, job_of(engine, job_id).launch_reason) == ([], reconcile.TOO_LARGE)
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_pods_that_were_left_apart_are_connected_at_the_next_look(
+    engine: Engine, add_job: AddJob, is_claimed: bool
+) -> None:
+    job_id, cluster = add_job(**FAR), Cluster()
+    look(engine, cluster, **NODES)
+    cluster.policies.clear()  # as if the launcher had ended between the two
+    assert cluster.apart() == {f"{job_id}-0"}
+    if is_claimed:
+        assert claimed(engine, job_id, 0)
+    look(engine, cluster, **NODES)
+    assert (cluster.apart(), cluster.made) == (set(), [f"{job_id}-0"])
+
+
+def test_a_jobset_that_is_not_needed_goes_with_its_policy(engine: Engine, add_job: AddJob) -> None:
+    job_id, cluster = add_job(**FAR), Cluster()
+    look(engine, cluster, **NODES)
+    set_job(engine, job_id, status=JobStatus.cancelled)
+    look(engine, cluster, **NODES)
+    assert (cluster.sets, cluster.policies) == ({}, {})
+
+
+@pytest.mark.parametrize("kind", ["Complete", "Failed"])
+def test_a_jobset_that_ended_without_a_claim_is_made_again_after_a_while(
+    engine: Engine, add_job: AddJob, kind: str
+) -> None:
+    job_id, cluster = add_job(**FAR), Cluster()
+    look(engine, cluster, **NODES)
+    cluster.end(f"{job_id}-0", 1.0, kind)
+    look(engine, cluster, **NODES)
+    assert cluster.made == [f"{job_id}-0"]
+    cluster.end(f"{job_id}-0", reconcile.AGAIN_S + 5, kind)
+    for _ in range(2):
+        look(engine, cluster, **NODES)
+    assert (cluster.made, cluster.apart()) == ([f"{job_id}-0"] * 2, set())
+
+
+def test_kueue_holds_a_jobset_back_as_a_whole(engine: Engine, add_job: AddJob) -> None:
+    job_id, cluster = add_job(**FAR), Cluster()
+    for _ in range(2):
+        look(engine, cluster, "tenants", **NODES)
+    (made,) = cluster.sets.values()
+    assert (made["spec"]["suspend"], made["metadata"]["labels"][manifest.QUEUE]) == (True, "tenants")
+    assert job_of(engine, job_id).launch_reason == manifest.SUSPENDED
+
+
+def test_a_follower_that_finds_no_node_is_the_reason_of_the_queue(engine: Engine, add_job: AddJob) -> None:
+    job_id, cluster = add_job(**FAR), Cluster()
+    look(engine, cluster, **NODES)
+    labels = {jobset.NAME: f"{job_id}-0", "job-name": f"{job_id}-0-followers-0"}
+    cluster.pods[f"{job_id}-0"] = {"metadata": {"labels": labels}, "status": PENDING}
+    look(engine, cluster, **NODES)
+    assert job_of(engine, job_id).launch_reason == manifest.NO_ROOM
+
+
 PENDING = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}]}
 PULLING = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "registry/x"}}}]}
 
@@ -176,16 +253,20 @@ SEEDS = range(200) if os.environ.get("SPARD_SOAK") == "1" else range(3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("far", [0, 3])
 def test_whatever_goes_wrong_each_job_is_published_once_and_none_is_lost(
-    engine: Engine, add_job: AddJob, seed: int
+    engine: Engine, add_job: AddJob, seed: int, far: int
 ) -> None:
-    """Pods claim, die, hang and come back; leases run out; two launchers look at a cluster that loses answers."""
-    random = Random(seed)
-    jobs = [add_job(max_attempts=10_000) for _ in range(5)]
+    """Pods claim, die, hang and come back; leases run out; two launchers look at a cluster that loses answers.
+
+    `far` of the jobs need several nodes.
+    """
+    random, bounds = Random(seed), NODES if far else {}
+    jobs = [add_job(max_attempts=10_000, **(FAR if i < far else {})) for i in range(5)]
     cancelled: set[str] = set()
     cluster, fleet = Cluster(random, faults=0.3), Fleet(engine, random)
     for _ in range(60):
-        look(engine, cluster, jobs=random.choice([2, 100]))
+        look(engine, cluster, jobs=random.choice([2, 100]), **bounds)
         fleet.step(cluster)
         if random.random() < 0.3:
             reap_once(engine)
@@ -193,12 +274,14 @@ def test_whatever_goes_wrong_each_job_is_published_once_and_none_is_lost(
             cancelled |= cancel(engine, random.choice(jobs))
     cluster.faults = 0.0
     for _ in range(100):
-        look(engine, cluster)
+        look(engine, cluster, **bounds)
+        assert cluster.apart() <= {each["metadata"]["name"] for each in cluster.all() if each.get("status")}
         fleet.finish(cluster)
         reap_once(engine)
     assert sorted(fleet.published) == sorted(set(jobs) - cancelled)
     assert {job_id for job_id in jobs if job_of(engine, job_id).status == JobStatus.succeeded} == set(jobs) - cancelled
     assert cluster.live() == []
+    assert {name for name in cluster.made if name.rpartition("-")[0] in jobs[:far]}.isdisjoint(cluster.jobs)
 
 
 class Fleet:
@@ -233,7 +316,7 @@ class Fleet:
             if uid in self.claims or self._claim(cluster, job):
                 self._publish(uid)
                 cluster.end(job["metadata"]["name"])
-        for job in cluster.jobs.values():
+        for job in cluster.all():
             if job.get("status"):
                 cluster.end(job["metadata"]["name"], 100.0)
                 self._silent(job["metadata"]["labels"][manifest.JOB])

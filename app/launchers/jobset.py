@@ -1,0 +1,75 @@
+"""The JobSet of an attempt that needs several nodes: a leader, which is its worker, and a follower on each other node.
+
+All of them end together: nothing in it is ever started a second time, and it has succeeded when its leader has. Its
+pods reach one another by a NetworkPolicy that the JobSet owns, and no other job's.
+"""
+
+from __future__ import annotations
+
+from app.launchers.base import Work
+from app.launchers.manifest import KEPT_S, QUEUE, ClusterObject, command_of, labels_of, name_of, pod
+
+VERSION = "jobset.x-k8s.io/v1alpha2"
+NAME = "jobset.sigs.k8s.io/jobset-name"  # a label of all pods of one
+
+_LEADER, _FOLLOWERS = "leader", "followers"
+
+
+def jobset(leader: ClusterObject, follower: ClusterObject, work: Work, queue: str | None = None) -> ClusterObject:
+    """Return the JobSet of an attempt, made of two pod templates; with `queue` it is made suspended, for Kueue."""
+    host = f"{name_of(work)}-{_LEADER}-0-0.{name_of(work)}"
+    follow = ["python", "-P", "-m", "worker.follower", "--leader", host, "--job", work.job_id]
+    spec = {
+        "failurePolicy": {"maxRestarts": 0},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": [_LEADER]},
+        "ttlSecondsAfterFinished": KEPT_S,
+        "replicatedJobs": [
+            _replicated(_LEADER, pod(leader, work, command_of(work)), 1),
+            _replicated(_FOLLOWERS, pod(follower, work, [*follow, "--token", str(work.token)]), work.nodes - 1),
+        ],
+    }
+    queued = {} if queue is None else {QUEUE: queue}
+    return {
+        "apiVersion": VERSION,
+        "kind": "JobSet",
+        "metadata": {"name": name_of(work), "labels": labels_of(work) | queued},
+        "spec": spec if queue is None else spec | {"suspend": True},
+    }
+
+
+def policy(work: Work, uid: str) -> ClusterObject:
+    """Return what lets the pods of an attempt reach one another; it goes when the JobSet with that uid does."""
+    name, labels = name_of(work), labels_of(work)
+    each_other = [{"podSelector": {"matchLabels": labels}}]
+    ports = [{"protocol": "TCP"}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": name,
+            "labels": labels,
+            "ownerReferences": [{"apiVersion": VERSION, "kind": "JobSet", "name": name, "uid": uid}],
+        },
+        "spec": {
+            "podSelector": {"matchLabels": labels},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": each_other, "ports": ports}],
+            "egress": [{"to": each_other, "ports": ports}],
+        },
+    }
+
+
+def owner_of(found: ClusterObject) -> str | None:
+    """Return the uid of the JobSet that a policy was made for."""
+    return next((str(each["uid"]) for each in found["metadata"].get("ownerReferences", ())), None)
+
+
+def _replicated(name: str, template: ClusterObject, pods: int) -> ClusterObject:
+    spec = {
+        "completionMode": "Indexed",
+        "parallelism": pods,
+        "completions": pods,
+        "backoffLimit": 0,
+        "template": template,
+    }
+    return {"name": name, "replicas": 1, "template": {"spec": spec}}

@@ -1,0 +1,132 @@
+"""python -m worker.follower --leader HOST --job ID --token N: the ranks of a job on a machine that is not its first.
+
+It holds no credential: what it works on lies in a folder that it shares with the job's worker (`worker.nodes`), which
+tells it what to start. It ends when the worker says that the attempt is over, or is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from threading import Event
+from types import FrameType
+
+import structlog
+
+from app.errors import Unfit
+from app.ops import logs
+from app.settings import Settings, get_settings
+from worker import gpu
+from worker.cell import Cell, Given
+from worker.process import COMMAND, Child, environment, oom_kills
+from worker.wire import LOST_S, Wire
+from worker.workdir import NODE, Folder
+
+log = structlog.get_logger(__name__)
+
+_LOOK_S = 0.1
+_AGAIN_S = 1.0
+_INDEX = "JOB_COMPLETION_INDEX"  # of the pod within its Job, from 0
+
+
+def main() -> None:
+    """Follow the worker of one job; exits 0 when it said that the attempt is over, 1 else."""
+    asked, stop = _asked(), Event()
+    try:
+        settings = get_settings()
+        gpu.check(settings)
+    except Unfit as error:
+        raise SystemExit(f"spard: {error}") from None
+    logs.set_up(settings.log_format)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    raise SystemExit(0 if follow(asked, settings, stop) else 1)
+
+
+def follow(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float = LOST_S) -> bool:
+    """Join the worker of a job and do what it says; whether it has said that the attempt is over."""
+    wire = _joined(asked, settings, stop, lost_s)
+    if wire is None:
+        log.error("the job's worker is not there", leader=asked.leader)
+        return False
+    child = Child(COMMAND, environment(settings) | {NODE: str(asked.node)}, Cell.of(settings))
+    try:
+        return _Share(wire, child, stop).serve()
+    finally:
+        child.kill()
+        wire.close()
+
+
+class _Share:
+    """This machine's share of an attempt."""
+
+    def __init__(self, wire: Wire, child: Child, stop: Event) -> None:
+        self._wire, self._child, self._stop = wire, child, stop
+        self._is_told = False  # that we are to stop
+        self._kills = oom_kills()
+
+    def serve(self) -> bool:
+        """Do what the worker says until it says that the attempt is over; whether it did."""
+        is_started = is_reported = is_done = False
+        while True:
+            is_lost = self._wire.is_lost.is_set()  # then all that it has said can be heard
+            match self._wire.heard(_LOOK_S):
+                case {"kind": "start", "folder": str(root), "readable": list(readable), "writable": list(writable)}:
+                    given = Given(tuple(map(str, readable)), tuple(map(str, writable)))
+                    self._child.begin(Folder(Path(root)), given)
+                    is_started = True
+                case {"kind": "end"}:
+                    return True
+                case None if is_lost:
+                    log.error("the job's worker is lost")
+                    return False
+            message = self._child.receive(0.0)
+            is_done = is_done or (message is not None and message["kind"] == "done")
+            if self._stop.is_set() and not is_started:
+                return False
+            if self._stop.is_set() and not self._is_told:
+                self._wire.tell({"kind": "leaving"})
+                self._is_told = True
+            if self._child.is_over and not is_reported:
+                is_out = self._child.exit_code == -signal.SIGKILL and oom_kills() > self._kills
+                log.info("the ranks have ended", code=self._child.exit_code, is_done=is_done)
+                self._wire.tell({"kind": "ended", "is_done": is_done, "is_out_of_memory": is_out})
+                is_reported = True
+
+
+def _joined(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float) -> Wire | None:
+    """Return the wire to the worker, once it is there; None if it does not come in time, or `stop` is set."""
+    give_up_at = time.monotonic() + settings.nodes_wait_s
+    while not stop.is_set() and time.monotonic() < give_up_at:
+        try:
+            end = socket.create_connection((asked.leader, settings.nodes_port), timeout=lost_s)
+        except OSError:  # its name is not known yet, or it does not listen yet
+            stop.wait(_AGAIN_S)
+            continue
+        wire = Wire(end, lost_s)
+        wire.tell({"kind": "join", "job": asked.job, "token": asked.token, "node": asked.node})
+        return wire
+    return None
+
+
+def _asked() -> argparse.Namespace:
+    about = "Run the ranks of a job on a machine that is not its first."
+    parser = argparse.ArgumentParser(prog="python -m worker.follower", description=about)
+    parser.add_argument("--leader", metavar="HOST", required=True, help="where the job's worker is")
+    parser.add_argument("--job", metavar="ID", required=True)
+    parser.add_argument("--token", type=int, metavar="N", required=True, help="of the job's lease")
+    asked = parser.parse_args()
+    asked.node = int(os.environ.get(_INDEX, "0")) + 1
+    return asked
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A connection between two processes of one job on different machines: lines of JSON, and beats between them.
+
+Whoever is silent for too long is lost, as is one whose connection has ended. What comes in is data and nothing else: a
+line that is no message, or too long, ends the connection.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread
+
+from worker.protocol import MAX_LINE, Message, parse
+
+LOST_S = 30.0  # of silence
+_BEATS = 10  # in that time
+
+
+class Wire:
+    """One end. `is_lost` is set when the other one is gone; what it said before can still be heard."""
+
+    def __init__(self, end: socket.socket, lost_s: float = LOST_S) -> None:
+        end.settimeout(lost_s)
+        self._end, self._sending = end, Lock()
+        self._heard: SimpleQueue[Message] = SimpleQueue()
+        self.is_lost = Event()
+        for work, seconds in ((self._read, lost_s), (self._beat, lost_s / _BEATS)):
+            Thread(target=work, args=(seconds,), daemon=True).start()
+
+    @property
+    def own_address(self) -> str:
+        """The address at which the other end has this machine."""
+        return str(self._end.getsockname()[0]).removeprefix("::ffff:")
+
+    def tell(self, message: Message) -> None:
+        """Send a message; one that cannot be sent is dropped, and the other end is lost."""
+        try:
+            with self._sending:
+                self._end.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:  # a timeout is one
+            self.is_lost.set()
+
+    def heard(self, timeout_s: float) -> Message | None:
+        """Return the next message; None if none came in time."""
+        with suppress(Empty):
+            return self._heard.get(timeout=timeout_s)
+        return None
+
+    def close(self) -> None:
+        """End the connection."""
+        self.is_lost.set()
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
+
+    def _read(self, seconds: float) -> None:
+        with suppress(OSError), self._end.makefile("rb") as lines:
+            while message := parse(lines.readline(MAX_LINE)):
+                if message["kind"] != "beat":
+                    self._heard.put(message)
+        self.is_lost.set()
+
+    def _beat(self, seconds: float) -> None:
+        while not self.is_lost.wait(seconds):
+            self.tell({"kind": "beat"})
