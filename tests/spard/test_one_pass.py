@@ -56,7 +56,7 @@ def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
 def ask(spec: RunSpec, base: Base) -> Callable[..., Context]:
     def context(*, heard: list[Message] | None = None, **selection: object) -> Context:
         recipe = Recipe(selection=Selection(**selection))  # type: ignore[arg-type]
-        return Context(replace(spec, recipe=recipe), base, Reporter([].append if heard is None else heard.append))
+        return Context(replace(spec, recipe=recipe), base, Reporter((heard if heard is not None else []).append))
 
     return context
 
