@@ -56,7 +56,7 @@ def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
 def ask(spec: RunSpec, base: Base) -> Callable[..., Context]:
     def context(*, heard: list[Message] | None = None, **selection: object) -> Context:
         recipe = Recipe(selection=Selection(**selection))  # type: ignore[arg-type]
-        return Context(replace(spec, recipe=recipe), base, Reporter([].append if heard is None else heard.append))
+        return Context(replace(spec, recipe=recipe), base, Reporter((heard if heard is not None else []).append))
 
     return context
 
@@ -107,7 +107,10 @@ def test_rows_that_are_far_are_not_read_again_however_many_there_are(
     again = []
     for rows in (10_000, 40_000):
         pool_ND = torch.cat([near_ND.abs(), far_ND[:rows]])
-        shards, context = Noted(list(pool_ND.split(4096))), ask(min_examples=12, beta=8)
+        shards, context = (
+            Noted([pool_ND[i : i + 4096] for i in range(0, len(pool_ND), 4096)]),
+            ask(min_examples=12, beta=8),
+        )
         near = select.look(context, task_MD, range(TASK), shards, relevance.total(pool_ND))
         shards.begin()
         select.run(context, task_MD, shards, near, none)

@@ -153,7 +153,8 @@ def test_the_first_worker_makes_them_and_the_next_one_downloads_them(place: Plac
     assert not second.parts
 
 
-def test_what_a_child_makes_is_stored_and_the_next_worker_s_child_finds_it(shop: Shop, tmp_path: Path) -> None:
+def test_what_a_child_makes_is_stored_and_the_next_worker_s_child_finds_it(light_shop: Shop, tmp_path: Path) -> None:
+    shop = light_shop
     said = []
     for name in ("a", "b"):
         job_id = shop.add_job()
