@@ -56,6 +56,7 @@ class LLM:
         tokenizer_revision: str | None = None,
         dtype: str = "auto",
         load_format: str = "auto",
+        trust_remote_code: bool = False,
         tensor_parallel_size: int = 1,
         max_model_len: int | None = None,
         gpu_memory_utilization: float = 0.9,
@@ -78,6 +79,7 @@ class LLM:
         config = json.loads((Path(model) / "config.json").read_text())
         assert max_lora_rank in _RANKS
         assert load_format == "safetensors"
+        assert not trust_remote_code
         assert config["num_attention_heads"] % tensor_parallel_size == 0
         positions = config["max_position_embeddings"]
         if max_model_len is not None and max_model_len > positions:

@@ -156,6 +156,7 @@ def _settings(subject: Subject, engine: Engine, longest: int, free: float | None
         "tokenizer_revision": subject.revision,
         "dtype": str(subject.base.model.dtype).removeprefix("torch."),
         "load_format": "safetensors",
+        "trust_remote_code": False,
         "tensor_parallel_size": engine.gpus,
         "max_model_len": longest,
         "seed": 0,
