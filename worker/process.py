@@ -168,4 +168,5 @@ class Child:
 
 def _is_last_word(message: Message) -> bool:
     """Whether a message says how the job has ended; a failure that was not foreseen may follow from another one."""
-    return message["kind"] == "done" or (message["kind"] == "failed" and str(message["code"]) != SERVER_ERROR)
+    kind = str(message["kind"])
+    return kind == "done" or (kind == "failed" and str(message["code"]) != SERVER_ERROR)

@@ -146,7 +146,7 @@ dist.destroy_process_group()
     settings = Settings(data_dir=tmp_path / "data")
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     with ExitStack() as ended:
-        children = []
+        children = list[Child]()
         for rank in ("0", "1"):
             told = environment(settings) | meet | {"RANK": rank}
             child = Child([sys.executable, "-P", "-c", code], told, Cell(Walls(kind), "nodes"))

@@ -74,10 +74,16 @@ def heard(wire: Wire) -> dict[str, object] | None:
     return wire.heard(WAIT_S)
 
 
+def checked(found: Nodes, is_so: bool = False) -> bool:
+    """A fact, after a check that ended well."""
+    found.check()
+    return is_so
+
+
 def failed(found: Nodes) -> Failed:
     """What a check ends with, sooner or later."""
     with pytest.raises(Failed) as error:
-        until(lambda: found.check() is not None)
+        until(lambda: checked(found))
     return error.value
 
 
@@ -124,9 +130,10 @@ def test_what_is_no_message_ends_a_connection(settings: Settings, join: Join, sa
 def test_it_does_not_wait_when_it_is_told_to_stop_or_the_time_is_over(settings: Settings) -> None:
     stop = Event()
     stop.set()
-    for changes in ({}, {"nodes_wait_s": 0.01}):
-        with closing(Nodes(settings.model_copy(update=changes), "ftjob-1", 0)) as found:
-            assert not found.gather(Event() if changes else stop)
+    hasty = settings.model_copy(update={"nodes_wait_s": 0.01})
+    for asked, told in ((settings, stop), (hasty, Event())):
+        with closing(Nodes(asked, "ftjob-1", 0)) as found:
+            assert not found.gather(told)
 
 
 def test_one_that_leaves_before_all_are_there_ends_the_wait(settings: Settings, join: Join) -> None:
@@ -184,7 +191,7 @@ def test_ranks_that_are_done_elsewhere_are_no_reason_to_end(settings: Settings, 
     with closing(found):
         wire.tell({"kind": "ended", "is_done": True, "is_out_of_memory": False})
         wire.tell({"kind": "leaving"})
-        until(lambda: found.check() is None and folder.stop.exists())
+        until(lambda: checked(found, folder.stop.exists()))
 
 
 def test_too_little_memory_elsewhere_is_told_as_such(settings: Settings, join: Join, folder: Folder) -> None:
@@ -231,7 +238,7 @@ def test_a_follower_that_is_to_stop_has_the_ranks_save(
         found.start(folder, Given())
         until((folder.root / "is_slow").exists)  # it has begun
         stop.set()
-        until(lambda: found.check() is None and folder.stop.exists())
+        until(lambda: checked(found, folder.stop.exists()))
     assert wait() == [True]
 
 

@@ -51,7 +51,7 @@ def run_together(folder: Folder, gpus: int) -> list[bytes]:
     told = [sys.executable, "-m", "worker.child", str(os.getpid())]
     children = [
         subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | more)
-        for more in ({}, {NODE: "1"})
+        for more in (dict[str, str](), {NODE: "1"})
     ]
     for child in children:
         required(child.stdin).write(f"{folder.root}\n".encode())
@@ -126,8 +126,8 @@ def kill(victim: str, follower: psutil.Process) -> None:
 
 
 def step_of(shop: Shop, job_id: str) -> int:
-    job = shop.job(job_id)
-    return (job.progress or {"step": 0})["step"] or 0
+    progress = shop.job(job_id).progress
+    return (progress["step"] or 0) if progress else 0
 
 
 @pytest.mark.parametrize("victim", ["the follower", "a rank of the follower", "a rank of the worker"])

@@ -39,8 +39,8 @@ def test_a_job_makes_one_pod_and_names_its_attempt(gpus: int | None, queue: str 
 
 
 def jobset_of(nodes: int = 4, queue: str | None = None) -> dict[str, Any]:
-    templates = (deployed("PodTemplate", f"spard-{name}")["template"] for name in ("leader", "follower"))
-    return jobset.jobset(*templates, Work("ftjob-0a", 3, 8, nodes), queue)
+    leader, follower = (deployed("PodTemplate", f"spard-{name}")["template"] for name in ("leader", "follower"))
+    return jobset.jobset(leader, follower, Work("ftjob-0a", 3, 8, nodes), queue)
 
 
 @pytest.mark.parametrize("queue", [None, "spard"])
