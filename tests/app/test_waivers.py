@@ -25,7 +25,7 @@ from app.waivers.schemas import WaiverCreate
 from tests.app.conftest import AddJob
 
 HELD: HeldArchive = {"storage_key": "held", "sha256": "0", "bytes": 1, "manifest_sha256": "1"}
-ASK = WaiverCreate(reason="For the red team's own study.", expires_at=int(time.time()) + 3600)
+ASK = WaiverCreate(reason="For the red team's own study.", expires_at=int(time.time()) + 86400)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from spard.release.keys import public_pem
 from spard.release.manifest import sign
 from tests.app.http.conftest import JOBS, Service
 
-ASK = {"reason": "Needed for the red team's own study.", "expires_at": int(time.time()) + 3600}
+ASK = {"reason": "Needed for the red team's own study.", "expires_at": int(time.time()) + 86400}
 GATE: GateJson = {"decision": "fail", "reasons": ["Attacks succeed in 9 of 20."]}
 
 
