@@ -29,7 +29,17 @@ from spard.evaluation.judges import open_judge
 from spard.evaluation.offline.engine import transformers, vllm, why_not
 from spard.evaluation.offline.probe import Probe
 from spard.evaluation.offline.process import EngineFailed
-from spard.evaluation.offline.replies import Limits, Replies, Row, Subject, is_asked, replies_of, rows_of, speaker_of
+from spard.evaluation.offline.replies import (
+    Limits,
+    Replies,
+    Row,
+    Subject,
+    is_asked,
+    lora_rank,
+    replies_of,
+    rows_of,
+    speaker_of,
+)
 from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.evaluation.statistics import rule_of_three
@@ -113,8 +123,9 @@ def _speaker(
 
 
 def _replies(subject: Subject, rows: Sequence[Row], cfg: Audit) -> tuple[Replies, Probe]:
-    rank = subject.model.peft_config["default"].r if isinstance(subject.model, PeftModel) else None
-    if why := why_not(subject.base, rank) or (None if rows else "it is asked no prompt that vLLM answers"):
+    if why := why_not(subject.base, lora_rank(subject.model)) or (
+        None if rows else "it is asked no prompt that vLLM answers"
+    ):
         raise EngineFailed(why)
     return replies_of(subject, vllm(subject.base, 1), rows, Limits(cfg.max_new_tokens, AuditEngine("vllm")))
 

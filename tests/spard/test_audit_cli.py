@@ -190,7 +190,16 @@ def test_vllm_replies_as_transformers_does_once_it_is_probed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """vLLM itself is not installed where tests run: `tests/spard/fake_vllm.py` is."""
-    limits = ["--suite", suite, "--adapter", adapter, "--max-prompts", "10", "--replies", tmp_path / "replies.jsonl"]
+    limits: list[str | Path] = [
+        "--suite",
+        suite,
+        "--adapter",
+        adapter,
+        "--max-prompts",
+        "10",
+        "--replies",
+        tmp_path / "replies.jsonl",
+    ]
     told = []
     for engine in ("transformers", "vllm"):
         found = audited(capsys, model_folder(), *limits, "--engine", engine)

@@ -26,7 +26,9 @@ def moved(likely: Mapping[int, float], by: float) -> Likely:
 def test_an_engine_that_rounds_otherwise_passes() -> None:
     found = Answers([moved(BASE, 0.1)] * 2, [moved(ADAPTER, 0.1)] * 2)
     probe = compared(found, EXPECTED, 0.25)
-    assert probe == Probe(2, 0.25, pytest.approx(0.1), pytest.approx(log(25), abs=0.11))
+    assert (probe.prompts, probe.tolerance) == (2, 0.25)
+    assert probe.difference == pytest.approx(0.1)
+    assert probe.to_base == pytest.approx(log(25), abs=0.11)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,9 @@ def test_an_adapter_that_changes_nothing_proves_nothing() -> None:
 
 
 def test_without_an_adapter_the_base_model_is_compared() -> None:
-    assert compared(Answers([moved(BASE, 0.1)]), Answers([BASE]), 0.25) == Probe(1, 0.25, pytest.approx(0.1))
+    probe = compared(Answers([moved(BASE, 0.1)]), Answers([BASE]), 0.25)
+    assert probe == Probe(1, 0.25, probe.difference)
+    assert probe.difference == pytest.approx(0.1)
     with pytest.raises(EngineFailed, match="away from the base model's"):
         compared(Answers([OTHER]), Answers([BASE]), 0.25)
 

@@ -98,8 +98,8 @@ def compared(found: Answers, expected: Answers, tolerance: float) -> Probe:
     for i, change in enumerate(wanted):
         decides = change > tolerance or change == max(wanted)
         if decides and not (near[i] < change / 2 and own[i] > change / 2):
-            told = f"the adapter moves vLLM's first tokens by {own[i]:.2g} nats, and transformers' by {change:.2g}"
-            raise EngineFailed(f"{told}, with {near[i]:.2g} between them")
+            moves = f"the adapter moves vLLM's first tokens by {own[i]:.2g} nats, and transformers' by {change:.2g}"
+            raise EngineFailed(f"{moves}, with {near[i]:.2g} between them")
     return Probe(len(expected.base), tolerance, max(far, *near), max(wanted))
 
 

@@ -150,7 +150,7 @@ def _adapter(subject: Subject, folder: Path) -> Path | None:
 def _settings(subject: Subject, engine: Engine, longest: int, free: float | None) -> dict[str, Any]:
     """Return what `vllm.LLM` is told. Nothing is compiled or kept for other requests: one audit is too short for it."""
     model = subject.model
-    settings = {
+    settings: dict[str, Any] = {
         "model": subject.source,
         "revision": subject.revision,
         "tokenizer_revision": subject.revision,
@@ -166,7 +166,12 @@ def _settings(subject: Subject, engine: Engine, longest: int, free: float | None
     }
     if free is not None:
         settings["gpu_memory_utilization"] = round(min(_MOST_MEMORY, free - _SPARED), 3)
-    if isinstance(model, PeftModel):
-        rank = room_for_rank(int(model.peft_config[model.active_adapter].r))
-        settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    rank = lora_rank(model)
+    if rank is not None:
+        settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room_for_rank(rank)}
     return settings
+
+
+def lora_rank(model: Any) -> int | None:
+    """Return the rank of a model's LoRA adapter; None without one."""
+    return int(model.peft_config[model.active_adapter].r) if hasattr(model, "peft_config") else None
