@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 GIB = 1 << 30
 
 
-def look(engine: Engine, cluster: Cluster, queue: str | None = None, **bounds: int) -> None:
+def look(engine: Engine, cluster: Cluster, queue: str | None = None, /, **bounds: int) -> None:
     launcher = KubernetesLauncher(cluster.http(), "spard", queue, bounds.get("nodes", 1))
     reconcile.look(engine, launcher, Bounds(**bounds))
 
