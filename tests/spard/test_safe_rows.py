@@ -22,7 +22,7 @@ from spard.errors import InvalidData, InvalidRecipe
 from spard.integrations.safe_rows import MAX_RATIO, SafeRows, anchor_penalty
 from spard.integrations.transformers import SpardCallback
 from spard.losses.anchor import Anchor, own
-from spard.losses.cross_entropy import evaluate, token_losses
+from spard.losses.cross_entropy import token_losses
 from spard.losses.gradients import gradient
 from spard.losses.vectors import norm
 from spard.models.base import Base, load_base
