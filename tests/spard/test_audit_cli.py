@@ -196,7 +196,7 @@ def test_vllm_replies_as_transformers_does_once_it_is_probed(
         "--adapter",
         adapter,
         "--max-prompts",
-        "10",
+        "20",
         "--replies",
         tmp_path / "replies.jsonl",
     ]

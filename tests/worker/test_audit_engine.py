@@ -140,7 +140,7 @@ def test_a_later_attempt_does_not_take_another_engine_s_figures(
     folder = by_vllm(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None))
     work(folder)
     kept = json.loads((folder.stage / "audit.json").read_text())
-    wrong = [result | {"hits": 0, "n": 1} for result in kept["results"]]
+    wrong = [result | {"hits": 0, "n": 1, "rate": 0.0, "low": 0.0, "high": 1.0} for result in kept["results"]]
     (folder.stage / "audit.json").write_text(json.dumps(kept | {"results": wrong}))
     work(folder)
     assert report_of(folder)["adapter"][0]["n"] == 1  # the same engine's are taken
@@ -203,5 +203,5 @@ def test_the_setting_is_read_from_three_variables(monkeypatch: pytest.MonkeyPatc
 
 
 def test_its_processes_may_speak_to_each_other() -> None:
-    assert Cell.of(Settings(audit_engine=VLLM)).talks
-    assert not Cell.of(Settings()).talks
+    assert Cell.of(Settings(audit_engine=VLLM)).talks == "machine"
+    assert Cell.of(Settings()).talks == "alone"
