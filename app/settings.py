@@ -36,15 +36,14 @@ class _Group:
     """Variables that together make one dataclass: each of its fields has one, named after it."""
 
     kind: type
-    named: str | None = None  # the field whose variable is the group's own name
+    named: str | None = "name"  # the field whose variable is the group's own name
 
     def variable(self, group: str, field: str) -> str:
         """Return the name of the variable that sets a field."""
         return (f"{_PREFIX}{group}" + ("" if field == self.named else f"_{field}")).upper()
 
 
-_NAMED: Mapping[str, type] = {"audit_engine": AuditEngine, "judge": JudgeSpec}
-_GROUPS = {name: _Group(kind, "name") for name, kind in _NAMED.items()} | {"gate": _Group(GateThresholds)}
+_GROUPS = {"audit_engine": _Group(AuditEngine), "judge": _Group(JudgeSpec), "gate": _Group(GateThresholds, None)}
 
 
 class Settings(BaseSettings):
@@ -146,8 +145,7 @@ class Settings(BaseSettings):
     agent_api_key: SecretStr | None = None  # of the auditing agent's endpoint, which a policy names
     agent_errors: Path | None = None  # what `spard measure-agent --json` made of its false positives
     judge_errors: Path | None = None  # what `spard judge --json` measured of it; without it the gate never passes
-    # SPARD_GATE_MAX_ASR and so on: the policy while there is no version of it.
-    gate: Annotated[GateThresholds, NoDecode] = GateThresholds()
+    gate: Annotated[GateThresholds, NoDecode] = GateThresholds()  # SPARD_GATE_MAX_ASR, ...: while there is no policy
 
     @classmethod
     def settings_customise_sources(
@@ -171,9 +169,8 @@ class Settings(BaseSettings):
 
     def database(self) -> str:
         """Return the database's URL, which may hold a password; SQLite in `data_dir` unless one is set."""
-        if self.database_url:
-            return self.database_url.get_secret_value()
-        return f"sqlite:///{(self.data_dir / 'spard.db').resolve()}"
+        embedded = f"sqlite:///{(self.data_dir / 'spard.db').resolve()}"
+        return self.database_url.get_secret_value() if self.database_url else embedded
 
     def storage(self) -> str:
         """Return the storage's URL; a folder in `data_dir` unless one is set."""
@@ -221,8 +218,7 @@ def _read(name: str, group: _Group, environment: Mapping[str, str]) -> dict[str,
     found: dict[str, object] = {}
     for field, hint in get_type_hints(group.kind, include_extras=True).items():
         variable = group.variable(name, field)
-        if variable in environment:
-            text = environment[variable]
+        if (text := environment.get(variable)) is not None:
             found[field] = _from_json(hint, text, variable) if get_origin(hint) is tuple else text
     return found
 

@@ -114,12 +114,12 @@ def test_settings_and_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _value(settings: Settings, variable: str) -> Any:
-    """What a variable sets: a field, or one of the judge's or of the gate's."""
+    """What a variable sets: a field, or one of the judge's, of the audit engine's or of the gate's."""
     field = variable.removeprefix("SPARD_").lower()
-    if field in Settings.model_fields and field != "judge":
+    group = next((each for each in ("judge", "audit_engine", "gate") if field.startswith(each)), None)
+    if group is None or (field in Settings.model_fields and field != group):
         return getattr(settings, field)
-    group, _, member = field.partition("_")
-    return getattr(getattr(settings, group), member or "name")
+    return getattr(getattr(settings, group), field.removeprefix(group).removeprefix("_") or "name")
 
 
 @pytest.mark.parametrize("variable", [name for row in table("Settings", 1) for name in names(row[0])])
