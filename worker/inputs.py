@@ -107,13 +107,7 @@ def _restore(storage: Storage, kept: KeptFile, folder: Folder) -> None:
 
 
 def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
-    spec = job.spec
-    recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
-    if spec.version < ASKED_OTHERWISE:  # it is audited as its customer was promised
-        recipe = replace(recipe, audit=replace(recipe.audit, asking=DRESSES_ALONE))
-    is_plain = recipe.sharding == "none" and recipe.quantization == "none"  # weights in NF4 are not cut
-    if is_plain and not needs.is_held(job, gpu.room(settings)):
-        recipe = replace(recipe, sharding=settings.sharding)
+    spec, recipe = job.spec, _recipe(job, settings)
     run = RunSpec(
         model=_local_model(spec.model.source, spec.model.revision),
         training_file=Path("in/training.jsonl"),
@@ -147,6 +141,17 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         audits=spec.audited is not None,
         weights=digests_of(run.model),
     )
+
+
+def _recipe(job: Job, settings: Settings) -> Recipe:
+    """Return the job's recipe, as this worker does it."""
+    recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
+    if job.spec.version < ASKED_OTHERWISE:  # it is audited as its customer was promised
+        recipe = replace(recipe, audit=replace(recipe.audit, asking=DRESSES_ALONE))
+    is_plain = recipe.sharding == "none" and recipe.quantization == "none"  # weights in NF4 are not cut
+    if is_plain and not needs.is_held(job, gpu.room(settings)):
+        return replace(recipe, sharding=settings.sharding)
+    return recipe
 
 
 def _judge(spec: JobSpec, settings: Settings) -> JudgeSpec:
