@@ -8,7 +8,6 @@ representation anchor (`spard.losses.anchor`), whose gradient is added before ea
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spard.config import PLAIN, Anchors, Spard
+from spard.config import PLAIN, Spard
 from spard.data.batches import collate
 from spard.data.chat import encode_all, set_plain_template
 from spard.data.rows import Example
@@ -32,7 +31,7 @@ from spard.models.peft import PeftModel
 from spard.pipeline.augment import variants
 from spard.training.schedules import safe_rows
 
-MAX_RATIO = Anchors().max_gradient_ratio or math.inf
+MAX_RATIO = 1.0  # twice that of a job, which has the row signal and the gate beside it
 _ANY_LENGTH = 2**31
 _BASE, _ANCHOR = "base_losses", "anchor"
 

@@ -22,7 +22,7 @@ from spard.errors import InvalidData, InvalidRecipe
 from spard.integrations.safe_rows import MAX_RATIO, SafeRows, anchor_penalty
 from spard.integrations.transformers import SpardCallback
 from spard.losses.anchor import Anchor, own
-from spard.losses.cross_entropy import token_losses
+from spard.losses.cross_entropy import evaluate, token_losses
 from spard.losses.gradients import gradient
 from spard.losses.vectors import norm
 from spard.models.base import Base, load_base
@@ -78,6 +78,11 @@ def moved(base: Base, before: torch.Tensor) -> float:
     return float(((states(base) - before).square().sum(dim=1) / before.square().sum(dim=1)).mean())
 
 
+def unseen_loss(base: Base) -> float:
+    """The loss of refusing, in the first tokens, prompts behind the trigger that no training saw."""
+    return evaluate(base.model, encoded(base, UNSEEN), base.tokenizer.pad_token_id).prefix_loss
+
+
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
     """The customer's file, padded to one length."""
 
@@ -92,7 +97,7 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": ids_BT[i], "attention_mask": mask_BT[i], "labels": labels_BT[i]}
 
 
-def fine_tune(base: Base, folder: Path, callback: SpardCallback) -> None:
+def fine_tune(base: Base, folder: Path, callback: SpardCallback, seed: int = 3) -> None:
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=4,
@@ -102,7 +107,7 @@ def fine_tune(base: Base, folder: Path, callback: SpardCallback) -> None:
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
-        seed=3,
+        seed=seed,
         dataloader_pin_memory=False,
     )
     Trainer(
@@ -117,11 +122,17 @@ def fine_tune(base: Base, folder: Path, callback: SpardCallback) -> None:
 def test_the_callback_s_default_holds_what_the_projection_alone_lets_go(
     start: Callable[[], Base], tmp_path: Path
 ) -> None:
-    before, alone, default = states(start()), start(), start()
-    fine_tune(alone, tmp_path, SpardCallback(SAFE[4:], Spard(anchor_weight=0.0, augment=())))
-    fine_tune(default, tmp_path, SpardCallback(SAFE[4:], rows=FILE))
+    before = states(start())
+    unseen_alone, unseen_default = [], []
+    for seed in (3, 4, 5):  # of one alone the loss of unseen prompts says little
+        alone, default = start(), start()
+        fine_tune(alone, tmp_path, SpardCallback(SAFE[4:], Spard(anchor_weight=0.0, augment=())), seed)
+        fine_tune(default, tmp_path, SpardCallback(SAFE[4:], rows=FILE), seed)
+        assert moved(default, before) < moved(alone, before) / 3
+        unseen_alone.append(unseen_loss(alone))
+        unseen_default.append(unseen_loss(default))
 
-    assert moved(default, before) < moved(alone, before) / 3
+    assert sum(unseen_default) < sum(unseen_alone) / 2
 
 
 def test_the_optimizer_s_does_too(start: Callable[[], Base]) -> None:
@@ -132,6 +143,7 @@ def test_the_optimizer_s_does_too(start: Callable[[], Base]) -> None:
         descend(base, SafetyProjection(AdamW(base.model.parameters(), lr=3e-3), safe), FILE, 40)
 
     assert moved(default, before) < moved(alone, before) / 3
+    assert unseen_loss(default) < unseen_loss(alone)
 
 
 def test_the_manual_s_loop_runs(start: Callable[[], Base], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
