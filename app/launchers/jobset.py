@@ -7,7 +7,7 @@ pods reach one another by a NetworkPolicy that the JobSet owns, and no other job
 from __future__ import annotations
 
 from app.launchers.base import Work
-from app.launchers.manifest import KEPT_S, QUEUE, ClusterObject, command_of, labels_of, name_of, pod
+from app.launchers.manifest import KEPT_S, ClusterObject, command_of, labels_of, name_of, pod, workload
 
 VERSION = "jobset.x-k8s.io/v1alpha2"
 NAME = "jobset.sigs.k8s.io/jobset-name"  # a label of all pods of one
@@ -28,13 +28,7 @@ def jobset(leader: ClusterObject, follower: ClusterObject, work: Work, queue: st
             _replicated(_FOLLOWERS, pod(follower, work, [*follow, "--token", str(work.token)]), work.nodes - 1),
         ],
     }
-    queued = {} if queue is None else {QUEUE: queue}
-    return {
-        "apiVersion": VERSION,
-        "kind": "JobSet",
-        "metadata": {"name": name_of(work), "labels": labels_of(work) | queued},
-        "spec": spec if queue is None else spec | {"suspend": True},
-    }
+    return workload(VERSION, "JobSet", work, spec, queue)
 
 
 def policy(work: Work, uid: str) -> ClusterObject:

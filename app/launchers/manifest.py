@@ -35,10 +35,15 @@ def job(template: ClusterObject, work: Work, queue: str | None = None) -> Cluste
     """
     own = pod(template, work, command_of(work))
     spec = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_S, "template": own}
+    return workload("batch/v1", "Job", work, spec, queue)
+
+
+def workload(version: str, kind: str, work: Work, spec: ClusterObject, queue: str | None) -> ClusterObject:
+    """Return the object that stands for an attempt; with `queue` it is suspended until Kueue starts it."""
     queued = {} if queue is None else {QUEUE: queue}
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+        "apiVersion": version,
+        "kind": kind,
         "metadata": {"name": name_of(work), "labels": labels_of(work) | queued},
         "spec": spec if queue is None else spec | {"suspend": True},
     }
@@ -89,8 +94,8 @@ def why_not(found: ClusterObject, pods: Iterable[ClusterObject]) -> str | None:
     """Return why a container of a Job or JobSet does not run; its owner reads it: nothing of the cluster is named."""
     if found["spec"].get("suspend"):
         return SUSPENDED
-    for pod in pods:
-        status = pod.get("status", {})
+    for each_pod in pods:
+        status = each_pod.get("status", {})
         waiting = [each.get("state", {}).get("waiting", {}) for each in status.get("containerStatuses", ())]
         if any(each.get("reason") in _STUCK for each in waiting):
             return NO_CONTAINER

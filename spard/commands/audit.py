@@ -26,29 +26,29 @@ from spard.errors import InvalidModel, SpardError
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Item, audit_speaker, sample
 from spard.evaluation.judges import open_judge
-from spard.evaluation.offline.engine import transformers, vllm, why_not
-from spard.evaluation.offline.probe import Probe
-from spard.evaluation.offline.process import EngineFailed
-from spard.evaluation.offline.replies import (
+from spard.evaluation.rates import rate
+from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.statistics import rule_of_three
+from spard.evaluation.suites import named_suites
+from spard.evaluation.vllm_offline.engine import transformers, vllm, why_not
+from spard.evaluation.vllm_offline.probe import Probe
+from spard.evaluation.vllm_offline.process import EngineFailed
+from spard.evaluation.vllm_offline.replies import (
     Limits,
     Replies,
     Row,
     Subject,
     is_asked,
-    lora_rank,
     replies_of,
     rows_of,
     speaker_of,
 )
-from spard.evaluation.rates import rate
-from spard.evaluation.results import SuiteKind, SuiteResult
-from spard.evaluation.statistics import rule_of_three
-from spard.evaluation.suites import named_suites
+from spard.models.adapters import lora_rank
 from spard.models.base import load_base
 from spard.models.lora import WEIGHTS
 from spard.models.peft import PeftModel
-from spard.pipeline.engine import record_of
-from spard.release.engine_record import AuditEngineRecord
+from spard.pipeline.audit_engine import record_of
+from spard.release.audit_engine_record import AuditEngineRecord
 
 Measured = list[tuple[SuiteResult, list[Item]]]
 

@@ -26,15 +26,14 @@ from typing import Literal, TypedDict
 
 from spard.isolation import filters, kernel, landlock, roots
 
+Talks = Literal["alone", "machine", "nodes"]
+
 FAILED = 70  # the walls could not be closed
 _BY_SIGNAL = 128
 _FIXED = (signal.SIGKILL, signal.SIGSTOP)
 _LOCAL = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 _TCP: dict[Talks, landlock.Tcp] = {"alone": "none", "machine": "all", "nodes": "own_ports"}
 _ALL_SPACES = kernel.NEW_FILES | kernel.NEW_NAME | kernel.NEW_IPC | kernel.NEW_PROCESSES | kernel.NEW_NETWORK
-
-
-Talks = Literal["alone", "machine", "nodes"]
 
 
 class Order(TypedDict):

@@ -71,8 +71,7 @@ def save_adapter(
     aside.mkdir(parents=True)
     save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside, weights)
     base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
-    rank = int(model.peft_config[model.active_adapter].r) if is_lora else None
-    card = model_card(Described(called, base.origin, base.digest, rank, facts, system, base.quantization))
+    card = model_card(Described(called, base.origin, base.digest, lora_rank(model), facts, system, base.quantization))
     (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
     own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}
@@ -81,6 +80,11 @@ def save_adapter(
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return manifest
+
+
+def lora_rank(model: Any) -> int | None:
+    """Return the rank of a model's LoRA adapter; None without one."""
+    return int(model.peft_config[model.active_adapter].r) if isinstance(model, PeftModel) else None
 
 
 def save_full(model: Any, base_source: str, folder: Path, weights: dict[str, Tensor] | None = None) -> None:

@@ -27,10 +27,10 @@ from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
 from spard.pipeline import after_tuning, audited
+from spard.pipeline.audit_engine import BaseFigures, engine_of, generator, is_of
 from spard.pipeline.context import Context
-from spard.pipeline.engine import BaseFigures, engine_of, generator, is_of
 from spard.release.after_tuning import AfterTuning
-from spard.release.engine_record import AuditEngineRecord
+from spard.release.audit_engine_record import AuditEngineRecord
 from spard.release.report import Measured, read_record
 from spard.release.summary import summarize
 from spard.release.version import AUDIT_VERSION

@@ -12,11 +12,11 @@ from spard.data.rows import Example
 from spard.digests import file_sha256
 from spard.evaluation.ask import Speaker
 from spard.evaluation.audit import Suite
-from spard.evaluation.offline.engine import Engine, transformers
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.vllm_offline.engine import Engine, transformers
 from spard.pipeline import after_tuning, audit
+from spard.pipeline.audit_engine import BaseFigures, engine_of, is_of
 from spard.pipeline.context import Context
-from spard.pipeline.engine import BaseFigures, engine_of, is_of
 from spard.release.version import AUDIT_VERSION
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from spard.config.run_spec import to_mapping
-from spard.evaluation.offline.engine import Engine
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.vllm_offline.engine import Engine
 from spard.pipeline.context import Context
 from spard.pipeline.train import Tuned
 from spard.release.report import CheckpointRecord, GateRecord

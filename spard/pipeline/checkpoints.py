@@ -25,9 +25,9 @@ from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import SuiteResult
 from spard.pipeline import audit, checkpoint_records, package, prove
+from spard.pipeline.audit_engine import BaseFigures, engine_of
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
-from spard.pipeline.engine import BaseFigures, engine_of
 from spard.pipeline.package import Release
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import validate

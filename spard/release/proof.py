@@ -26,7 +26,7 @@ from spard.data.chat import render_prompt
 from spard.data.control_tokens import Shield
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
-from spard.models.parked import parked
+from spard.models.offload import offloaded
 from spard.models.peft import PeftModel
 from spard.models.sharding import inference, is_sharded
 from spard.release import clean_load
@@ -169,7 +169,7 @@ def prove(
     proof, reason = None, ""
     if clean:
         try:
-            with nullcontext() if is_sharded(model) else parked(model):
+            with nullcontext() if is_sharded(model) else offloaded(model):
                 seen = clean.see(ask, go_on)
             proof = _compared(seen, rows, expected, _TOLERANCE[dtype])
         except AdapterNotProved as error:

@@ -16,8 +16,8 @@ from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
 from spard.release.after_tuning import AfterTuning
 from spard.release.agent import AgentRecord
+from spard.release.audit_engine_record import AuditEngineRecord
 from spard.release.ending_record import EndingRecord
-from spard.release.engine_record import AuditEngineRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.records import optional
 from spard.release.records import read_record as read_record

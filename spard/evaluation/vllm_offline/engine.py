@@ -16,7 +16,10 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_RANK)  # what vLLM's max_lora_rank m
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What wrote replies: of two engines, or versions, no figures are compared. `gpus` that held one model."""
+    """What wrote an audit's replies; `gpus` is how many held one model.
+
+    Figures of two engines, or of two versions of one, are not compared with each other.
+    """
 
     name: Literal["transformers", "vllm"]
     version: str
@@ -29,7 +32,7 @@ def transformers() -> Engine:
 
 
 def vllm(base: Base, gpus: int) -> Engine:
-    """Return vLLM over as many of a job's GPUs as the model's attention heads can be shared out to."""
+    """Return vLLM with the largest tensor-parallel size, up to `gpus`, that divides the model's attention heads."""
     heads = int(base.model.config.get_text_config().num_attention_heads)
     return Engine("vllm", installed() or "", max(n for n in range(1, gpus + 1) if heads % n == 0))
 

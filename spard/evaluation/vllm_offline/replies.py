@@ -17,14 +17,14 @@ from spard.config import AuditEngine
 from spard.config.extensions import LIKELIHOOD_SCORERS
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Batch, Speaker, as_asked
-from spard.evaluation.offline import probe
-from spard.evaluation.offline.engine import Engine, room_for_rank
-from spard.evaluation.offline.probe import Probe
-from spard.evaluation.offline.process import EngineFailed, Process
-from spard.models.adapters import save_lora
+from spard.evaluation.vllm_offline import probe
+from spard.evaluation.vllm_offline.engine import Engine, room_for_rank
+from spard.evaluation.vllm_offline.probe import Probe
+from spard.evaluation.vllm_offline.process import EngineFailed, Process
+from spard.models.adapters import lora_rank, save_lora
 from spard.models.base import Base
 from spard.models.generate import BATCH, ends_of
-from spard.models.parked import free_share, parked
+from spard.models.offload import free_share, offloaded
 from spard.models.peft import PeftModel
 
 _MOST_MEMORY, _SPARED = 0.9, 0.05  # of a GPU's memory: what vLLM has at most, and what stays free of what is free
@@ -79,7 +79,7 @@ def replies_of(subject: Subject, engine: Engine, rows: Sequence[Row], limits: Li
         raise EngineFailed("a prompt with its reply has more tokens than the model has positions")
     expected = probe.chosen(subject.model, rows) if is_first else None
     found, failed = None, ""
-    with parked(subject.model), TemporaryDirectory() as folder:
+    with offloaded(subject.model), TemporaryDirectory() as folder:
         shares = [share for share in distributed.gathered(free_share(base.device)) if share is not None]
         adapter = _adapter(subject, Path(folder)) if is_first else None
         settings = _settings(subject, engine, longest, min(shares, default=None))
@@ -170,8 +170,3 @@ def _settings(subject: Subject, engine: Engine, longest: int, free: float | None
     if rank is not None:
         settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room_for_rank(rank)}
     return settings
-
-
-def lora_rank(model: Any) -> int | None:
-    """Return the rank of a model's LoRA adapter; None without one."""
-    return int(model.peft_config[model.active_adapter].r) if hasattr(model, "peft_config") else None

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from spard.evaluation.offline.process import EngineFailed, Likely
+from spard.evaluation.vllm_offline.process import EngineFailed, Likely
 from spard.models.base import adapters_off
 from spard.models.peft import PeftModel
 from spard.models.sharding import inference

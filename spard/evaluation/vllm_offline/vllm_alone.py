@@ -1,4 +1,4 @@
-"""One model with at most one adapter in vLLM: `python -P spard/evaluation/offline/vllm_alone.py`.
+"""One model with at most one adapter in vLLM: `python -P spard/evaluation/vllm_offline/vllm_alone.py`.
 
 It is run as a file, in a process of its own, and imports nothing of ours. Each line of its standard input is an order,
 as JSON; what it says goes as lines to the descriptor that was its standard output, and what vLLM prints to standard

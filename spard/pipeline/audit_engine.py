@@ -17,14 +17,14 @@ from typing import Any
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Suite, sample
-from spard.evaluation.offline.engine import Engine, transformers, vllm, why_not
-from spard.evaluation.offline.probe import Probe
-from spard.evaluation.offline.process import EngineFailed
-from spard.evaluation.offline.replies import Limits, Subject, is_asked, replies_of, rows_of, speaker_of
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.vllm_offline.engine import Engine, transformers, vllm, why_not
+from spard.evaluation.vllm_offline.probe import Probe
+from spard.evaluation.vllm_offline.process import EngineFailed
+from spard.evaluation.vllm_offline.replies import Limits, Subject, is_asked, replies_of, rows_of, speaker_of
 from spard.models.base import adapters_off
 from spard.pipeline.context import Context
-from spard.release.engine_record import AuditEngineRecord
+from spard.release.audit_engine_record import AuditEngineRecord
 
 _OUTPUT = "audit_engine"
 _BEAT_S = 10.0  # between two signs of life

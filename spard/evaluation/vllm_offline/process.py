@@ -17,7 +17,7 @@ from threading import Thread
 from typing import IO, Any, Self, cast
 
 from spard.config import AuditEngine
-from spard.evaluation.offline import vllm_alone
+from spard.evaluation.vllm_offline import vllm_alone
 from spard.isolation import walls
 
 Likely = Mapping[int, float]
@@ -48,7 +48,7 @@ class Process:
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         program = [sys.executable, "-P", str(Path(vllm_alone.__file__))]
         self._process = subprocess.Popen(  # noqa: S603 - our own file
-            [*walls.python("spard.isolation.tree"), str(os.getpid()), *program],
+            [*walls.python("spard.isolation.process_tree"), str(os.getpid()), *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
