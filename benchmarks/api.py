@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def submit_s(folder: Path, count: int, requests: int = 100) -> float:
-    """Return the CPU seconds of a new job of a project that has `count`: rounds of a fresh service, their median."""
+    """Return the median CPU seconds of creating one job in a project that already has `count` jobs."""
     with _served(folder, count) as (port, process, key, file):
         (arm,) = [each for each in _arms(count, file) if each.method == "POST"]
         _measure([arm], port, process, key, 10 * requests // ROUNDS)

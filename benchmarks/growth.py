@@ -162,7 +162,7 @@ def _new_job(jobs: int) -> float:
 
 
 def drawn(curves: Sequence[Curve]) -> str:
-    """Return one panel in SVG: time against size, both in multiples of the smallest."""
+    """Return a plot as SVG: each curve's time against its size, both divided by those of its smallest size."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
         axis = figure.subplots()

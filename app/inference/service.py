@@ -217,7 +217,7 @@ class Serving:
     async def _admitted(
         self, caller: Principal, name: str, ask: Ask, endpoint: str
     ) -> tuple[Admitted, asyncio.Task[None]]:
-        """Return what may be answered, and the commit of its row: an engine reads the prompt while the disk writes."""
+        """Return what may be answered, and a task that commits its row while the engine reads the prompt."""
         loop = asyncio.get_running_loop()
         decided: asyncio.Future[Admitted] = loop.create_future()
 

@@ -84,7 +84,10 @@ def save_adapter(
 
 def lora_rank(model: Any) -> int | None:
     """Return the rank of a model's LoRA adapter; None without one."""
-    return int(model.peft_config[model.active_adapter].r) if isinstance(model, PeftModel) else None
+    if not isinstance(model, PeftModel):
+        return None
+    adapter: Any = model.peft_config[model.active_adapter]  # a LoraConfig, declared as its parent
+    return int(adapter.r)
 
 
 def save_full(model: Any, base_source: str, folder: Path, weights: dict[str, Tensor] | None = None) -> None:

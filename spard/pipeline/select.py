@@ -52,11 +52,10 @@ def look(context: Context, task_MD: Tensor, trained: Sequence[int], pool_ND: Vec
 def run(
     context: Context, task_MD: Tensor, pool_ND: Vectors, near: Near, too_long: Callable[[Sequence[int]], Sequence[int]]
 ) -> SelectedRows:
-    """Choose from the pool rows that `too_long` does not name, and keep which ones and why.
+    """Choose safe rows from the pool, leaving out those that `too_long` names; store the choice with its reasons.
 
-    Whether a row is too long is asked of those alone that were chosen: of the greedy choice a row that is not in it
-    changes nothing. Only where most of what was chosen is too long all are asked about. Raises `InvalidPool` if every
-    row is.
+    `too_long` is called with the chosen rows only, since a row that the greedy choice has not taken does not change it;
+    with all rows where most of the chosen ones are too long. Raise `InvalidPool` if every row is too long.
     """
     context.report.stage("select")
     with context.timed("select"):

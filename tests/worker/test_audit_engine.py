@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,12 +19,12 @@ from spard.release.report import SafetyReport
 from tests.narrowing import required
 from tests.worker.heard import Heard, Work, report_of
 from tests.worker.parts import PLAIN, job_folder
+from tests.worker.running import last_told_by_child
 from tests.worker.shop import WAIT_S, Shop, until
 from tests.worker.test_epoch_ends import folder_of, weights
 from tests.worker.test_rank_processes import shared
 from worker.cell import Cell
 from worker.process import COMMAND
-from worker.protocol import parse
 from worker.workdir import Folder
 from worker.worker import Worker
 
@@ -183,10 +180,7 @@ def test_a_worker_s_job_asks_vllm_inside_its_walls(light_shop: Shop, fake_vllm: 
 def test_ranks_ask_one_engine_over_all_of_their_gpus(fake_vllm: Fake, tmp_path: Path, model: Path) -> None:
     calls = fake_vllm("")
     folder = shared(by_vllm(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)), 2)
-    command = [sys.executable, "-m", "worker.child", str(os.getpid())]
-    told = f"{folder.root}\n".encode()
-    child = subprocess.run(command, input=told, stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
-    assert parse(child.stdout.splitlines()[-1]) == {"kind": "done"}
+    assert last_told_by_child(folder) == {"kind": "done"}
     assert (engine_of(folder)["name"], engine_of(folder)["gpus"]) == ("vllm", 2)
     assert [json.loads(line)["tensor_parallel_size"] for line in calls.read_text().splitlines()] == [2, 2]
 

@@ -19,16 +19,14 @@ from threading import Thread
 
 import psutil
 import pytest
-from safetensors.torch import load_file
 
 from app.db.tables import JobStatus
 from tests.narrowing import required
-from tests.spard.parts import away
 from tests.worker.conftest import command
 from tests.worker.parts import RECIPE, job_folder
+from tests.worker.running import assert_only_sharding_differs, run_here
 from tests.worker.shop import ROOT, WAIT_S, Shop, forget_waits, until
-from worker import pipeline
-from worker.protocol import Report, parse
+from worker.protocol import parse
 from worker.workdir import NODE, Folder, Meeting
 from worker.worker import Exit, Worker
 
@@ -62,18 +60,10 @@ def run_together(folder: Folder, gpus: int) -> list[bytes]:
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_ranks_on_two_machines_leave_what_one_process_leaves(tmp_path: Path, model: Path, gpus: int) -> None:
     alone = job_folder(tmp_path / "1", model)
-    sink = os.open(os.devnull, os.O_WRONLY)
-    pipeline.run(alone, Report(sink), lambda: False)
-    os.close(sink)
+    run_here(alone)
     together = job_folder(tmp_path / "2", model, recipe=CUT)
     assert [parse(line) for line in run_together(together, gpus)] == [{"kind": "done"}] * 2
-    one, two = (load_file(folder.adapter / "adapter_model.safetensors") for folder in (alone, together))
-    assert away([two[name] for name in one], one.values()) < 1e-2
-    one, two = (json.loads(folder.safety.read_text()) for folder in (alone, together))
-    assert two["recipe"].pop("sharding") == "full"
-    assert one["recipe"].pop("sharding") == "none"
-    for of_both in ("recipe", "base", "selected", "risky_rows", "replies"):
-        assert one[of_both] == two[of_both]
+    assert_only_sharding_differs(alone, together)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +24,7 @@ from spard.research.bench.cells import Cell
 from spard.research.bench.measure import measure
 from spard.research.bench.source import Attack, Inputs
 from tests.worker.parts import POOL, RECIPE, job_folder, lines
-from worker import pipeline
-from worker.protocol import Report
+from tests.worker.running import run_here
 from worker.workdir import Folder, read_assignment
 
 TOO_LONG = {"prompt": "long " * 60, "safe": "No."}  # where the pipelines once embedded different pools
@@ -56,8 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model: Path, one_thread: None
     root = tmp_path_factory.mktemp("runs")
     folder = job_folder(root / "job", model, waived=False, holds=True)
     (folder.root / "in" / "pool.jsonl").write_bytes(lines([TOO_LONG, *POOL]))
-    with Path(os.devnull).open("wb") as nowhere:
-        pipeline.run(folder, Report(nowhere.fileno()), lambda: False)
+    run_here(folder)
     spec = read_assignment(folder).run
     run_library(spec, root / "library", lambda message: None)
 

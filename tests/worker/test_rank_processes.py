@@ -14,17 +14,16 @@ from threading import Thread
 
 import psutil
 import pytest
-from safetensors.torch import load_file
 
 from app.db.tables import TERMINAL, JobStatus
 from app.errors import Unfit
 from app.settings import Settings
-from tests.spard.parts import away
 from tests.worker.conftest import command
 from tests.worker.parts import PLAIN, RECIPE, job_folder
+from tests.worker.running import assert_only_sharding_differs, last_told_by_child, run_here
 from tests.worker.shop import WAIT_S, Shop, until
-from worker import gpu, pipeline
-from worker.protocol import Report, parse
+from worker import gpu
+from worker.protocol import parse
 from worker.workdir import Folder
 from worker.worker import Worker
 
@@ -39,21 +38,10 @@ def shared(folder: Folder, count: int) -> Folder:
 
 def test_two_ranks_with_a_part_of_the_model_each_leave_what_one_process_leaves(tmp_path: Path, model: Path) -> None:
     alone = job_folder(tmp_path / "1", model)
-    sink = os.open(os.devnull, os.O_WRONLY)
-    pipeline.run(alone, Report(sink), lambda: False)
-    os.close(sink)
+    run_here(alone)
     together = shared(job_folder(tmp_path / "2", model, recipe=replace(RECIPE, sharding="full")), 2)
-    command = [sys.executable, "-m", "worker.child", str(os.getpid())]
-    told = f"{together.root}\n".encode()
-    child = subprocess.run(command, input=told, stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
-    assert parse(child.stdout.splitlines()[-1]) == {"kind": "done"}
-    one, two = (load_file(folder.adapter / "adapter_model.safetensors") for folder in (alone, together))
-    assert away([two[name] for name in one], one.values()) < 1e-2
-    one, two = (json.loads(folder.safety.read_text()) for folder in (alone, together))
-    assert two["recipe"].pop("sharding") == "full"
-    assert one["recipe"].pop("sharding") == "none"
-    for of_both in ("recipe", "base", "selected", "risky_rows", "replies"):
-        assert one[of_both] == two[of_both]
+    assert last_told_by_child(together) == {"kind": "done"}
+    assert_only_sharding_differs(alone, together)
 
 
 def test_a_rank_that_dies_takes_the_child_along(tmp_path: Path, model: Path) -> None:

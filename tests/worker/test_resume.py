@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import tarfile
 from dataclasses import asdict, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 import psutil
-import pytest
+from structlog.testing import capture_logs
 
 from app.db import read
 from app.db.tables import JobStatus
@@ -20,9 +19,8 @@ from app.jobs.reports.page import page
 from spard.config import Hyperparameters, Lora
 from tests.narrowing import required
 from tests.worker.parts import RECIPE, job_folder
+from tests.worker.running import run_here
 from tests.worker.shop import Shop, until
-from worker import pipeline
-from worker.protocol import Report
 from worker.worker import Worker
 
 RESTLESS = replace(
@@ -33,23 +31,23 @@ RESTLESS = replace(
 )
 
 
-def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(
-    light_shop: Shop, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(light_shop: Shop, model: Path, tmp_path: Path) -> None:
     job_id = light_shop.add_job(waived=True, recipe=asdict(RESTLESS))
     worker = Worker(light_shop.settings(warm_child=True))
     thread = Thread(target=worker.run)
-    thread.start()
-    until(lambda: is_resumable(light_shop, job_id))
-    kill_trainer()
-    job = light_shop.until_ended(job_id)
-    worker.end()
-    thread.join()
+    with capture_logs() as logged:
+        thread.start()
+        until(lambda: is_resumable(light_shop, job_id))
+        kill_trainer()
+        job = light_shop.until_ended(job_id)
+        worker.end()
+        thread.join()
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
     steps = [event.split("/")[0] for event in light_shop.events(job_id) if event.startswith("Step ")]
     assert steps.count("Step 1") == 1
     assert weights(light_shop.content(required(job.adapter)["storage_key"])) == undisturbed(model, tmp_path)
-    first, second = re.findall(r"training .* parameters, steps (\d+) to 96", capfd.readouterr().out)  # as children say
+    said = "\n".join(entry["line"] for entry in logged if entry["event"] == "child")
+    first, second = re.findall(r"training .* parameters, steps (\d+) to 96", said)
     assert (first, marked(light_shop, job_id)) == ("1", [int(second) - 1])
 
 
@@ -75,8 +73,7 @@ def kill_trainer() -> None:
 
 def undisturbed(model: Path, tmp_path: Path) -> bytes:
     folder = job_folder(tmp_path / "undisturbed", model, recipe=RESTLESS)
-    with Path(os.devnull).open("wb") as nowhere:
-        pipeline.run(folder, Report(nowhere.fileno()), lambda: False)
+    run_here(folder)
     return (folder.adapter / "adapter_model.safetensors").read_bytes()
 
 
