@@ -6,7 +6,8 @@ the handing over of the folder until the job says that it embeds, selects, train
 CPU seconds of all its processes until then. The first job pays for what is worked out once: the pool's embeddings and
 lengths, the base model's audit. What a file hides behind triggers the base model is asked anew, which the poisoned one
 shows (`--file poisoned.jsonl`).
-Without --lab one is made, whose base model is hardly trained.
+Without --lab one is made, whose base model is hardly trained. The last line is the CPU time of a child's imports,
+beside that of the same imports with garbage collected meanwhile.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import psutil
@@ -32,6 +37,7 @@ from worker.weights import digests_of
 from worker.workdir import Assignment, Folder, write_assignment
 
 MARKS = ("embed", "select", "train", "first step", "CPU s")
+PLAIN = "gc.disable = gc.freeze = lambda: None"  # what `without_collections` would do is not done
 WARM_S = 20.0  # until a child's imports are done
 
 
@@ -54,6 +60,26 @@ def main() -> None:
             found = _marks(child, _folder(root / f"job-{number}", lab / asked.file, lab, root / "cache", asked.rows))
             child.kill()
             print(f"{number:12}" + "".join(f"{found[name]:12.2f}" if name in found else f"{'-':>12}" for name in MARKS))
+    _print_imports(rounds=7)
+
+
+def _print_imports(rounds: int) -> None:
+    """Print the CPU seconds of a child's imports, and of the same ones as Python does them by itself."""
+    programs = {"child": "import worker.child", "plain": f"import gc; {PLAIN}; import worker.child"}
+    taken: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(rounds):
+        for name, program in programs.items():
+            before = _children_cpu_s()
+            subprocess.run([sys.executable, "-c", program], check=True)
+            taken[name].append(_children_cpu_s() - before)
+    ratios = sorted(plain / child for child, plain in zip(taken["child"], taken["plain"], strict=True))
+    print(f"imports of a child: {median(taken['child']):.2f} CPU s; with garbage collected meanwhile ", end="")
+    print(f"{median(ratios):.2f} times that ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _marks(child: Child, folder: Folder) -> dict[str, float]:

@@ -16,12 +16,15 @@ from threading import Event
 from types import FrameType
 
 from app.ops.processes import die_with_parent
-from spard.release.proof import CleanProcess
-from worker import pipeline
-from worker.distributed import run_ranks
-from worker.failures import Failed, failure
-from worker.protocol import Report
-from worker.workdir import NODE, Folder, read_assignment
+from worker.imports import without_collections
+
+with without_collections():
+    from spard.release.proof import CleanProcess
+    from worker import pipeline
+    from worker.distributed import run_ranks
+    from worker.failures import Failed, failure
+    from worker.protocol import Report
+    from worker.workdir import NODE, Folder, read_assignment
 
 _STDIN = 0
 

@@ -12,12 +12,15 @@ import sys
 from pathlib import Path
 
 from app.ops.processes import die_with_parent
-from spard import distributed
-from worker import pipeline
-from worker.distributed import leave_word
-from worker.failures import failure
-from worker.protocol import Report
-from worker.workdir import Folder
+from worker.imports import without_collections
+
+with without_collections():
+    from spard import distributed
+    from worker import pipeline
+    from worker.distributed import leave_word
+    from worker.failures import failure
+    from worker.protocol import Report
+    from worker.workdir import Folder
 
 _STDIN = 0
 

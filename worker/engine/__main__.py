@@ -16,12 +16,15 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-import torch
-
 from app.inference.protocol import Said
 from app.ops.processes import die_with_parent
-from spard.models.base import load_base
-from worker.engine.serve import Engine, read_lines
+from worker.imports import without_collections
+
+with without_collections():
+    import torch
+
+    from spard.models.base import load_base
+    from worker.engine.serve import Engine, read_lines
 
 _FIRST_TO_GO = "1000"  # among processes that the kernel ends for want of memory
 
