@@ -109,7 +109,9 @@ class Need:
     """The least memory that a job can be trained in, one row at a time.
 
     alone   bytes of a GPU that trains it by itself
-    shared  those of them that GPUs can share out between them: of the model's frozen or trained weights
+    shared  those of them that GPUs can share out between them: of the model's frozen or trained weights, less the
+            layers that each GPU makes whole while it computes. Of two GPUs the need is exact; of more it is at most
+            those layers too large, never too small.
     """
 
     alone: int
@@ -153,7 +155,8 @@ def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
 def need(shape: Shape, trained: Trained, longest: int) -> Need:
     """Return the least memory of a training whose longest row has so many tokens."""
     peak = _peak(shape, trained, longest, checkpointing=True, ranks=1)
-    return Need(int((peak + _CONTEXT) / (1 - _FRAGMENTS)) + 1, int(_split(shape, trained) / (1 - _FRAGMENTS)))
+    shared = max(0, _split(shape, trained) - 2 * _gathered(shape, trained))
+    return Need(int((peak + _CONTEXT) / (1 - _FRAGMENTS)) + 1, int(shared / (1 - _FRAGMENTS)))
 
 
 def _cut(
@@ -203,11 +206,10 @@ def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, r
     """Return the bytes of tensors on one of `ranks` GPUs that share out the model, at their most."""
     split = _split(shape, trained)
     whole = memory.weights(shape, trained) + memory.trained_state(shape, trained)
-    gathered = 2 * shape.layer_parameters * (memory.weights(shape, trained) // shape.parameters) if ranks > 1 else 0
     return (
         whole
         - split * (ranks - 1) // ranks
-        + gathered  # of a layer and the next one, which is fetched meanwhile
+        + (_gathered(shape, trained) if ranks > 1 else 0)
         + memory.saved(shape, trained, tokens, checkpointing=checkpointing)
         + memory.work(shape, trained, tokens, checkpointing=checkpointing)
         + memory.unpacked(shape, trained)
@@ -223,6 +225,11 @@ def _split(shape: Shape, trained: Trained) -> int:
         return 0
     weights = memory.weights(shape, trained)
     return weights if trained.lora else weights + memory.trained_state(shape, trained)
+
+
+def _gathered(shape: Shape, trained: Trained) -> int:
+    """Return the bytes of what each GPU makes whole of a model that is cut: a layer, and the next one meanwhile."""
+    return 2 * shape.layer_parameters * (memory.weights(shape, trained) // shape.parameters)
 
 
 def _gib(size: int) -> str:

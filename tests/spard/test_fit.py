@@ -144,6 +144,17 @@ def test_the_least_that_a_job_needs_is_what_a_plan_finds_enough() -> None:
         assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest), little).fits
 
 
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_the_least_that_a_job_needs_on_several_gpus_is_enough_for_a_plan(count: int) -> None:
+    for name, longest in product(MODELS, LENGTHS):
+        least = need(SHAPES[name], Trained(Lora()), longest).on(count)
+        enough, little = (
+            Gpus(int(least * part), count, shards="always") for part in (1.001, 0.99 if count == 2 else 0.8)
+        )
+        assert fit(SHAPES[name], Trained(Lora()), Load(16, longest), enough).fits
+        assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest), little).fits
+
+
 def test_preference_pairs_and_long_safe_batches_take_more() -> None:
     shape, trained, gpu = SHAPES["8B"], Trained(Lora()), Gpus(80 * GIB)
     answers = required(fit(shape, trained, Load(16, 2048), gpu).micro_batch_size)
