@@ -103,6 +103,7 @@ class Settings(BaseSettings):
     launch_queue: str | None = None  # Kueue's LocalQueue that holds them back; None: they start at once
     launch_most: int = Field(default=100, ge=1, le=10_000)  # of them at once, waiting or running
     launch_gpu_gib: float | None = Field(default=None, gt=0)  # memory of a GPU; None: a pod has its template's GPUs
+    launch_gpus_per_node: int = Field(default=8, ge=1, le=64)  # that a job may get
     launch_nodes: int = Field(default=1, ge=1, le=64)  # that a job may get where one holds it not; above 1: JobSet
     launch_s: float = Field(default=10.0, gt=0)  # between two looks
 

@@ -52,7 +52,8 @@ def run(settings: Settings) -> None:
         with suppress(Away):  # each look says so too
             launcher.check()
         gib = settings.launch_gpu_gib
-        bounds = Bounds(settings.launch_most, None if gib is None else int(gib * GIB), settings.launch_nodes)
+        gpu_bytes = None if gib is None else int(gib * GIB)
+        bounds = Bounds(settings.launch_most, gpu_bytes, settings.launch_gpus_per_node, settings.launch_nodes)
         log.info("looks for jobs of namespace %s every %g s", settings.launch_namespace, settings.launch_s)
         repeat(partial(reconcile.look, engine, launcher, bounds), stop, settings.launch_s, "could not look")
     engine.dispose()

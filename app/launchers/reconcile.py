@@ -28,25 +28,30 @@ AGAIN_S = 60.0  # after work has ended without a claim, until it is started agai
 REFUSED = "The cluster does not take its work."
 TOO_LARGE = "No number of GPUs that a job may have has the memory for it."
 
-_COUNTS = (1, 2, 4, 8)  # of the GPUs of a node that a job may get
 _AT_ONCE = 500  # rows of one statement
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many jobs the cluster has at most, waiting or running, the memory of each GPU, and the nodes of a job.
+    """How many jobs the cluster has at most, waiting or running, the memory of each GPU, and what one job may get.
 
-    `gpu_bytes` None: unknown, and each job has what its template says.
+    `gpu_bytes` None: unknown, and each job has what its template says. `gpus` are those of a node.
     """
 
     jobs: int = 100
     gpu_bytes: int | None = None
+    gpus: int = 8
     nodes: int = 1
 
     @property
     def room(self) -> Room:
         """What the largest job has."""
-        return Room(self.gpu_bytes, _COUNTS[-1] * self.nodes)
+        return Room(self.gpu_bytes, self.gpus * self.nodes)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many GPUs of one node a job may have: 1, 2, 4 and so on, and all of them."""
+        return [*(1 << power for power in range((self.gpus - 1).bit_length())), self.gpus]
 
 
 def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
@@ -88,11 +93,11 @@ def work_for(job: Job, bounds: Bounds) -> Work:
     """
     if bounds.gpu_bytes is None or job.memory_bytes is None:
         return Work(job.id, job.lease_token)
-    need, most = Need(job.memory_bytes, job.shared_bytes), _COUNTS[-1]
-    on_one = ((gpus, 1) for gpus in _COUNTS)
-    on_several = ((most, nodes) for nodes in range(2, bounds.nodes + 1))
+    need = Need(job.memory_bytes, job.shared_bytes)
+    on_one = ((gpus, 1) for gpus in bounds.counts)
+    on_several = ((bounds.gpus, nodes) for nodes in range(2, bounds.nodes + 1))
     ways = (way for way in (*on_one, *on_several) if need.on(math.prod(way)) <= bounds.gpu_bytes)
-    return Work(job.id, job.lease_token, *next(ways, (most, 1)))
+    return Work(job.id, job.lease_token, *next(ways, (bounds.gpus, 1)))
 
 
 def _start(launcher: Launcher, work: Work) -> str | None:

@@ -153,6 +153,21 @@ def test_on_one_node_such_a_job_is_too_large(engine: Engine, add_job: AddJob) ->
     assert (cluster.made, job_of(engine, job_id).launch_reason) == ([], reconcile.TOO_LARGE)
 
 
+@pytest.mark.parametrize(("gpus", "limit", "nodes"), [(4, "4", 4), (6, "6", 3), (16, "16", 1), (1, None, None)])
+def test_a_job_gets_no_more_gpus_than_a_node_has(
+    engine: Engine, add_job: AddJob, gpus: int, limit: str | None, nodes: int | None
+) -> None:
+    job_id, cluster = add_job(**FAR), Cluster()
+    look(engine, cluster, **(NODES | {"gpus": gpus, "nodes": 4}))
+    if limit is None:
+        assert (cluster.made, job_of(engine, job_id).launch_reason) == ([], reconcile.TOO_LARGE)
+        return
+    pods = [*cluster.jobs.values(), *cluster.sets.values()]
+    assert f"'{manifest.GPU}': '{limit}'" in str(pods)
+    parts = cluster.sets[f"{job_id}-0"]["spec"]["replicatedJobs"] if nodes != 1 else []
+    assert sum(each["template"]["spec"]["parallelism"] for each in parts) == (nodes if nodes != 1 else 0)
+
+
 @pytest.mark.parametrize("is_claimed", [False, True])
 def test_pods_that_were_left_apart_are_connected_at_the_next_look(
     engine: Engine, add_job: AddJob, is_claimed: bool
