@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
+LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests/spard/test_ranks.py \
+  tests/spard/test_broken_off.py tests/app/inference/test_released.py tests/app/launchers/test_reconcile.py \
+  tests/app/test_held_out.py tests/legacy/test_side_by_side.py tests/test_demo.py
+
 .PHONY: help setup demo test coverage soak clients check docs house mutants lock clean
 
 help:  ## list the commands
@@ -25,8 +29,8 @@ demo: setup  ## run a poisoned file through the service, undefended and defended
 test: setup  ## run the tests
 	$(BIN)/python -m pytest -n 2
 
-soak: setup  ## inject 1,000 faults and 200 kills for each defense, run all clients; FAULT_SEED=N repeats a run
-	SPARD_SOAK=1 $(BIN)/python -m pytest tests/faults tests/spard/test_isolation.py tests/app/inference/test_released.py
+soak: setup  ## run the long tests at full length (1,000 faults, 200 kills) and all clients; FAULT_SEED=N repeats a run
+	SPARD_SOAK=1 $(BIN)/python -m pytest $(LONG)
 	$(BIN)/python -m tests.clients
 
 clients: setup  ## install and run other people's clients against the service; ONLY=KEYS INFERENCE=1 WRITE=1

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import Unfit
+from app.variable_groups import PREFIX, Group, GroupSource
 from spard.config import AuditEngine, GateThresholds, JudgeSpec, Sharding
 from spard.config.agent import KEY as AGENT_KEY
-from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
 
-_PREFIX = "SPARD_"
+GROUPS = {"audit_engine": Group(AuditEngine), "judge": Group(JudgeSpec), "gate": Group(GateThresholds, None)}
 
 
 def _listed(text: Any) -> Any:
@@ -31,25 +27,10 @@ def _listed(text: Any) -> Any:
 Names = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Variables that together make one dataclass: each of its fields has one, named after it."""
-
-    kind: type
-    named: str | None = "name"  # the field whose variable is the group's own name
-
-    def variable(self, group: str, field: str) -> str:
-        """Return the name of the variable that sets a field."""
-        return (f"{_PREFIX}{group}" + ("" if field == self.named else f"_{field}")).upper()
-
-
-_GROUPS = {"audit_engine": _Group(AuditEngine), "judge": _Group(JudgeSpec), "gate": _Group(GateThresholds, None)}
-
-
 class Settings(BaseSettings):
     """The defaults are the embedded mode: SQLite, a folder, no broker, loopback."""
 
-    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
 
     data_dir: Path = Path("data")
     database_url: SecretStr | None = None  # None: SQLite under data_dir; else postgresql+psycopg://...
@@ -158,7 +139,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read the environment alone, groups first."""
-        return init_settings, _GroupSource(settings_cls), env_settings
+        return init_settings, GroupSource(settings_cls, GROUPS), env_settings
 
     def judge_key(self, judge: JudgeSpec) -> str | None:
         """Return the key of a judge's or the auditing agent's endpoint, if it is set."""
@@ -200,37 +181,6 @@ class Settings(BaseSettings):
         return self.data_dir.resolve() / "work"
 
 
-class _GroupSource(PydanticBaseSettingsSource):
-    """Gathers the variables of each group into one mapping."""
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        """Return nothing: no single field is read here."""
-        return None, field_name, False
-
-    def __call__(self) -> dict[str, object]:
-        """Return group -> field -> value, for the variables that are set."""
-        environment = {name.upper(): value for name, value in os.environ.items()}
-        found = {name: _read(name, group, environment) for name, group in _GROUPS.items()}
-        return {name: values for name, values in found.items() if values}
-
-
-def _read(name: str, group: _Group, environment: Mapping[str, str]) -> dict[str, object]:
-    """Return field -> value for the variables of one group that are set."""
-    found: dict[str, object] = {}
-    for field, hint in get_type_hints(group.kind, include_extras=True).items():
-        variable = group.variable(name, field)
-        if (text := environment.get(variable)) is not None:
-            found[field] = _from_json(hint, text, variable) if get_origin(hint) is tuple else text
-    return found
-
-
-def _from_json(wanted: object, text: str, variable: str) -> object:
-    """Return a list that is given as JSON; `InvalidRecipe` for any other text."""
-    with suppress(ValueError):
-        return parse(wanted, json.loads(text), variable)
-    raise InvalidRecipe(f"{variable} is no JSON: {text[:200]!r}", variable)
-
-
 def read_settings() -> Settings:
     """Read the environment; `Unfit` for the first setting that is wrong, with its value and what is allowed."""
     try:
@@ -251,6 +201,6 @@ def _explained(error: ValidationError) -> str:
     """Return one line on the first setting that is wrong."""
     wrong = error.errors(include_url=False)[0]
     name, *below = (str(part) for part in wrong["loc"])
-    group = _GROUPS.get(name)
-    variable = group.variable(name, below[0]) if group and below else f"{_PREFIX}{name}".upper()
+    group = GROUPS.get(name)
+    variable = group.variable(name, below[0]) if group and below else f"{PREFIX}{name}".upper()
     return f"{variable} is {wrong['input']!r}: {wrong['msg'].replace('Input should', 'it should')}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_every_room_has_a_layer(packages: list[Package]) -> None:
     for package in packages:
         layers = {room.strip(" ()") for layer in house.declared_layers(package.name) for room in layer.split("|")}
         assert {*package.top_folders, *package.top_modules} - {"__init__", "__main__"} <= layers
+
+
+def test_the_soak_runs_each_test_that_has_a_longer_version() -> None:
+    makefile = (Path(house.__file__).parents[1] / "Makefile").read_text()
+    (asked,) = re.findall(r"^LONG := ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    run = [place for place in asked.split() if place != "\\"]
+    long = [path.as_posix() for path in Path("tests").rglob("test_*.py") if "SPARD_SOAK" in path.read_text()]
+    by_clients = {"tests/app/conformance/test_others.py"}  # `make soak` runs `python -m tests.clients` too
+    helpers = {"tests/test_surroundings.py", "tests/test_house.py"}  # they name it
+    assert [path for path in long if not path.startswith(tuple(run)) and path not in by_clients | helpers] == []
 
 
 def test_files_and_functions_stay_short(packages: list[Package]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from app.settings import _GROUPS, Names, Settings
+from app.settings import GROUPS, Names, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 _HEAD = """# Settings
@@ -65,7 +65,7 @@ def _settings() -> Iterator[tuple[str, str, Any, Any]]:
     """Yield the variable, the field of `Settings`, the type and the default of each setting."""
     hints = get_type_hints(Settings, include_extras=True)
     for field, info in Settings.model_fields.items():
-        group = _GROUPS.get(field)
+        group = GROUPS.get(field)
         if group is None:
             bounds = [each for each in info.metadata if _bound(each)]
             yield f"SPARD_{field.upper()}", field, (hints[field], bounds), info.default
