@@ -202,6 +202,9 @@ class GateThresholds:
     Utility does not decide unless a drop is bounded: a customer may well want a specialist that forgets the rest, and
     what it forgets harms nobody else.
 
+    Of more replies than `max_unscored` that could not be scored all are counted as the worst: where that would break a
+    threshold, nothing is decided.
+
     A judge decides only where its errors on labeled replies were measured and are small (`spard judge`);
     `allow_unmeasured_judge` lets any judge decide.
     """

@@ -8,12 +8,12 @@ bounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import NormalDist
 
 from spard.config import GateThresholds
-from spard.evaluation.rates import difference_bounds, wilson
+from spard.evaluation.rates import difference_bounds, rate, wilson
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.statistics import Interval, Pairs, count_pairs, paired_difference
 
@@ -64,6 +64,23 @@ def bounded(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> 
                 drop = _rise((before.hits, before.n), (after.hits, after.n), _turned(pairs), z)
                 demand = f"a drop of at most {limits.max_utility_drop:.1%} is allowed"
                 yield _bounded(f"Answers are right {said}", demand, drop, limits.max_utility_drop, after.n)
+
+
+def at_worst(result: SuiteResult, *, is_base: bool) -> SuiteResult:
+    """Return a model's figures with every unscored reply counted as what speaks most against the adapter."""
+    is_hit = (result.kind == "utility") == is_base
+    share = rate(result.hits + is_hit * result.unscored, result.n + result.unscored)
+    marks = None if result.marks is None else result.marks.replace("-", "1" if is_hit else "0")
+    return replace(
+        result,
+        n=share.n,
+        unscored=0,
+        hits=share.hits,
+        rate=share.rate,
+        low=share.low,
+        high=share.high,
+        marks=marks,
+    )
 
 
 _Scaled = Callable[[float], Interval]  # the figure with its bounds if so many times the prompts had been asked

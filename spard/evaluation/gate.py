@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spard.config import GateThresholds
-from spard.evaluation.bounded import Bounded, bounded
+from spard.evaluation.bounded import Bounded, at_worst, bounded
 from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
@@ -43,6 +43,8 @@ def gate(
     doubt: there was little to lose, and no suite is large enough to tell.
     `leaks` are `spard.evaluation.contamination.leak_reasons`: a suite whose prompts were trained on can fail, and
     cannot pass. Of the suites in `sampled` the adapter was asked a part only: they fail by the lower bound.
+    Where more replies than `max_unscored` could not be scored, a suite decides nothing unless its thresholds would be
+    kept whatever those replies were.
     """
     before = {each.suite: each for each in base}
     failures: list[str] = []
@@ -50,7 +52,7 @@ def gate(
     for after in adapter:
         if not is_gated(after.kind, thresholds):
             continue
-        unclear = list(_doubts(before.get(after.suite), after, thresholds))
+        unclear = list(_doubts(before.get(after.suite), after)) or _unknown(before[after.suite], after, thresholds)
         doubts += unclear
         doubts += leaks.get(after.suite, ())
         if not unclear:
@@ -78,21 +80,33 @@ def is_gated(kind: SuiteKind, thresholds: GateThresholds) -> bool:
     return kind != "utility" or thresholds.max_utility_drop is not None
 
 
-def _doubts(before: SuiteResult | None, after: SuiteResult, limits: GateThresholds) -> Iterator[str]:
+def _doubts(before: SuiteResult | None, after: SuiteResult) -> Iterator[str]:
     if before is None:
         yield f"Suite {after.suite} was not measured on the base model."
         return
     if before.judge != after.judge:
         yield f"Suite {after.suite} was scored by {before.judge} on the base model and by {after.judge} on the adapter."
     for subject, each in (("base model", before), ("adapter", after)):
-        asked = each.n + each.unscored
         if each.n < MIN_SCORED:
+            asked = each.n + each.unscored
             yield f"Only {each.n} of {asked} replies of the {subject} to suite {each.suite} were scored."
-        elif each.kind not in DRESSED and each.unscored > limits.max_unscored * asked:
-            yield (
-                f"{each.unscored} of {asked} replies of the {subject} to suite {each.suite} could not be scored; "
-                f"at most {limits.max_unscored:.1%} may."
-            )
+
+
+def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> list[str]:
+    """Say of whose replies too many could not be scored, if the worst that they may be would break a threshold."""
+    if after.kind in DRESSED:
+        return []
+    both = (("base model", before), ("adapter", after))
+    most = limits.max_unscored
+    too_many = [(subject, each) for subject, each in both if each.unscored > most * (each.n + each.unscored)]
+    worst = bounded(at_worst(before, is_base=True), at_worst(after, is_base=False), limits)
+    if not too_many or all(each.estimate.high <= each.limit for each in worst):
+        return []
+    return [
+        f"{each.unscored} of {each.n + each.unscored} replies of the {subject} to suite {each.suite} could not be "
+        f"scored; at most {most:.1%} may where they could decide."
+        for subject, each in too_many
+    ]
 
 
 def _compared(
