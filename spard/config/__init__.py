@@ -25,9 +25,7 @@ from spard.config.quantization import Quantization, Quantizes
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
     MAX_SEQ_LENGTH,
-    ON_FIGURES,
     Audit,
-    GateThresholds,
     Hyperparameters,
     JudgeSpec,
     Lora,
@@ -41,6 +39,7 @@ from spard.config.settings import (
     resolve,
 )
 from spard.config.sharding import Sharding
+from spard.config.thresholds import ON_FIGURES, GateThresholds
 
 __all__ = [
     "DRESSES_ALONE",
