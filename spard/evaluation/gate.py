@@ -42,9 +42,8 @@ def gate(
     Where the base model itself wavers in a dress, a rise fails by its lower bound, and one that is not known is no
     doubt: there was little to lose, and no suite is large enough to tell.
     `leaks` are `spard.evaluation.contamination.leak_reasons`: a suite whose prompts were trained on can fail, and
-    cannot pass. Of the suites in `sampled` the adapter was asked a part only: they fail by the lower bound.
-    Where more replies than `max_unscored` could not be scored, a suite decides nothing unless its thresholds would be
-    kept whatever those replies were.
+    cannot pass. Of the suites in `sampled` the adapter was asked a part only: they fail by the lower bound. Where more
+    replies than `max_unscored` could not be scored, nothing is decided unless all thresholds hold at the worst.
     """
     before = {each.suite: each for each in base}
     failures: list[str] = []
