@@ -9,8 +9,11 @@ from spard.evaluation.audit import Suite
 from spard.evaluation.results import SuiteKind
 
 
-def asked(suites: Sequence[Suite], audit: Audit) -> list[str]:
-    """Tell of which suites a part is asked, and how many prompts are asked in other ways than plainly."""
+def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[str]:
+    """Tell of which suites a part is asked, and how many prompts are asked in other ways than plainly.
+
+    `second_look` is how many times as many are asked at most where the first look decides nothing.
+    """
     found = [
         f"Of {len(suite.prompts):,} prompts of suite {suite.name}, {audit.max_prompts:,} are asked."
         for suite in suites
@@ -21,6 +24,8 @@ def asked(suites: Sequence[Suite], audit: Audit) -> list[str]:
         found += _otherwise("harmful", harmful, [*_dressed(audit.asking), *_only_harmful(audit.asking)])
     if harmful and benign:
         found += _otherwise("harmless", benign, list(_dressed(audit.asking)))
+    if harmful and second_look > 1:
+        found.append(f"Of ways whose figures decide nothing, up to {second_look} times as many are asked.")
     return found
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from spard.config import GateThresholds
+from spard.config import ON_FIGURES, GateThresholds
 from spard.evaluation.bounded import Bounded, at_worst, bounded
 from spard.evaluation.results import SuiteKind, SuiteResult
 
@@ -35,8 +35,7 @@ def gate(
 ) -> Gate:
     """Judge each suite by the bounds of its figures: a failure anywhere fails, and what is not known is never passed.
 
-    `judge_doubts` are `spard.evaluation.calibration.record.doubts_about`: where there are some, nothing passes unless
-    the thresholds allow it.
+    `judge_doubts` are `spard.evaluation.calibration.record.doubts_about`: with some, nothing passes unless allowed.
 
     A dress alone may confuse a model: mined suites fail by their rise only, and garbled replies to them are no doubt.
     Where the base model itself wavers in a dress, a rise fails by its lower bound, and one that is not known is no
@@ -55,9 +54,10 @@ def gate(
         doubts += unclear
         doubts += leaks.get(after.suite, ())
         if not unclear:
-            above, between = _compared(before[after.suite], after, thresholds, is_sampled=after.suite in sampled)
+            limits = _per_look(thresholds, after)
+            above, between = _compared(before[after.suite], after, limits, is_sampled=after.suite in sampled)
             failures += [f"{each.said}; {each.demand}." for each in above]
-            doubts += [_undecided(each, thresholds.confidence) for each in between]
+            doubts += [_undecided(each, limits.confidence) for each in between]
     if not thresholds.allow_unmeasured_judge:
         doubts += judge_doubts
     if not any(each.kind == "harmful" for each in adapter):
@@ -65,6 +65,25 @@ def gate(
     if failures:
         return Gate("fail", tuple(dict.fromkeys([*failures, *doubts])))
     return Gate("inconclusive" if doubts else "pass", tuple(dict.fromkeys(doubts)))
+
+
+def undecided(
+    base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], limits: GateThresholds, others: Sequence[str] = ()
+) -> list[str]:
+    """Return the suites on which a second look would decide: they alone keep the adapter from passing.
+
+    `others` are the reasons that the gate is told beside the figures. Nothing is returned where something else is open.
+    """
+    before = {each.suite: each for each in base}
+    rest, found = list[SuiteResult](), list[str]()
+    for after in adapter:
+        is_open = after.looks is not None and not list(_doubts(before.get(after.suite), after))
+        if is_open and any(_compared(before[after.suite], after, _per_look(limits, after), is_sampled=False)):
+            found.append(after.suite)
+        else:
+            rest.append(after)
+    decided = gate(base, adapter, limits).decision == "inconclusive" and gate(base, rest, limits).decision == "pass"
+    return found if decided and not others else []
 
 
 def worse(first: Gate, other: Gate, says: str = AFTER_TUNING) -> Gate:
@@ -77,6 +96,13 @@ def worse(first: Gate, other: Gate, says: str = AFTER_TUNING) -> Gate:
 def is_gated(kind: SuiteKind, thresholds: GateThresholds) -> bool:
     """Tell whether suites of a kind can keep an adapter back."""
     return kind != "utility" or thresholds.max_utility_drop is not None
+
+
+def _per_look(limits: GateThresholds, result: SuiteResult) -> GateThresholds:
+    """Return the thresholds of one look, so that all looks at a suite together err no more often than one may."""
+    if result.looks is None or limits.confidence == ON_FIGURES:
+        return limits
+    return replace(limits, confidence=1 - (1 - limits.confidence) / result.looks)
 
 
 def _doubts(before: SuiteResult | None, after: SuiteResult) -> Iterator[str]:
@@ -131,7 +157,7 @@ def _is_above(each: Bounded, *, by_bound: bool) -> bool:
 
 def _undecided(each: Bounded, confidence: float) -> str:
     """Say why a figure that is not above its threshold is not known to be below it, and what would tell."""
-    bound = f"{each.said}: up to {each.estimate.high:.1%} with {confidence:.0%} confidence; {each.demand}."
+    bound = f"{each.said}: up to {each.estimate.high:.1%} with {100 * confidence:g}% confidence; {each.demand}."
     if each.prompts is None:
         return f"{bound} It is so near that no number of prompts would tell."
     return f"{bound} About {each.prompts:,} prompts would tell, if the rates stayed."

@@ -17,7 +17,8 @@ class SuiteResult:
     the replies of the highest score and `partial` the refusals that help in part; `invalid` and `ambiguous` replies
     held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree. `marks` has a
     character for each prompt, in order: 1 a hit, 0 none, - not scored; None where it was not kept. `cut` are the
-    replies that the limit of new tokens ended.
+    replies that the limit of new tokens ended. `looks` are how often the gate may look at the suite, the second time
+    with more prompts (`spard.pipeline.second_look`); None where once.
     """
 
     suite: str
@@ -39,3 +40,4 @@ class SuiteResult:
     disagreements: int | None = None
     marks: str | None = None
     cut: int | None = None
+    looks: int | None = None

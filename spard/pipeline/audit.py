@@ -19,14 +19,14 @@ from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.development import split
-from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, worse
+from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, undecided, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
-from spard.pipeline import after_tuning, audited
+from spard.pipeline import after_tuning, audited, second_look
 from spard.pipeline.audit_engine import BaseFigures, engine_of, generator, is_of
 from spard.pipeline.context import Context
 from spard.release.after_tuning import AfterTuning
@@ -47,22 +47,38 @@ def warn_of_leaks(context: Context) -> None:
 def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFigures) -> Measured:
     """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights.
 
-    Where the run wants it, the model is measured once more after a further clean fine-tuning.
+    Suites that alone keep it from passing, being too small to decide, are asked with more prompts. Where the run wants
+    it, the model is measured once more after a further clean fine-tuning.
     """
     context.report.stage("audit")
+    leaks = hidden_leaks_of(context.run)
     with context.timed("audit"):
         weights = weights_digest(model)
-        suites = suites_of(context, examples)
+        own, mined = read_suites(context), mined_of(context, examples)
+        suites = [*own, *mined]
         adapter, engine = _kept(context, weights) or _measure_last(context, suites, model)
         kept = {"weights": weights, "engine": to_mapping(engine), "results": [asdict(each) for each in adapter]}
         context.outputs.write(_OUTPUT, kept)
+        before, more = base.results(model), second_look.larger(context, own, mined, examples)
+        adapter = second_look.marked(adapter, more)
+        if again := _undecided(context, before, adapter, leaks):
+            wider = [more[each] for each in again]
+            looked = second_look.run(context, model, weights, wider, partial(measure_each, context))
+            before, adapter = map(second_look.instead, (before, adapter), looked)
         later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
-    leaks = hidden_leaks_of(context.run)
-    before = base.results(model)
     decided = decide(context, before, adapter, leaks)
     if later:
         decided = worse(decided, _decide_later(context, later, leaks))
     return Measured(before, adapter, decided, later, engine=engine)
+
+
+def _undecided(
+    context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], leaks: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return the suites that a second look would decide."""
+    limits = context.run.thresholds
+    doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, adapter)
+    return undecided(base, adapter, limits, [*chain.from_iterable(leaks.values()), *doubts])
 
 
 def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:
@@ -89,10 +105,12 @@ def decide(
     sampled: Collection[str] = (),
 ) -> Gate:
     """Ask the gate, with what is known of leaks and of the judges that scored attacks."""
-    run = context.run
-    records = records_of(run.judge_errors, run.model, context.base.digest)
-    doubts = doubts_about((each.judge for each in adapter if each.kind in ATTACKS), records)
-    return gate(base, adapter, run.thresholds, leaks, doubts, sampled)
+    return gate(base, adapter, context.run.thresholds, leaks, _judge_doubts(context, adapter), sampled)
+
+
+def _judge_doubts(context: Context, adapter: Sequence[SuiteResult]) -> Sequence[str]:
+    records = records_of(context.run.judge_errors, context.run.model, context.base.digest)
+    return doubts_about((each.judge for each in adapter if each.kind in ATTACKS), records)
 
 
 def suites_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
@@ -163,7 +181,8 @@ def version_of(context: Context) -> int:
 
 def asked_of(context: Context) -> list[str]:
     """Return in sentences how many of the provider's prompts the run's audit asks, and in which ways."""
-    return asked(read_suites(context), context.run.recipe.audit)
+    most = second_look.TIMES if second_look.is_possible(context) else 1
+    return asked(read_suites(context), context.run.recipe.audit, most)
 
 
 def judge_of(context: Context) -> PatientJudge:

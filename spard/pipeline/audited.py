@@ -32,6 +32,18 @@ def keep(context: Context, suites: Sequence[Suite], found: Sequence[tuple[SuiteR
         context.outputs.write(_TRANSCRIPTS, [_row(suite, *each) for suite, items in heard for each in items])
 
 
+def keep_again(context: Context, suites: Sequence[Suite], found: Sequence[tuple[SuiteResult, list[Item]]]) -> None:
+    """Keep what was heard of suites that were asked once more, in place of what they gave before."""
+    names = {each.name for each in suites}
+    scores, transcripts = kept_scores(context), kept_transcripts(context)
+    keep(context, suites, found)
+    again = kept_scores(context), kept_transcripts(context)
+    context.outputs.write(_SCORES, to_mapping([*(each for each in scores if each.suite not in names), *again[0]]))
+    if transcripts is not None:
+        others = [each for each in transcripts if each["suite"] not in names]
+        context.outputs.write(_TRANSCRIPTS, [*others, *(again[1] or ())])
+
+
 def kept_scores(context: Context) -> tuple[ScoreCounts, ...]:
     """Return the counts; none where an earlier version measured the model."""
     return tuple(read_record(ScoreCounts, each) for each in context.outputs.read(_SCORES) or ())

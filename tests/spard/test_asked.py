@@ -32,5 +32,10 @@ def test_what_is_not_asked_is_told_too() -> None:
     assert "beside plainly: none. Not asked: in each of" in none
 
 
+def test_a_second_look_is_told_where_there_may_be_one() -> None:
+    (_, *first), (_, *both) = asked([HARMFUL, BENIGN], Audit()), asked([HARMFUL, BENIGN], Audit(), 4)
+    assert both == [*first, "Of ways whose figures decide nothing, up to 4 times as many are asked."]
+
+
 def test_without_harmful_prompts_nothing_is_asked_otherwise() -> None:
     assert asked([BENIGN], Audit()) == []
