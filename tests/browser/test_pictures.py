@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pytest
 from fastapi.testclient import TestClient
-from playwright.sync_api import Browser, Page, ViewportSize
+from playwright.sync_api import Browser, Error, Locator, Page, ViewportSize
 
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.test_job_page import FIGURES
@@ -74,16 +74,28 @@ def size_of(picture: Path) -> tuple[int, int]:
     return struct.unpack(">II", picture.read_bytes()[16:24])
 
 
+def take(what: Page | Locator, path: Path) -> None:
+    """Take a picture; Chromium's compositor misses one now and then where the machine is busy, so it is asked again."""
+    for is_last in (False, False, True):
+        try:
+            what.screenshot(path=path)
+        except Error as error:
+            if is_last or "Unable to capture screenshot" not in error.message:
+                raise
+        else:
+            return
+
+
 def test_pictures_of_the_main_pages(browser: Browser, shown: tuple[str, str], folder: Path) -> None:
     for name, (scheme, size, what) in WHOLE.items():
         page = signed_in(browser, shown, scheme, size)  # type: ignore[arg-type]
         if what == "job":
             open_defended_job(page)
-        page.screenshot(path=folder / f"{name}.png")
+        take(page, folder / f"{name}.png")
         assert size_of(folder / f"{name}.png") == (size["width"], size["height"])
         if name == "job-light":
             for part in PARTS:
-                page.locator(f"#{part}").screenshot(path=folder / f"job-{part}.png")
+                take(page.locator(f"#{part}"), folder / f"job-{part}.png")
                 assert min(size_of(folder / f"job-{part}.png")) > 200
         page.context.close()
     assert (folder / "job-light.png").read_bytes() != (folder / "job-dark.png").read_bytes()

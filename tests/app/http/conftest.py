@@ -61,7 +61,7 @@ def offer(provider: TestClient, folder: Path) -> None:
 def served(app: FastAPI) -> Iterator[str]:
     """An application that runs already, behind a real server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

@@ -188,7 +188,7 @@ def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
     with db.transaction(app.state.engine) as session:
         session.add(BaseModelEntry(alias="tiny", source=str(model)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
