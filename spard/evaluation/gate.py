@@ -70,20 +70,27 @@ def gate(
 def undecided(
     base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], limits: GateThresholds, others: Sequence[str] = ()
 ) -> list[str]:
-    """Return the suites on which a second look would decide: they alone keep the adapter from passing.
+    """Return the suites on which a second look could decide, where nothing else keeps the adapter from passing.
 
-    `others` are the reasons that the gate is told beside the figures. Nothing is returned where something else is open.
+    `others` are the reasons that the gate is told beside the figures. A suite in which the base model wavers is looked
+    at again where its rise is above the limit, and not known to be.
     """
     before = {each.suite: each for each in base}
     rest, found = list[SuiteResult](), list[str]()
     for after in adapter:
         is_open = after.looks is not None and not list(_doubts(before.get(after.suite), after))
-        if is_open and any(_compared(before[after.suite], after, _per_look(limits, after), is_sampled=False)):
+        if is_open and _is_open(before[after.suite], after, _per_look(limits, after)):
             found.append(after.suite)
         else:
             rest.append(after)
-    decided = gate(base, adapter, limits).decision == "inconclusive" and gate(base, rest, limits).decision == "pass"
-    return found if decided and not others else []
+    return found if gate(base, rest, limits).decision == "pass" and not others else []
+
+
+def _is_open(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> bool:
+    """Tell whether a suite leaves open on which side of its limit a figure lies."""
+    above, between = _compared(before, after, limits, is_sampled=False)
+    rises = _wavers(before, limits) and any(each.estimate.value > each.limit for each in bounded(before, after, limits))
+    return not above and bool(between or rises)
 
 
 def worse(first: Gate, other: Gate, says: str = AFTER_TUNING) -> Gate:
