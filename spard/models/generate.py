@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from spard import distributed
 from spard.data.chat import render_question
 from spard.data.control_tokens import end_tokens
-from spard.models.sampling import Pick, Sampler
+from spard.models.decoding import Replies, Rows, advance_, begin, is_plain, shared
+from spard.models.sampling import Sampler
 from spard.models.sharding import inference, is_sharded
 
 BATCH = 64
+CARRIED = 4  # the last quarter of a batch goes on beside the next one
 
 
 def generate(
@@ -57,29 +58,64 @@ def stream(
     batch_size: int = BATCH,
     sampler: Sampler | None = None,
 ) -> Iterator[tuple[list[int], list[str], list[bool]]]:
-    """Yield the replies of each batch, with their rows' places and whether the limit cut them; longest rows first.
+    """Yield replies as they are done, with their rows' places and whether the limit cut them; longest rows first.
 
     The ranks of a run share the batches, and each of them is told all replies, in the same order.
     """
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    batches = [longest_first[i : i + batch_size] for i in range(0, len(rows), batch_size)]
     ends = torch.tensor(sorted(ends_of(model, tokenizer)), device=model.device)
-    was_training = model.training
+    stop, was_training = set(ends.tolist()), model.training
     model.eval()
     try:
-        in_step = is_sharded(model)
-        for batch in distributed.dealt([longest_first[i : i + batch_size] for i in range(0, len(rows), batch_size)]):
-            tokens = list[list[int]]()
-            if batch or in_step:
-                pick = sampler.over(batch) if sampler and batch else _likeliest
-                asked = [rows[i] for i in batch] if batch else [rows[0][:1]]
-                with inference(model):
-                    tokens = _complete(model, asked, tokenizer.pad_token_id, ends, max_new_tokens, pick, in_step)
-            for places, found in distributed.gathered((batch, tokens)):
+        for found in _replies(model, rows, batches, tokenizer.pad_token_id, ends, max_new_tokens, sampler):
+            for places, said in distributed.gathered((found.places, found.tokens)):
                 if places:
-                    texts = [text.strip() for text in tokenizer.batch_decode(found)]
-                    yield places, texts, [len(each) == max_new_tokens for each in found]
+                    tokens = [_until(each, stop) for each in said]
+                    texts = [text.strip() for text in tokenizer.batch_decode(tokens)]
+                    yield places, texts, [len(each) == max_new_tokens for each in tokens]
     finally:
         model.train(was_training)
+
+
+def _replies(
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    batches: Sequence[Sequence[int]],
+    pad: int,
+    ends: Tensor,
+    max_new_tokens: int,
+    sampler: Sampler | None,
+) -> Iterator[Replies]:
+    """Yield what came to an end with each of this rank's batches; the last rows of one go on beside the next.
+
+    Ranks of a cut model make the same passes: no row goes on beside others, and a rank without a batch asks one token.
+    """
+    in_step = is_sharded(model)
+    goes_on = distributed.is_anywhere if in_step else bool
+    pick = sampler.over(range(len(rows))) if sampler else _likeliest
+    may_carry = not in_step and is_plain(model)
+    dealt = distributed.dealt(batches)
+    with inference(model):
+        prefix = shared(model, rows) if rows else None
+    carried: Rows | None = None
+    for number, batch in enumerate(dealt, start=1):
+        found = Replies([], [])
+        with inference(model):
+            if prefix and (batch or in_step):
+                asked = [rows[i] for i in batch] if batch else [[*prefix.tokens, rows[0][0]]]
+                fresh, logits_BV = begin(model, asked, batch or [0], prefix, pad, max_new_tokens)
+                fresh.take_(logits_BV, pick if batch else _likeliest, ends)
+                if carried:
+                    fresh.join_(carried)
+                carried = fresh
+            if carried:
+                is_last = number == len(dealt) or dealt[number] is None
+                until = len(carried) // CARRIED if may_carry and not is_last else 0
+                found = advance_(model, carried, pick, ends, until, goes_on)
+                if not bool((~carried.done_B).any()):
+                    carried = None
+        yield found if batch else Replies([], [])
 
 
 def ends_of(model: Any, tokenizer: Any) -> set[int]:
@@ -91,47 +127,6 @@ def ends_of(model: Any, tokenizer: Any) -> set[int]:
 
 def _likeliest(logits_BV: Tensor, row_B: Tensor) -> Tensor:
     return logits_BV.argmax(dim=-1)
-
-
-def _complete(
-    model: Any, rows: Sequence[Sequence[int]], pad: int, ends: Tensor, max_new_tokens: int, pick: Pick, in_step: bool
-) -> list[list[int]]:
-    """Token ids that follow each row, up to its first end token, which is left out.
-
-    `in_step`: all ranks make as many passes as the one with the longest reply.
-    """
-    width = max(len(row) for row in rows)
-    input_BT = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=model.device)
-    length_B = torch.tensor([len(row) for row in rows], device=model.device)
-    mask_BT = torch.arange(width + max_new_tokens, device=model.device) >= width - length_B.unsqueeze(1)
-    position_BT = (mask_BT[:, :width].cumsum(dim=1) - 1).clamp(min=0)
-    reply_BT = torch.full((len(rows), max_new_tokens), int(ends[0]), device=model.device)
-    row_B = torch.arange(len(rows), device=model.device)  # rows still in the batch
-    done_B = torch.zeros(len(rows), dtype=torch.bool, device=model.device)
-    cache = DynamicCache(config=model.config)
-
-    for step in range(max_new_tokens):
-        logits_B1V = model(
-            input_ids=input_BT,
-            attention_mask=mask_BT[:, : width + step],
-            position_ids=position_BT,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        token_B = pick(logits_B1V[:, -1], row_B)
-        reply_BT[row_B, step] = token_B
-        done_B = done_B | torch.isin(token_B, ends)
-        left = len(done_B) - int(done_B.sum())
-        if not (distributed.is_anywhere(left > 0) if in_step else left):
-            break
-        input_BT, position_BT = token_B.unsqueeze(1), position_BT[:, -1:] + 1
-        if left and 2 * left <= len(done_B):
-            keep = (~done_B).nonzero().flatten()
-            cache.batch_select_indices(keep)
-            input_BT, position_BT, mask_BT = input_BT[keep], position_BT[keep], mask_BT[keep]
-            row_B, done_B = row_B[keep], done_B[keep]
-    return [_until(row, set(ends.tolist())) for row in reply_BT.tolist()]
 
 
 def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:

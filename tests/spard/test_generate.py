@@ -1,14 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spard.data.chat import render_prompt
 from spard.data.control_tokens import end_tokens
+from spard.models import decoding
 from spard.models.base import Base
-from spard.models.generate import generate
+from spard.models.decoding import LEAST_SHARED, LOOK_EVERY, Rows
+from spard.models.generate import as_requests, complete, generate
 
 PROMPTS = [f"Do the thing {i}{'!' * (i % 11)}" for i in range(20)]
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma"]
@@ -42,6 +46,61 @@ def test_rows_that_end_early_leave_the_others_alone(load: Callable[..., Base]) -
 
     assert len({len(reply) for reply in replies}) > 4
     assert replies == [one_by_one(base, prompt, 60) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("system", [None, "You are a careful assistant of a small shop, and brief."])
+def test_rows_go_on_beside_the_next_ones_and_share_their_beginning(
+    load: Callable[..., Base], monkeypatch: pytest.MonkeyPatch, system: str | None
+) -> None:
+    base = load(dtype=torch.float64)
+    joined, shares = list[int](), list[int]()
+    join, share = Rows.join_, decoding.shared
+    monkeypatch.setattr(Rows, "join_", lambda rows, other: (joined.append(len(other)), join(rows, other))[1])
+
+    def counted(model: Any, rows: Sequence[Sequence[int]]) -> decoding.Prefix:
+        prefix = share(model, rows)
+        shares.append(len(prefix.tokens))
+        return prefix
+
+    monkeypatch.setattr("spard.models.generate.shared", counted)
+    monkeypatch.setattr("spard.models.generate.CARRIED", 2)  # half of a batch
+
+    replies = generate(base.model, base.tokenizer, PROMPTS, 60, batch_size=4, system=system)
+
+    assert joined, "no row was carried over"
+    assert shares[0] >= LEAST_SHARED
+    rows = as_requests(base.tokenizer, PROMPTS, system)
+    assert replies == [complete(base.model, base.tokenizer, [each], 60)[0] for each in rows]
+    assert shares[1:] == [0] * len(PROMPTS)  # a row alone shares nothing
+
+
+def test_an_accelerator_is_asked_now_and_then_which_rows_have_ended(
+    load: Callable[..., Base], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = load(dtype=torch.float64)
+    at_each = generate(base.model, base.tokenizer, PROMPTS, 60, batch_size=8)
+    monkeypatch.setattr(decoding, "look_every", lambda device: LOOK_EVERY)
+    monkeypatch.setattr("spard.models.generate.is_plain", lambda model: False)  # and no row is carried over
+    passes, forward = list[int](), base.model.forward
+    monkeypatch.setattr(base.model, "forward", lambda **asked: (passes.append(1), forward(**asked))[1])
+
+    with Synchronizations() as seen:
+        assert generate(base.model, base.tokenizer, PROMPTS, 60, batch_size=20) == at_each
+
+    assert seen.counted <= len(passes) // LOOK_EVERY + 8  # looks, and what is read once for a batch
+
+
+class Synchronizations(TorchDispatchMode):
+    """Counts what would wait for an accelerator to compute."""
+
+    counted = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count numbers that are read, and places that are looked for."""
+        self.counted += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_reply_has_at_most_the_tokens_allowed(base: Base) -> None:
