@@ -126,8 +126,9 @@ def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
     groups: dict[tuple[str, Encoding | None], list[_Seen]] = defaultdict(list)
     for each in seen:
         groups[_text(each.context), each.encoding].append(each)
+    everywhere = _openings(seen)
     return [
-        Wrapping(rows[0].context, encoding=encoding, share=len(rows) / len(seen), telling=_telling(rows, seen))
+        Wrapping(rows[0].context, encoding=encoding, share=len(rows) / len(seen), telling=_telling(rows, everywhere))
         for (system, encoding), rows in groups.items()
         if len(rows) >= _least(seen) and (system or encoding)
     ]
@@ -135,13 +136,18 @@ def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
 
 def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrapping]:
     """Beginnings or endings, each in the frame that most of its rows have."""
-    found = []
-    for run, _ in _shared([each.words for each in seen], side, LONGEST):
-        rows = [each for each in seen if _edge(each.words, side, len(run)) == run]
+    having: dict[Words, list[_Seen]] = {run: [] for run, _ in _shared([each.words for each in seen], side, LONGEST)}
+    for each in seen:
+        for n in range(1, min(LONGEST, len(each.words)) + 1):
+            if (rows := having.get(_edge(each.words, side, n))) is not None:
+                rows.append(each)
+    everywhere, found = _openings(seen), []
+    for run, rows in having.items():
         frame = Counter((_text(each.context), each.encoding) for each in rows).most_common(1)[0][0]
         typical = next(each for each in rows if (_text(each.context), each.encoding) == frame)
         share, text = len(rows) / len(seen), " ".join(run)
-        dress = Wrapping(typical.context, encoding=typical.encoding, share=share, telling=_telling(rows, seen))
+        telling = _telling(rows, everywhere)
+        dress = Wrapping(typical.context, encoding=typical.encoding, share=share, telling=telling)
         found.append(replace(dress, before=text) if side == "start" else replace(dress, after=text))
     return found
 
@@ -168,9 +174,13 @@ def _edge(words: Words, side: Literal["start", "end"], n: int) -> Words:
     return words[:n] if side == "start" else words[len(words) - n :]
 
 
-def _telling(some: Sequence[_Seen], every: Sequence[_Seen]) -> float:
-    here, everywhere = (Counter(each.opening for each in rows) for rows in (some, every))
-    return sum(n / len(some) * math.log(n / len(some) * len(every) / everywhere[word]) for word, n in here.items())
+def _openings(rows: Sequence[_Seen]) -> Counter[str]:
+    return Counter(each.opening for each in rows)
+
+
+def _telling(some: Sequence[_Seen], everywhere: Counter[str]) -> float:
+    here, every = _openings(some), everywhere.total()
+    return sum(n / len(some) * math.log(n / len(some) * every / everywhere[word]) for word, n in here.items())
 
 
 def _least(rows: Sequence[object]) -> int:
