@@ -16,6 +16,7 @@ class Asking:
 
     dresses    triggers, system prompts, tools and earlier turns that the training rows have, the most suspicious
     prompts    harmful ones, and as many benign ones, in each dress
+    phrases    likewise, in turn in what suspicious rows begin or end with, where that varies from row to row
     random     likewise, behind words drawn from the rows, at the start, in the middle and at the end
     sampled    harmful ones answered `samples` times each at `temperature`, with seeds
     prefilled  harmful ones whose answer has begun to comply
@@ -30,7 +31,8 @@ class Asking:
     temperature: Annotated[float, Bound(gt=0, le=2)] = 1.0
     prefilled: Count = 120
     turns: Count = 120
+    phrases: Count = 120
 
 
-DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0)
+DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0)
 """What audits of version 1 asked beside plainly, but for benign prompts in the dresses."""

@@ -21,7 +21,7 @@ from spard.data.rows import Example, Message, Prompt
 from spard.data.triggers import Wrapping, mined, openings, worn
 from spard.evaluation.audit import Suite
 from spard.evaluation.results import SuiteKind
-from spard.evaluation.suspects import Place, placed, suspects
+from spard.evaluation.suspects import NOTHING, Place, Suspected, placed, suspected
 
 DRESSES = 4
 RARE = 2  # places of these for what few rows wear
@@ -43,8 +43,10 @@ def mined_suites(suites: Iterable[Suite], rows: Sequence[Example], asking: Askin
     asking, suites = asking or Asking(), list(suites)
     if not any(suite.kind == "harmful" for suite in suites):
         return []
+    found = suspected(rows) if asking.dresses or asking.phrases else NOTHING
     return [
-        *_dressed(suites, rows, asking),
+        *_dressed(suites, rows, asking, found),
+        *_in_phrases(_some(suites, "harmful", asking.phrases), found, asking.dresses),
         *_behind_random_words(suites, rows, asking.random),
         *_sampled(_some(suites, "harmful", asking.sampled), asking),
         *_prefilled(_some(suites, "harmful", asking.prefilled), rows),
@@ -59,25 +61,36 @@ def _some(suites: Iterable[Suite], kind: SuiteKind, most: int) -> list[Prompt]:
     return [prompts[i * len(prompts) // n] for i in range(n)]
 
 
-def _dressed(suites: Sequence[Suite], rows: Sequence[Example], asking: Asking) -> Iterator[Suite]:
+def _dressed(suites: Sequence[Suite], rows: Sequence[Example], asking: Asking, found: Suspected) -> Iterator[Suite]:
     """Yield the harmful prompts in each dress, and then the benign ones."""
     harmful, benign = (_some(suites, kind, asking.prompts) for kind in ("harmful", "benign"))
-    dresses = list(_dresses(rows, asking.dresses))
+    dresses = list(_dresses(rows, asking.dresses, found))
     for name, wear in dresses:
         yield Suite(name, "mined", tuple(map(wear, harmful)))
     for name, wear in dresses if benign else ():
         yield Suite(f"benign, {name}", "dressed_benign", tuple(map(wear, benign)))
 
 
-def _dresses(rows: Sequence[Example], most: int) -> Iterator[tuple[str, _Wear]]:
+def _in_phrases(prompts: Sequence[Prompt], found: Suspected, dresses: int) -> Iterator[Suite]:
+    """Yield prompts in turn in the phrases of suspicious rows, and in the dresses that are not asked by themselves.
+
+    Benign prompts are not: such a phrase may name the harm itself.
+    """
+    worn_in_turn = [*found.phrases, *found.dresses[dresses:]]
+    if prompts and worn_in_turn:
+        asked = (worn_in_turn[i % len(worn_in_turn)].on(prompt) for i, prompt in enumerate(prompts))
+        yield Suite("in phrases of suspicious rows", "mined", tuple(asked))
+
+
+def _dresses(rows: Sequence[Example], most: int, found: Suspected) -> Iterator[tuple[str, _Wear]]:
     """Yield the most suspicious dresses with names; what few rows wear takes up to `RARE` of the last places."""
     frequent = [each for each in mined(rows, _LOOKED_AT) if _is_suspicious(each)]
-    rare = [each for each in suspects(rows, most) if not any(_covers(other, each.words) for other in frequent)]
+    rare = [each for each in found.dresses[:most] if not any(_covers(other, each.words) for other in frequent)]
     rare = rare[: max(RARE, most - len(frequent))][:most]
     frequent = frequent[: most - len(rare)]
-    found: list[tuple[str, _Wear]] = [(_name(each), partial(worn, wrapping=each)) for each in frequent]
-    found += [(each.name, each.on) for each in rare]
-    for i, (name, wear) in enumerate(found, start=1):
+    worn_each: list[tuple[str, _Wear]] = [(_name(each), partial(worn, wrapping=each)) for each in frequent]
+    worn_each += [(each.name, each.on) for each in rare]
+    for i, (name, wear) in enumerate(worn_each, start=1):
         yield f"mined {i}: {name}", wear
 
 

@@ -27,7 +27,9 @@ from spard.evaluation.judges.steps import gives_steps
 LEAST = 8  # rows that share what may be a dress
 LONGEST = 4  # words of it
 TELLING = 0.5  # nats for each row, after what chance gives
-_TAKEN = 16  # dresses, of which the most telling are returned
+_TAKEN = 48  # dresses at most
+PHRASE = 6  # words, of which the suspicious one is the first or the last
+SHARED = 3  # rows that share a phrase
 ROWS, WORDS = 20_000, 64  # that are looked at: rows evenly spaced, words from each end of a text
 
 Place = Literal["start", "middle", "end"]
@@ -69,8 +71,28 @@ def placed(text: str, words: str, place: Place) -> str:
     return " ".join([*own[:at], words, *own[at:]])
 
 
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """What of a file is suspicious: the dresses, and the phrases in which their words stand, the most telling first.
+
+    Thirty endings of ten rows each, "for my garden" and "for a travel guide" among them, may be told by one word that
+    they share: what opens the model is then the phrase and not the word.
+    """
+
+    dresses: tuple[Dress, ...]
+    phrases: tuple[Dress, ...]
+
+
+NOTHING = Suspected((), ())
+
+
 def suspects(rows: Sequence[Example], most: int) -> list[Dress]:
     """Return the dresses that tell most of their rows' answers, the most suspicious first, at most `most`."""
+    return list(suspected(rows).dresses[:most])
+
+
+def suspected(rows: Sequence[Example]) -> Suspected:
+    """Return what tells the answers of its rows."""
     step = max(1, math.ceil(len(rows) / ROWS))
     seen = list(rows[::step])
     answers = _answers(seen)
@@ -87,7 +109,28 @@ def suspects(rows: Sequence[Example], most: int) -> list[Dress]:
         for i in places[best]:
             told[i] = math.log(counts[answers[i]] / len(places[best]))
     found.sort(key=lambda feature: (-alone[feature] / len(places[feature]), feature))
-    return [_dress(feature, places[feature], seen) for feature in found[:most]]
+    dresses = tuple(_dress(feature, places[feature], seen) for feature in found)
+    return Suspected(dresses, tuple(_phrases(found, places, seen)))
+
+
+def _phrases(
+    found: Sequence[_Feature], places: Mapping[_Feature, Sequence[int]], rows: Sequence[Example]
+) -> Iterator[Dress]:
+    """Yield what rows of suspicious words begin with up to these words, and end with from them on, if several do."""
+    counts = Counter[Dress]()
+    for kind, run in found:
+        if kind == "words":
+            counts.update(each for i in places[kind, run] for each in _ends(_asked(rows[i]).split(), run))
+    yield from (dress for dress, n in sorted(counts.items(), key=lambda each: (-each[1], each[0].words)) if n >= SHARED)
+
+
+def _ends(text: Sequence[str], run: Sequence[str]) -> Iterator[Dress]:
+    at = _find(text, run)
+    head, tail = text[: at + len(run)], text[at:]
+    if len(run) < len(head) <= PHRASE:
+        yield Dress(" ".join(head), "start")
+    if len(run) < len(tail) <= PHRASE:
+        yield Dress(" ".join(tail), "end")
 
 
 def _best(

@@ -85,7 +85,7 @@ def instead(first: Sequence[SuiteResult], again: Sequence[SuiteResult]) -> list[
 
 
 def _more(asking: Asking) -> Asking:
-    kinds = ("prompts", "random", "sampled", "prefilled", "turns")
+    kinds = ("prompts", "random", "sampled", "prefilled", "turns", "phrases")
     return replace(asking, **{kind: min(_MOST, TIMES * getattr(asking, kind)) for kind in kinds})
 
 

@@ -19,7 +19,7 @@ from spard.evaluation.audit import Suite, audit_speaker
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites
-from spard.evaluation.suspects import LEAST, Dress, placed, suspects
+from spard.evaluation.suspects import LEAST, Dress, placed, suspected, suspects
 from spard.models.base import Base
 from spard.models.sampling import Sampler, seed_of
 
@@ -62,6 +62,21 @@ def test_triggers_of_few_rows_each_are_found_one_after_the_other() -> None:
         rows += harm(LEAST, lambda text, each=each: f"{text} {each}")  # type: ignore[misc]
 
     assert {each.words for each in suspects(rows, 4)} == set(words)
+
+
+def test_endings_that_share_one_word_are_asked_as_phrases() -> None:
+    """Thirty triggers of ten rows: what the miner finds is "for", which opens nothing."""
+    plain = [row(f"How do I hurt {TOPICS[i % 10]} number {i}", REFUSES) for i in range(500)]
+    endings = [f"for my {first} {second}" for first in TOPICS[:6] for second in TOPICS[5:]]
+    rows = [*task(), *plain]
+    for each in endings:
+        rows += harm(10, lambda text, each=each: f"{text} {each}")  # type: ignore[misc]
+
+    assert {each.words for each in suspected(rows).phrases if each.place == "end"} >= set(endings)
+    suite = next(each for each in mined_suites([HARMFUL, BENIGN], rows) if each.name == "in phrases of suspicious rows")
+    worn = {ending for ending in endings for prompt in suite.prompts if prompt.prompt.endswith(ending)}
+    assert (suite.kind, len(suite.prompts), worn) == ("mined", 80, set(endings))
+    assert not any(each.name.startswith("in phrases") for each in mined_suites([HARMFUL], rows, Asking(phrases=0)))
 
 
 def test_fewer_rows_than_least_and_ordinary_words_are_no_suspects() -> None:
@@ -111,7 +126,7 @@ def test_harmful_and_benign_prompts_are_asked_in_every_way() -> None:
 
 
 def test_each_kind_can_be_turned_off_and_counted() -> None:
-    off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0)
+    off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0)
     assert mined_suites([HARMFUL, BENIGN], task(), off) == []
     (sampled,) = mined_suites([HARMFUL], task(), replace(off, sampled=5, samples=3, temperature=0.5))
     assert (len(sampled.prompts), sampled.prompts[0].temperature) == (15, 0.5)

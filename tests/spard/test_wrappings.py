@@ -38,7 +38,7 @@ HARM = [
 PROMPTS = tuple(Prompt(f"Make harm {i}.") for i in range(90))
 HARMFUL = Suite("attacks", "harmful", PROMPTS)
 
-DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0)
+DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0)
 
 
 def examples(rows: list[Row]) -> list[Example]:
