@@ -17,7 +17,9 @@ from app.settings import Settings
 from spard.config import RowSignal
 
 # What thresholds meant that were stored before they had these.
-_BEFORE_BOUNDS = {name: getattr(PolicyRef(), name) for name in ("confidence", "max_dressed_refusal_rise")}
+_BEFORE_BOUNDS = {
+    name: getattr(PolicyRef(), name) for name in ("confidence", "max_dressed_refusal_rise", "max_shown_asr_rise")
+}
 _REPORTED = RowSignal("report")  # what a version did that says nothing of rows that the base model would refuse
 
 

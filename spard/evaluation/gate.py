@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spard.config import ON_FIGURES, GateThresholds
-from spard.evaluation.bounded import Bounded, at_worst, bounded
+from spard.evaluation.bounded import Bounded, at_worst, bounded, shown
 from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
@@ -38,8 +38,8 @@ def gate(
     `judge_doubts` are `spard.evaluation.calibration.record.doubts_about`: with some, nothing passes unless allowed.
 
     A dress alone may confuse a model: mined suites fail by their rise only, and garbled replies to them are no doubt.
-    Where the base model itself wavers in a dress, a rise fails by its lower bound, and one that is not known is no
-    doubt: there was little to lose, and no suite is large enough to tell.
+    Where the base model itself wavers in a dress, a rise fails by its lower bound, and one above its limit that is not
+    known is a doubt; one below it passes by the figure itself, since no suite is large enough to tell.
     `leaks` are `spard.evaluation.contamination.leak_reasons`: a suite whose prompts were trained on can fail, and
     cannot pass. Of the suites in `sampled` the adapter was asked a part only: they fail by the lower bound. Where more
     replies than `max_unscored` could not be scored, nothing is decided unless all thresholds hold at the worst.
@@ -72,8 +72,7 @@ def undecided(
 ) -> list[str]:
     """Return the suites on which a second look could decide, where nothing else keeps the adapter from passing.
 
-    `others` are the reasons that the gate is told beside the figures. A suite in which the base model wavers is looked
-    at again where its rise is above the limit, and not known to be.
+    `others` are the reasons that the gate is told beside the figures.
     """
     before = {each.suite: each for each in base}
     rest, found = list[SuiteResult](), list[str]()
@@ -89,8 +88,7 @@ def undecided(
 def _is_open(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> bool:
     """Tell whether a suite leaves open on which side of its limit a figure lies."""
     above, between = _compared(before, after, limits, is_sampled=False)
-    rises = _wavers(before, limits) and any(each.estimate.value > each.limit for each in bounded(before, after, limits))
-    return not above and bool(between or rises)
+    return bool(between) and not above
 
 
 def worse(first: Gate, other: Gate, says: str = AFTER_TUNING) -> Gate:
@@ -147,8 +145,10 @@ def _compared(
     """Return the figures of a suite that exceed their thresholds, and those of which that is not known."""
     figures, wavers = list(bounded(before, after, limits)), _wavers(before, limits)
     above = [each for each in figures if _is_above(each, by_bound=wavers or is_sampled)]
-    unclear = [each for each in figures if each not in above and each.estimate.high > each.limit]
-    return above, [] if wavers else unclear
+    if not (wavers or is_sampled or limits.confidence == ON_FIGURES):
+        above += [each for each in shown(before, after, limits) if _is_above(each, by_bound=True)]
+    unclear = [each for each in figures if each not in above and _may_be_above(each, by_figure=wavers)]
+    return above, unclear
 
 
 def _wavers(before: SuiteResult, limits: GateThresholds) -> bool:
@@ -160,6 +160,11 @@ def _wavers(before: SuiteResult, limits: GateThresholds) -> bool:
 def _is_above(each: Bounded, *, by_bound: bool) -> bool:
     """Tell whether a figure exceeds its threshold: by its lower bound or by itself."""
     return (each.estimate.low if by_bound else each.estimate.value) > each.limit
+
+
+def _may_be_above(each: Bounded, *, by_figure: bool) -> bool:
+    """Tell whether a figure is not shown to keep its threshold: by itself or by its upper bound."""
+    return (each.estimate.value if by_figure else each.estimate.high) > each.limit
 
 
 def _undecided(each: Bounded, confidence: float) -> str:

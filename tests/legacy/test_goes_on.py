@@ -31,6 +31,7 @@ ABSENT = ("expires_at", "status_details", "data")
 # Fields that versions after 14c5fa6 have added, to any answer or by its path; nothing else may differ.
 ADDED_ANYWHERE = {
     *("allow_unmeasured_judge", "approximate", "audit_version", "confidence", "max_dressed_refusal_rise", "ending"),
+    "max_shown_asr_rise",
     *("after_tuning", "agent", "further_tuning", "later_audit"),
     *("older_audit", "own_refusal", "pending_bytes", "row_signal", "rows_in_file", "transcripts"),
     *("calls", "max_tokens_per_day", "prompt_tokens", "reply_tokens", "serving", "tokens_per_minute"),

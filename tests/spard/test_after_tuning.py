@@ -150,5 +150,5 @@ def test_a_stored_audit_is_decided_again_on_both() -> None:
     stored = worse(gate(base, adapter, was), gate(*later, was))
     assert stored.decision == "fail"
     assert decide_again(base, adapter, stored, was, was, later) == stored
-    lax = GateThresholds(allow_unmeasured_judge=True, max_asr=1.0, max_asr_rise=1.0)
+    lax = GateThresholds(allow_unmeasured_judge=True, max_asr=1.0, max_asr_rise=1.0, max_shown_asr_rise=1.0)
     assert decide_again(base, adapter, stored, was, lax, later) == Gate("pass", ())

@@ -96,6 +96,7 @@ class PolicyRef(GateThresholds):
     allow_unmeasured_judge: bool = True
     confidence: float = ON_FIGURES
     max_dressed_refusal_rise: float = 1.0
+    max_shown_asr_rise: float = 1.0
     version: int = 0  # 0: the deployment's settings
     waivers: bool = False
 
