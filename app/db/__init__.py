@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
-    Reader,
     SchemaState,
     downgrade_schema,
     is_conflict,
@@ -23,6 +23,7 @@ from app.db.session import (
 
 __all__ = [
     "Begin",
+    "Prepared",
     "Reader",
     "SchemaState",
     "downgrade_schema",

@@ -38,6 +38,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 
 from app.db.base import UtcDateTime
+from app.db.prepared import Reader
 
 _SQLITE_BUSY_S = 30
 _POSTGRES_SESSION = {
@@ -57,7 +58,6 @@ _CONFLICTS |= {f"SQLITE_CONSTRAINT_{kind}" for kind in ("UNIQUE", "PRIMARYKEY", 
 
 SchemaState = Literal["current", "behind", "ahead"]
 _Rows = CursorResult[*tuple[Any, ...]]
-Reader = Connection | Session  # of which either can be asked for `rows`
 Begin = Callable[[], AbstractContextManager[Session]]  # opens a transaction, for what waits before it needs one
 
 
@@ -99,9 +99,10 @@ def read(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def look(engine: Engine) -> Iterator[Connection]:
-    """Open what `read` does without the ORM, which costs as much again; for `rows`."""
+    """Open what `read` does without the ORM, which costs as much again; for `Prepared` and `rows`."""
     with engine.connect() as connection:
-        yield connection.execution_options(**_READ_ONLY)
+        connection.execution_options(**_READ_ONLY).begin()
+        yield connection
 
 
 def joined(connection: Connection) -> Session:
@@ -112,8 +113,7 @@ def joined(connection: Connection) -> Session:
 def rows(reader: Reader, statement: Executable, values: Mapping[str, object] | None = None) -> _Rows:
     """Return rows of a statement of columns, in the reader's transaction; the ORM's part would cost more than they do.
 
-    What is asked often is asked here, by statements that were built once. As with the ORM, what a session has not
-    written yet is written first.
+    As with the ORM, what a session has not written yet is written first. What is asked all the time is `Prepared`.
     """
     if isinstance(reader, Session):
         reader.flush()

@@ -19,9 +19,12 @@ from app.http.pagination import Page, page
 from app.storage import Storage
 
 _LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())
-_COLUMNS = (getattr(File, name) for name in FileOut.model_fields if name != "object")
-_SHOWN = select(*_COLUMNS).where(  # built once
-    File.project_id == bindparam("project_id"), File.id == bindparam("file_id"), _LIVES
+_NAMES = [name for name in FileOut.model_fields if name != "object"]
+_SHOWN = db.Prepared(
+    select(*(getattr(File, name) for name in _NAMES)).where(
+        File.project_id == bindparam("project_id"), File.id == bindparam("file_id"), _LIVES
+    ),
+    lambda row: FileOut.model_validate(dict(zip(_NAMES, row, strict=True))),
 )
 
 
@@ -51,10 +54,10 @@ def get(session: Session, project_id: str, file_id: str, param: str | None = Non
 
 def retrieve(reader: db.Reader, project_id: str, file_id: str) -> FileOut:
     """Return the API's object for the project's file; `NotFound` for another project's."""
-    row = db.rows(reader, _SHOWN, {"project_id": project_id, "file_id": file_id}).one_or_none()
-    if row is None:
+    found = _SHOWN.one(reader, project_id=project_id, file_id=file_id)
+    if found is None:
         raise _unknown(file_id)
-    return FileOut.model_validate(row)
+    return found
 
 
 def get_for_job(session: Session, project_id: str, file_id: str, param: str) -> File:

@@ -53,10 +53,9 @@ class JobRow(NamedTuple):
 AnyJob = Job | JobRow  # of which either can be shown
 
 ALL = select(*(getattr(Job, name) for name in JobRow._fields))
-_ONE = ALL.where(Job.project_id == bindparam("project_id"), Job.id == bindparam("job_id"))
+_ONE = db.Prepared(ALL.where(Job.project_id == bindparam("project_id"), Job.id == bindparam("job_id")), JobRow._make)
 
 
 def find(reader: db.Reader, project_id: str, job_id: str) -> JobRow | None:
     """Return the project's job; None for one that is not there, or that is another project's."""
-    found = db.rows(reader, _ONE, {"project_id": project_id, "job_id": job_id}).one_or_none()
-    return None if found is None else JobRow._make(found)
+    return _ONE.one(reader, project_id=project_id, job_id=job_id)

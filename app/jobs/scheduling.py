@@ -30,10 +30,8 @@ class Place(NamedTuple):
 
 
 # Built once: they are asked whenever a job is shown that waits.
-_LENGTHS = (
-    select(Job.project_id.label("project_id"), func.count().label("queued"))
-    .where(Job.status == JobStatus.queued)
-    .group_by(Job.project_id)
+_LENGTHS = db.Prepared(
+    select(Job.project_id, func.count()).where(Job.status == JobStatus.queued).group_by(Job.project_id), tuple
 )
 _PLACES = select(
     Job.id,
@@ -45,10 +43,13 @@ _RANKS = select(_PLACE.c.id, _PLACE.c.project_id, _PLACE.c.place).where(
     _PLACE.c.id.in_(bindparam("jobs", expanding=True))
 )
 _SAME = (Job.priority == bindparam("priority_is")) & (Job.created_at < bindparam("created"))
-_AHEAD = select(func.count()).where(
-    Job.project_id == bindparam("project"),
-    Job.status == JobStatus.queued,
-    or_(Job.priority < bindparam("priority_is"), _SAME),
+_AHEAD = db.Prepared(
+    select(func.count()).where(
+        Job.project_id == bindparam("project"),
+        Job.status == JobStatus.queued,
+        or_(Job.priority < bindparam("priority_is"), _SAME),
+    ),
+    tuple,
 )
 
 
@@ -121,7 +122,7 @@ def positions(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, int]:
     queued_jobs = [job for job in jobs if job.status == JobStatus.queued]
     if not queued_jobs:
         return {}
-    lengths = {row.project_id: row.queued for row in db.rows(reader, _LENGTHS)}
+    lengths: dict[str, int] = dict(_LENGTHS.all(reader))
     ranks = _rank_of(reader, queued_jobs[0]) if len(queued_jobs) == 1 else _ranks(reader, queued_jobs)
     found = {}
     for job_id, project_id, rank in ranks:
@@ -138,8 +139,8 @@ def _ranks(reader: db.Reader, jobs: Collection[AnyJob]) -> Iterable[Ranked]:
 
 def _rank_of(reader: db.Reader, job: AnyJob) -> Iterable[Ranked]:
     """Return the same of one queued job."""
-    of_job = {"project": job.project_id, "priority_is": job.priority, "created": job.created_at}
-    return [(job.id, job.project_id, db.rows(reader, _AHEAD, of_job).scalar_one() + 1)]
+    [(ahead,)] = _AHEAD.all(reader, project=job.project_id, priority_is=job.priority, created=job.created_at)
+    return [(job.id, job.project_id, ahead + 1)]
 
 
 def _standings(

@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from secrets import token_hex, token_urlsafe
+from typing import NamedTuple
 
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.exc import IntegrityError
@@ -53,19 +54,24 @@ class Recognized:
     is_use_noted: bool
 
 
-_BY_PREFIX = (
-    select(
-        ApiKey.id,
-        ApiKey.project_id.label("project_id"),
-        ApiKey.scopes,
-        ApiKey.digest,
-        ApiKey.revoked_at,
-        ApiKey.expires_at,
-        ApiKey.last_used_at,
-        Quota.requests_per_minute,
-    )
+class _KeyRow(NamedTuple):
+    """What is read of a key, and its project's own limit."""
+
+    id: str
+    project_id: str
+    scopes: list[str]
+    digest: str
+    revoked_at: datetime | None
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    requests_per_minute: int | None
+
+
+_BY_PREFIX = db.Prepared(
+    select(*(getattr(ApiKey, name) for name in _KeyRow._fields[:-1]), Quota.requests_per_minute)
     .outerjoin(Quota, Quota.project_id == ApiKey.project_id)
-    .where(ApiKey.prefix == bindparam("prefix"))
+    .where(ApiKey.prefix == bindparam("prefix")),
+    _KeyRow._make,
 )
 
 
@@ -80,11 +86,11 @@ def create(
 def authenticate(reader: db.Reader, secret: str) -> Recognized | None:
     """Return what a valid key opens, else None; an unknown prefix takes as long as a wrong key.
 
-    It is one statement of columns, built once: every request begins with it, and sees a key that was revoked before.
+    Every request begins with this statement, and so sees a key that was revoked before.
     """
     found = None
     digest = _digest(secret)
-    keys = db.rows(reader, _BY_PREFIX, {"prefix": _prefix(secret)}).all()
+    keys = _BY_PREFIX.all(reader, prefix=_prefix(secret))
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
             found = key
