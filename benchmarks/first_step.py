@@ -37,7 +37,7 @@ from worker.weights import digests_of
 from worker.workdir import Assignment, Folder, write_assignment
 
 MARKS = ("embed", "select", "train", "first step", "CPU s")
-PLAIN = "gc.disable = gc.freeze = lambda: None"  # what `without_collections` would do is not done
+PLAIN = "gc.disable = gc.freeze = lambda: None"  # what `light_imports` would do is not done
 WARM_S = 20.0  # until a child's imports are done
 
 

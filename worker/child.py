@@ -16,9 +16,9 @@ from threading import Event
 from types import FrameType
 
 from app.ops.processes import die_with_parent
-from worker.imports import without_collections
+from worker.imports import light_imports
 
-with without_collections():
+with light_imports():
     from spard.release.proof import CleanProcess
     from worker import pipeline
     from worker.distributed import run_ranks

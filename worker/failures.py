@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from app.db.tables.job_records import JobError
 from app.errors import AppError
 from spard.errors import (
     CorruptCheckpoint,
@@ -25,6 +25,9 @@ from spard.errors import (
     is_gpu_error,
     is_gpu_out_of_memory,
 )
+
+if TYPE_CHECKING:  # a child has no database, and does not wait for its library
+    from app.db.tables.job_records import JobError
 
 
 class Fault(StrEnum):

@@ -1,4 +1,4 @@
-"""How a process that trains or answers starts: its libraries are imported with the garbage collector at rest."""
+"""How a process that trains or answers starts: with the imports that it needs, and the garbage collector at rest."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from spard.models.unseen import unseen
+
 
 @contextmanager
-def without_collections() -> Iterator[None]:
-    """Import without collecting garbage; exempt what was imported from later collections.
+def light_imports() -> Iterator[None]:
+    """Import inside the block what such a process needs, and exempt it from later collections of garbage.
 
     torch and transformers define half a million objects that stay. Looking at them again and again takes a fifth of
-    the time of their import, and makes each full collection of a training longer.
+    the time of their import, and makes each full collection of a training longer. transformers and accelerate also
+    import what they find, for losses of object detection and for jobs on SageMaker.
     """
     gc.disable()
     try:
+        with unseen("boto3", "scipy"):
+            import spard.models.peft  # noqa: F401 - transformers with it, before anything that may need those two
         yield
     finally:
         gc.enable()

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from app.ops.processes import die_with_parent
-from worker.imports import without_collections
+from worker.imports import light_imports
 
-with without_collections():
+with light_imports():
     from spard import distributed
     from worker import pipeline
     from worker.distributed import leave_word

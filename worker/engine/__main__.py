@@ -18,9 +18,9 @@ from typing import Any
 
 from app.inference.protocol import Said
 from app.ops.processes import die_with_parent
-from worker.imports import without_collections
+from worker.imports import light_imports
 
-with without_collections():
+with light_imports():
     import torch
 
     from spard.models.base import load_base
