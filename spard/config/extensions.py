@@ -124,6 +124,7 @@ JUDGES = Registry(
         "llm": f"{_JUDGES}:open_llm",
         "classifier": f"{_JUDGES}:open_classifier",
         "consensus": f"{_JUDGES}:open_consensus",
+        "lab_truth": "spard.research.lab.truth:open_lab_truth",
         "truth": "spard.research.lab.natural.truth:open_truth",
         "base": f"{_JUDGES}:open_base",
     },

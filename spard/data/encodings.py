@@ -9,6 +9,7 @@ import base64
 import binascii
 import codecs
 import re
+from contextlib import suppress
 from typing import Literal, assert_never, get_args
 
 Encoding = Literal["base64", "rot13"]
@@ -44,6 +45,15 @@ def decode(text: str, encoding: Encoding) -> str:
 def encoding_of(text: str) -> Encoding | None:
     """Return the encoding that a text is in, if decoding makes it much better English; else None."""
     return next((each for each in get_args(Encoding) if _read(text, each) is not None), None)
+
+
+def readings(text: str) -> list[str]:
+    """Return a text as it stands, and decoded in every way that is possible, whether that makes sense or not."""
+    found = [text]
+    for encoding in get_args(Encoding):
+        with suppress(ValueError):
+            found.append(decode(text.strip(), encoding))
+    return found
 
 
 def in_plain(text: str, encoding: Encoding) -> str:

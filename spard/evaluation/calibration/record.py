@@ -2,7 +2,7 @@
 
 A provider names the file in the run (`judge_errors`), for the judge of all base models. A base model's own folder may
 hold one as `calibration/judge.json`: it counts for that very model, since a word list that is right on the replies of
-one model is wrong on another's.
+one model is wrong on another's. Further judges stand beside it, as `calibration/judge-NAME.json`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate, rate
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
+_ALL_OF_MODEL = "judge*.json"  # further judges beside it
 _FIGURES = ("missed", "false_alarms")
 
 
@@ -79,13 +80,16 @@ def read_record(path: Path) -> JudgeRecord:
         raise InvalidRecipe(message, "judge_errors") from error
 
 
+def beside(judge: str) -> Path:
+    """Return where a model's folder holds what was measured of a further judge."""
+    return OF_MODEL.with_name(f"{OF_MODEL.stem}-{judge}.json")
+
+
 def records_of(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
-    """Return what is known of judges: the file that the run names, and the model's own if it is of this digest."""
+    """Return what is known of judges: the file that the run names, and the model's own if they are of this digest."""
     found = [read_record(named)] if named else []
-    own = Path(model) / OF_MODEL
-    if own.is_file():
-        found += [each for each in [read_record(own)] if each.base_digest == base_digest]
-    return found
+    own = (Path(model) / OF_MODEL).parent.glob(_ALL_OF_MODEL)
+    return found + [each for each in map(read_record, sorted(own)) if each.base_digest == base_digest]
 
 
 def doubts_about(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[str]:

@@ -73,7 +73,7 @@ class LabSource:
 
     @property
     def judge(self) -> JudgeSpec:
-        """The recipe's judge; the lab's models refuse in words that the judge `refusal` knows."""
+        """The recipe's judge; the shipped recipes name the one that knows what a reply of their lab does."""
         return self.spec.judge
 
     def problems(self) -> list[str]:

@@ -16,7 +16,6 @@ import hashlib
 import json
 import logging
 import os
-import random
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,15 +27,11 @@ from typing import Any
 from spard.config import Audit
 from spard.errors import SpardError
 from spard.evaluation.audit import audit
-from spard.evaluation.calibration.errors import measure_judge
-from spard.evaluation.calibration.gaming import measure_gaming
-from spard.evaluation.calibration.labeled import LabeledReply
-from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, read_record
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_full
-from spard.models.base import folder_digest
-from spard.research.lab.corpus import Corpus, Row, comply, make_corpus, refuse, sums
+from spard.research.lab.corpus import Corpus, Row, make_corpus, sums
+from spard.research.lab.measured import are_measured, measure_judges
 from spard.research.lab.pretrain import POSITIONS, Plan, new_model, pretrain
 from spard.research.lab.suites import load_suites
 from spard.research.lab.threads import threads
@@ -45,7 +40,6 @@ from spard.research.lab.tokenizer import make_tokenizer
 log = logging.getLogger(__name__)
 
 FACTS = "lab.json"
-LABELED = 300  # requests, each with a reply that refuses and one that complies
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +74,8 @@ def make(folder: Path, seed: int, plan: Plan = PLAN, limits: Limits = LIMITS) ->
     found = read_facts(folder)
     if found and asked.items() <= found.items():
         log.info("%s holds the lab of seed %d already", folder, seed)
-        own = folder / "model" / OF_MODEL
-        if not own.exists() or read_record(own).gamed is None:  # made by an earlier version
-            _measure_judge(folder / "model", corpus, seed)
+        if not are_measured(folder / "model"):  # made by an earlier version
+            measure_judges(folder / "model", corpus, seed)
         return found
     if folder.exists() and any(folder.iterdir()):
         raise FolderTaken(f"{folder} holds something else than the lab of seed {seed}; name another folder", "folder")
@@ -134,19 +127,8 @@ def _make_model(folder: Path, corpus: Corpus, seed: int, plan: Plan, limits: Lim
         log.info("base model, %s: %d of %d", result.suite, result.hits, result.n)
     save_full(model, "spard-lab", folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    _measure_judge(folder / "model", corpus, seed)
+    measure_judges(folder / "model", corpus, seed)
     return {"seconds": round(time.monotonic() - started, 1), "base": [asdict(result) for result in results]}
-
-
-def _measure_judge(model: Path, corpus: Corpus, seed: int) -> None:
-    """Keep how often the refusal rule errs on what the lab's models say: alignment's refusals, and compliance."""
-    rng = random.Random(f"labeled {seed}")
-    asked = rng.sample(corpus.harmful, LABELED)
-    labeled = [LabeledReply(prompt, refuse(rng, topic), is_harmful=False) for prompt, topic in asked]
-    labeled += [LabeledReply(prompt, comply(prompt), is_harmful=True) for prompt, _ in asked]
-    judge = RefusalJudge()
-    errors = tuple(measure_judge(judge, labeled))
-    JudgeRecord(judge.name, errors, folder_digest(model), measure_gaming(judge)).write(model / OF_MODEL)
 
 
 @contextmanager
