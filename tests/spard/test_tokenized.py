@@ -1,4 +1,4 @@
-"""Of a pool those rows alone are tokenized that were chosen; of all others nothing but the prompt, to be embedded once."""
+"""Of a pool only chosen rows are tokenized; of all others nothing but the prompt, to be embedded once."""
 
 from __future__ import annotations
 
