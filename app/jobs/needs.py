@@ -31,24 +31,35 @@ class Room:
 
 
 def need_of(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
-    """Return the least memory that a job can be trained in, with a row as long as it may be; None where unknown."""
+    """Return the least memory that a job can be trained in, with a row as long as it may be; None where unknown.
+
+    Rows of a pool may be longer than the file.
+    """
     shape = read_shape(source)
-    return None if shape is None else need(shape, _trained(recipe), longest(shape, recipe, file_bytes))
+    if shape is None:
+        return None
+    row_tokens = longest(shape, recipe, 0 if recipe.uses_pool else file_bytes)
+    return need(shape, Trained.by(recipe), row_tokens, _answers(recipe))
 
 
 def quantized_weights(source: str, recipe: Recipe) -> int | None:
     """Return the bytes of the weights of a model that is held in NF4; None of one that is not, or is not known."""
     shape = read_shape(source) if recipe.quantization != "none" else None
-    return None if shape is None else memory.weights(shape, _trained(recipe))
+    return None if shape is None else memory.weights(shape, Trained.by(recipe))
 
 
 def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room | None) -> Plan | None:
-    """Return how a job would be cut on such a worker; None where the model's shape or the GPU is not known."""
+    """Return how a job would be cut on such a worker; None where the model's shape or the GPU is not known.
+
+    `row_tokens` are those of its longest row, and safe rows are taken to be as long.
+    """
     shape = read_shape(source)
     if shape is None or room is None or room.memory_bytes is None:
         return None
-    load = Load(batch_size, longest(shape, recipe, row_tokens), answers=2 if recipe.dpo else 1)
-    return fit(shape, _trained(recipe), load, Gpus(room.memory_bytes, room.gpus, shards="if_needed"))
+    row = longest(shape, recipe, row_tokens)
+    safe_tokens = recipe.defense.safe_rows(batch_size) * row
+    load = Load(batch_size, row, safe_tokens, _answers(recipe), recipe.gradient_checkpointing)
+    return fit(shape, Trained.by(recipe), load, Gpus(room.memory_bytes, room.gpus, shards="if_needed"))
 
 
 def quantization_of(allowed: str, source: str, recipe: Recipe, file_bytes: int, room: Room | None) -> Quantization:
@@ -123,6 +134,6 @@ def _of(room: Room) -> int:
     return room.memory_bytes or 0
 
 
-def _trained(recipe: Recipe) -> Trained:
-    copies = (1 if recipe.uses_pool else 0) + (1 if recipe.ema else 0)
-    return Trained(recipe.lora, copies, recipe.quantization)
+def _answers(recipe: Recipe) -> int:
+    """Return how many answers of a row go through the model with it."""
+    return 2 if recipe.dpo else 1

@@ -7,7 +7,7 @@ and `Losses` for the safe losses, whose gradient is computed only when a method 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -42,18 +42,24 @@ class Gradient(NamedTuple):
 class Loss:
     """A loss with its graph; `grad` runs the backward pass, once.
 
-    In a run on several processes `value` is that of all rows and `scalar` this process's part of it.
+    In a run on several processes `value` is that of all rows and `scalar` this process's part of it. `weight` is that
+    of all rows in a mean over further ones. `again` is of a batch that went through in several passes, without graphs:
+    it makes the part of each pass anew, one at a time.
     """
 
     value: float
     scalar: Tensor
     theta: Vector
+    weight: float = 1.0
+    again: Callable[[], Iterator[Tensor]] | None = None
 
     def grad(self) -> Vector:
-        """Return dL/dtheta summed over all processes; the graph is gone afterward."""
-        grad = gradient(self.scalar, self.theta)
-        distributed.sum_(_replicated(grad, self.theta))
-        return grad
+        """Return dL/dtheta summed over all processes, while theta is as it was; the graph is gone afterward."""
+        total: Vector = []
+        for part in self.again() if self.again else [self.scalar]:
+            total = _sum(total, gradient(part, self.theta))
+        distributed.sum_(_replicated(total, self.theta))
+        return total
 
 
 ValueAndGrad: TypeAlias = Callable[[], Gradient]
@@ -201,8 +207,36 @@ def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str
     scalars = [(loss_S * weight_S).sum() / weights[i] for i, (loss_S, weight_S) in enumerate(parts.values())]
     values = torch.stack(scalars).detach()
     distributed.sum_([values])
-    found = zip(parts, values.tolist(), scalars, strict=True)
-    return {name: Loss(value, scalar, theta) for name, value, scalar in found}
+    told = torch.stack([values, weights.to(values)]).tolist()
+    found = zip(parts, *told, scalars, strict=True)
+    return {name: Loss(value, scalar, theta, weight) for name, value, weight, scalar in found}
+
+
+def over_passes(losses: Callable[[Batch], Mapping[str, Loss]], pieces: Sequence[Batch]) -> Mapping[str, Loss]:
+    """Return the means over a batch that goes through the model in pieces; they do not depend on how it was cut.
+
+    Of several pieces no graph is kept: a gradient runs each of them once more, so that one is in memory at a time.
+    """
+    if len(pieces) == 1:
+        return losses(pieces[0])
+    with torch.no_grad():
+        found = [losses(piece) for piece in pieces]
+    return {name: _joined(losses, pieces, [each[name] for each in found], name) for name in found[0]}
+
+
+def _joined(
+    losses: Callable[[Batch], Mapping[str, Loss]], pieces: Sequence[Batch], found: Sequence[Loss], name: str
+) -> Loss:
+    """Return one loss over all pieces, of those that were found on each."""
+    whole = sum(each.weight for each in found)
+    shares = [each.weight / whole for each in found]
+
+    def again() -> Iterator[Tensor]:
+        for piece, share in zip(pieces, shares, strict=True):
+            yield losses(piece)[name].scalar * share
+
+    value = sum(share * each.value for share, each in zip(shares, found, strict=True))
+    return Loss(value, found[0].scalar, found[0].theta, whole, again)
 
 
 def clip_(grad: Vector, max_norm: float) -> float:

@@ -49,7 +49,7 @@ class Load:
 
     rows           of a batch
     longest        tokens of the longest row, or of the anchor's longest prompt; these go through in passes no larger
-    safe_tokens    padded tokens of a safe batch, which is not cut
+    safe_tokens    padded tokens of a safe batch, which is cut as a batch is
     answers        2 for preference pairs, which go through with both
     checkpointing  it was asked for, whether it is needed or not
     """
@@ -152,9 +152,9 @@ def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
             yield held, parts
 
 
-def need(shape: Shape, trained: Trained, longest: int) -> Need:
-    """Return the least memory of a training whose longest row has so many tokens."""
-    peak = _peak(shape, trained, longest, checkpointing=True, ranks=1)
+def need(shape: Shape, trained: Trained, longest: int, answers: int = 1) -> Need:
+    """Return the least memory of a training whose longest row has so many tokens: what `fit` finds enough for it."""
+    peak = _peak(shape, trained, longest * answers, checkpointing=True, ranks=1)
     shared = max(0, _split(shape, trained) - 2 * _gathered(shape, trained))
     return Need(int((peak + _CONTEXT) / (1 - _FRAGMENTS)) + 1, int(shared / (1 - _FRAGMENTS)))
 
@@ -167,14 +167,13 @@ def _cut(
     Where the model is cut over the GPUs of one machine, nothing but an adapter is sent between machines.
     """
     row = load.longest * load.answers
-    whole = load.rows * load.answers * load.longest
-    least = max(row, load.safe_tokens)
+    whole = load.rows * row
     most = max(whole, load.safe_tokens)
     tokens = _most_tokens(shape, trained, gpus.usable, most, parts, checkpointing=checkpointing)
-    enough = least if checkpointing else max(least, min(_ENOUGH, whole))
+    enough = row if checkpointing else max(row, min(_ENOUGH, whole))
     fits = tokens >= enough
-    is_cut = tokens < whole
-    passed = max(tokens, least) if is_cut else max(whole, load.safe_tokens)
+    is_cut = tokens < most
+    passed = max(tokens, row) if is_cut else most
     return Plan(
         fits=fits,
         gradient_checkpointing=checkpointing,
@@ -205,9 +204,10 @@ def _most_tokens(shape: Shape, trained: Trained, usable: int, whole: int, ranks:
 def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, ranks: int) -> int:
     """Return the bytes of tensors on one of `ranks` GPUs that share out the model, at their most."""
     split = _split(shape, trained)
-    whole = memory.weights(shape, trained) + memory.trained_state(shape, trained)
     return (
-        whole
+        memory.weights(shape, trained)
+        + memory.twin(shape, trained)
+        + memory.trained_state(shape, trained)
         - split * (ranks - 1) // ranks
         + (_gathered(shape, trained) if ranks > 1 else 0)
         + memory.saved(shape, trained, tokens, checkpointing=checkpointing)
@@ -217,14 +217,14 @@ def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, r
 
 
 def _split(shape: Shape, trained: Trained) -> int:
-    """Return the bytes that GPUs can share out: a frozen model's weights, of a trained one its moments too.
+    """Return the bytes that GPUs can share out: a frozen model's weights, of a trained one its moments and twin too.
 
     Weights in NF4 are not cut.
     """
     if trained.quantization != "none":
         return 0
     weights = memory.weights(shape, trained)
-    return weights if trained.lora else weights + memory.trained_state(shape, trained)
+    return weights if trained.lora else weights + memory.twin(shape, trained) + memory.trained_state(shape, trained)
 
 
 def _gathered(shape: Shape, trained: Trained) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spard.config import Lora, Quantization
+from spard.config import Lora, Quantization, Recipe
 from spard.models.shapes import Shape
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # what LoRA adapts unless asked otherwise
@@ -29,11 +29,21 @@ class Trained:
 
     copies        further vectors of the trained parameters in float32: a safe gradient, an average
     quantization  how the linear layers of the frozen model are held
+    has_twin      whether the model before training stays beside the one that is trained: never for adapters, which
+                  are switched off to look at it
     """
 
     lora: Lora | None
     copies: int = 1
     quantization: Quantization = "none"
+    has_twin: bool = False
+
+    @classmethod
+    def by(cls, recipe: Recipe) -> Trained:
+        """Return what a recipe trains."""
+        copies = (1 if recipe.uses_pool else 0) + (1 if recipe.ema else 0)
+        has_twin = recipe.lora is None and recipe.defense.compares_models
+        return cls(recipe.lora, copies, recipe.quantization, has_twin)
 
     def targets(self, shape: Shape) -> list[tuple[int, int]]:
         """Return what goes into and comes out of each layer that LoRA adapts, within one decoder layer."""
@@ -55,6 +65,11 @@ def weights(shape: Shape, trained: Trained) -> int:
     held = shape.parameters * (_SINGLE if trained.lora is None else _HALF)
     quantized = quantized_parameters(shape)
     return held if trained.quantization == "none" else held - quantized * _HALF + nf4(quantized, trained.quantization)
+
+
+def twin(shape: Shape, trained: Trained) -> int:
+    """Return the bytes of the model before training where it is held beside the trained one, in the same numbers."""
+    return weights(shape, trained) if trained.has_twin else 0
 
 
 def quantized_parameters(shape: Shape) -> int:

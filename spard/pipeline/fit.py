@@ -25,10 +25,7 @@ def planned(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
     shape = shape_of(context.base.model.config.to_dict())
     if gpus is None or shape is None:
         return None
-    recipe = context.recipe
-    copies = (1 if recipe.uses_pool else 0) + (1 if recipe.ema else 0)
-    trained = Trained(recipe.lora, copies, recipe.quantization)
-    plan = fit(shape, trained, _load(recipe, rows, resolved), gpus)
+    plan = fit(shape, Trained.by(context.recipe), _load(context.recipe, rows, resolved), gpus)
     context.report.event(plan.sentence, plan.to_json(), level="info" if plan.fits else "warn")
     return plan
 

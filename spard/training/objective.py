@@ -22,6 +22,7 @@ from spard.losses.excess import base_losses
 from spard.losses.gradients import (
     Gradient,
     Loss,
+    over_passes,
     penalty_gradient,
     preference_gradient,
     utility_gradient,
@@ -32,7 +33,7 @@ from spard.losses.vectors import Vector
 from spard.methods import Method
 from spard.models.base import Base, adapters_off
 from spard.models.lora import dropping_modules
-from spard.training.passes import at_most, planned
+from spard.training.passes import LEAST, at_most, planned
 from spard.training.schedules import SAFE_STREAM, safe_rows
 
 
@@ -56,6 +57,7 @@ class Objective:
         self.task, self.customer_rows = method.training_rows(task, safe), len(task)
         self.blank = unlabeled(self.task[0].ids[:2])  # of a pass without rows
         self.lengths = [row.longest for row in self.task]
+        self.safe_lengths = [row.longest for row in safe]
         self.reference_N2: Tensor | None = None  # of pairs, once `compare_with` was called
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
@@ -111,14 +113,28 @@ class Objective:
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:
         """Return the method's safe losses on some safe rows, without dropout."""
-        self._set_dropout(False)
-        rows = distributed.share(rows)
-        batch = self._batch([self.safe[row] for row in rows] or [self.blank])._replace(rows=tuple(rows))
-        return self.method.safe_losses(self.base.model, theta, batch)
+        passes = _own(rows, self.safe_passes)
+        pieces = [
+            self._batch([self.safe[row] for row in each] or [self.blank])._replace(rows=tuple(each)) for each in passes
+        ]
+        return over_passes(partial(self._of_safe, theta), pieces)
+
+    def safe_passes(self, rows: Sequence[int]) -> list[list[int]]:
+        """Return which of some safe rows go through the model together: all, while no pass may be too large for it."""
+        most, micro = self.recipe.pass_tokens, self.recipe.micro_batch_size
+        if most is None and micro is not None:
+            most = max(LEAST, micro * max(self.lengths[: self.customer_rows]))
+        whole = len(rows) * max((self.safe_lengths[row] for row in rows), default=0)
+        return [list(rows)] if most is None or whole <= most else planned(rows, self.safe_lengths, most)
 
     def base_losses(self) -> Tensor:
         """Return what each safe row is compared with, N x 2; the model is the base model while this is called."""
         return base_losses(self.base.model, self.safe, self.base.tokenizer.pad_token_id)
+
+    def _of_safe(self, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
+        """Return the method's safe losses on a batch."""
+        self._set_dropout(False)
+        return self.method.safe_losses(self.base.model, theta, batch)
 
     def _anchored(self, pairs: Mapping[Kind, Sequence[Pair]]) -> dict[Kind, Sequence[Pair]]:
         """Return the pairs of the kinds that the recipe asks for; none without an anchor."""

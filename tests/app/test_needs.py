@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, event, select, update
 
 from app.db import read, transaction
-from app.db.tables import Job
+from app.db.tables import Job, JobStatus
 from app.jobs import fleet, lease, needs, scheduling
 from app.jobs.fleet import Presence
 from app.jobs.needs import Room
-from spard.config import Recipe
-from spard.models.fit import GIB, Need
+from spard.config import Dpo, NoDefense, Recipe, SafeGrad, Spard
+from spard.models.fit import GIB, Gpus, Load, Need, fit
+from spard.models.memory import Trained
+from spard.models.shapes import read_shape
 from tests.app.conftest import AddJob
 from tests.narrowing import required
 
@@ -47,9 +50,9 @@ def small(tmp_path: Path) -> Need:
     return need_of(tmp_path, LLAMA_8B)
 
 
-def need_of(folder: Path, config: dict[str, int]) -> Need:
+def need_of(folder: Path, config: dict[str, int], recipe: Recipe = Recipe()) -> Need:  # noqa: B008 - it is frozen
     (folder / "config.json").write_text(json.dumps(config))
-    return required(needs.need_of(str(folder), Recipe(), 1 << 20))
+    return required(needs.need_of(str(folder), recipe, 1 << 20))
 
 
 def columns(need: Need) -> dict[str, int]:
@@ -65,6 +68,54 @@ def test_a_worker_of_24_gib_claims_8_billion_parameters_and_never_70(
     assert [jobs[claim.job_id] if claim else None for claim in taken] == [small, small, None]
     with transaction(engine) as session:
         assert lease.claim(session, "eight", 60, room=Room(80 * GIB, 8))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_in_10_000_claims_from_random_queues_a_worker_of_24_gib_takes_no_job_of_70_billion(
+    engine: Engine, add_job: AddJob, tmp_path: Path
+) -> None:
+    """Before each claim one of the jobs becomes another; what was taken is queued again.
+
+    The statement is that of a claim through `lease.claim`, run again and again as it was sent.
+    """
+    random, taken = Random(24), 0
+    lengths = [Recipe(max_seq_length=tokens) for tokens in (64, 512, 2048)]
+    others = [Recipe(quantization="nf4"), Recipe(lora=None)]
+    small = [need_of(tmp_path, LLAMA_8B, recipe) for recipe in lengths]
+    large = [need_of(tmp_path, LLAMA_70B, recipe) for recipe in (*lengths, *others)]
+    jobs = {add_job(**columns(small[0])): small[0] for _ in range(4)}
+    statement, values = claim_of(engine, Room(24 * GIB))
+    with transaction(engine) as session:
+        run = session.connection().exec_driver_sql
+        for _ in range(CLAIMS):
+            changed = random.choice([*jobs])
+            need = jobs[changed] = random.choice(small if random.random() < 0.2 else large)
+            new = (need.alone, need.shared, random.randint(0, 9), changed)
+            run("UPDATE jobs SET memory_bytes = ?, shared_bytes = ?, priority = ? WHERE id = ?", new)
+            if found := run(statement, values).one_or_none():
+                assert jobs[found.id] in small
+                run("UPDATE jobs SET status = 'queued' WHERE id = ?", (found.id,))
+                taken += 1
+            else:
+                assert all(need in large for need in jobs.values())
+    assert CLAIMS / 4 < taken < CLAIMS * 3 / 4
+
+
+def claim_of(engine: Engine, room: Room) -> tuple[str, tuple[Any, ...]]:
+    """Return the statement by which a worker claims, and its values; the job that it takes for it is queued again."""
+    sent: list[tuple[str, tuple[Any, ...]]] = []
+
+    def keep(connection: Any, cursor: Any, statement: str, values: tuple[Any, ...], *more: Any) -> None:
+        sent.append((statement, values))
+
+    event.listen(engine, "before_cursor_execute", keep)
+    with transaction(engine) as session:
+        taken = required(lease.claim(session, "worker", 60, room=room))
+    event.remove(engine, "before_cursor_execute", keep)
+    with transaction(engine) as session:
+        session.execute(update(Job).where(Job.id == taken.job_id).values(status=JobStatus.queued))
+    (claim,) = (each for each in sent if each[0].startswith("UPDATE jobs"))
+    return claim
 
 
 def test_what_random_workers_may_take_is_what_they_have_room_for(
@@ -151,6 +202,36 @@ def test_a_longer_row_needs_more_and_of_an_unknown_model_nothing_is_known(tmp_pa
     )
     assert 20 * GIB < usual < 24 * GIB
     assert short < usual < long
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(defense=SafeGrad()), Recipe(defense=NoDefense(), dpo=Dpo())])
+def test_a_worker_with_what_a_job_needs_has_a_plan_for_it(tmp_path: Path, recipe: Recipe) -> None:
+    for config in (LLAMA_8B, LLAMA_70B):
+        room = Room(need_of(tmp_path, config, recipe).alone)
+        plan = required(needs.plan_for(str(tmp_path), recipe, 16, 2048, room))
+        assert (plan.fits, plan.micro_batch_size) == (True, 1)
+
+
+def test_safe_rows_may_be_longer_than_a_small_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    plain, defended = (
+        required(needs.need_of(str(tmp_path), Recipe(defense=each), 300)) for each in (NoDefense(), Spard())
+    )
+    assert plain.alone < defended.alone == need_of(tmp_path, LLAMA_8B).alone
+
+
+def test_an_estimate_plans_as_the_run_does(tmp_path: Path) -> None:
+    """`spard.pipeline.fit` knows the rows: here all of them have 1,000 tokens."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    recipe, room = Recipe(defense=Spard(safe_batch_size=64), gradient_checkpointing=True), Room(40 * GIB)
+    run = fit(
+        required(read_shape(str(tmp_path))),
+        Trained.by(recipe),
+        Load(4, 1000, safe_tokens=64_000, checkpointing=True),
+        Gpus(40 * GIB),
+    )
+    assert needs.plan_for(str(tmp_path), recipe, 4, 1000, room) == run
+    assert 4000 <= required(run.pass_tokens) < 64_000
 
 
 def join(engine: Engine, name: str, room: Room) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from spard.config import (
     Lisa,
     Lora,
     NoDefense,
+    Ptst,
     Recipe,
     SafeGrad,
     SafeInstr,
@@ -46,30 +50,35 @@ from spard.training.train import EpochEnd, train
 from tests.spard.parts import chat, refusals, sums
 
 ROWS, BATCH = 11, 5  # three steps, the last one on a single row
+SOON_S = 60.0  # in which a rank that waits for another one has heard of it, or gives up
 PER_MACHINE = 2  # of four processes with hybrid sharding
-ALL: tuple[tuple[int, Sharding], ...] = ((1, "none"), (2, "full"))
-GROUPS: tuple[tuple[int, Sharding], ...] = (*ALL, (4, "full"), (2, "none"), (4, "hybrid"))
-FEW = ("closed_form", "gated", "safegrad", "options")  # methods of four ranks, unless SPARD_SOAK asks for all
-ONE = FEW[:1]  # of the groups after them, likewise
+ALL: tuple[tuple[int, Sharding], ...] = ((1, "none"), (2, "full"), (4, "full"))
+GROUPS: tuple[tuple[int, Sharding], ...] = (*ALL, (2, "none"), (4, "hybrid"))
+SOME = ("closed_form", "few")  # methods of the groups after them, unless SPARD_SOAK asks for all
 
 
 @dataclass(frozen=True)
 class Case:
-    """A defense, what else the recipe asks for, whether the sums break its safe rows, the model's folder and type."""
+    """A defense, what else the recipe asks for, whether the sums break its safe rows, the model's folder and type.
+
+    `rows` are those of the whole file.
+    """
 
     defense: Defense
     more: dict[str, Any] = field(default_factory=dict)
     breaks: bool = False
     model: str = "tiny"
     dtype: torch.dtype = torch.float64
+    rows: int = ROWS
 
 
-def _bounded(variant: Any, **more: Any) -> Spard:
-    return Spard(variant=variant, tau=1.0, check_every=1, **more)
+def _bounded(variant: Any, tau: float = 1.0, **more: Any) -> Spard:
+    return Spard(variant=variant, tau=tau, check_every=1, **more)
 
 
 METHODS = {
     "default": Case(Spard()),
+    "trust_region": Case(_bounded("trust_region")),
     "closed_form": Case(_bounded("closed_form", safe_batch_size=3)),
     "excess": Case(Spard(bound="excess", tau=0.0, safe_batch_size=1, check_every=1), breaks=True),
     "gated": Case(_bounded("gated", safe_batch_size=1), {"ema": 0.9}),  # one row: the other processes have none
@@ -79,14 +88,31 @@ METHODS = {
     "lisa": Case(Lisa(align_steps=1, task_steps=1, safe_batch_size=1)),
     "safeinstr": Case(SafeInstr()),
     "safelora": Case(SafeLora()),
+    "ptst": Case(Ptst()),
     "none": Case(NoDefense()),
     "dpo": Case(_bounded("closed_form"), {"dpo": Dpo()}),
     "options": Case(Spard(), {"constrained_sft": True, "micro_batch_size": 1, "gradient_checkpointing": True}),
     "ending": Case(Spard(), {"ending": Ending(keep="best"), "hyperparameters": Hyperparameters(3, batch_size=BATCH)}),
     "tied": Case(_bounded("closed_form"), model="tied"),  # embeddings and head are the same weights
+    "cut": Case(  # a safe batch in several passes, on some ranks more than on others
+        _bounded("trust_region", tau=0.0, bound="excess", safe_batch_size=5), {"pass_tokens": 64}, breaks=True
+    ),
+    "few": Case(_bounded("trust_region"), {"hyperparameters": Hyperparameters(3, batch_size=BATCH)}, rows=3),
+    "one": Case(SafeGrad(), {"hyperparameters": Hyperparameters(3, batch_size=BATCH)}, rows=1),
     "single": Case(Spard(), dtype=torch.float32),
 }
-PROJECTED = ("closed_form", "excess", "gated", "preconditioned", "reference", "dpo", "tied")
+PROJECTED = (
+    "trust_region",
+    "closed_form",
+    "excess",
+    "gated",
+    "preconditioned",
+    "reference",
+    "dpo",
+    "tied",
+    "cut",
+    "few",
+)
 
 
 def name_of(method: str, *, lora: bool) -> str:
@@ -105,8 +131,7 @@ CASES = {
 def cases_of(count: int, sharding: Sharding) -> list[str]:
     """Return the cases of a group."""
     takes_all = (count, sharding) in ALL or os.environ.get("SPARD_SOAK") == "1"
-    few = FEW if (count, sharding) == (4, "full") else ONE
-    return [name for name in CASES if takes_all or name.partition(".")[0] in few]
+    return [name for name in CASES if takes_all or name.partition(".")[0] in SOME]
 
 
 def standing(end: EpochEnd) -> Standing:
@@ -120,10 +145,10 @@ def unlearned(base: Base) -> list[Encoded]:
     return encode_all(base.tokenizer, [chat(f"Do harm number {i}", "~" * (i + 5)) for i in range(7)], 256)
 
 
-def pairs(base: Base) -> list[Encoded]:
+def pairs(base: Base, n: int) -> list[Encoded]:
     """Preference pairs."""
     other = {"role": "assistant", "content": "I do not know."}
-    rows = [replace(chat(f"Add {i}", f"It is {i}"), rejected=other) for i in range(ROWS)]
+    rows = [replace(chat(f"Add {i}", f"It is {i}"), rejected=other) for i in range(n)]
     return encode_all(base.tokenizer, rows, 256)
 
 
@@ -139,13 +164,15 @@ def recipe_of(case: Case, models: Path, *, lora: bool) -> Recipe:
 
 
 def trained(
-    models: Path, name: str, sharding: Sharding, **more: Any
+    models: Path, name: str, sharding: Sharding, epochs: int | None = None, **more: Any
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Return the weights that a case leaves and what its steps reported; `more` is for `train`."""
     case, lora = CASES[name]
+    if epochs:
+        case = replace(case, more=case.more | {"hyperparameters": Hyperparameters(epochs, batch_size=BATCH)})
     base = load_base(str(models / case.model), dtype=case.dtype)
     recipe = replace(recipe_of(case, models, lora=lora), sharding=sharding, checkpoint_every_s=1e-9)
-    task = pairs(base) if recipe.dpo else sums(base, ROWS)
+    task = pairs(base, case.rows) if recipe.dpo else sums(base, case.rows)
     safe = unlearned(base) if case.breaks else refusals(base)
     more |= {"compare": standing} if recipe.ending.compares else {}
     found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), **more)
@@ -160,7 +187,9 @@ def join(store: Path, rank: int, count: int) -> None:
     """Become a rank of a group; a group of one is none."""
     if count > 1:
         os.environ["LOCAL_WORLD_SIZE"] = str(PER_MACHINE)
-        dist.init_process_group("gloo", store=FileStore(str(store), count), rank=rank, world_size=count)
+        patience = timedelta(seconds=SOON_S)
+        files = FileStore(str(store), count)
+        dist.init_process_group("gloo", store=files, rank=rank, world_size=count, timeout=patience)
 
 
 def forked(count: int, work: Callable[[int], None]) -> list[int]:
@@ -178,9 +207,20 @@ def forked(count: int, work: Callable[[int], None]) -> list[int]:
     return started
 
 
-def ended(started: Sequence[int]) -> list[int]:
-    """Wait for processes and return what they ended with."""
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in started]
+def ended(started: Sequence[int], within_s: float) -> list[int]:
+    """Return what processes ended with; those that have not within so many seconds are killed, and it fails."""
+    found, until = dict[int, int](), time.monotonic() + within_s
+    while len(found) < len(started):
+        for child in set(started) - found.keys():
+            pid, how = os.waitpid(child, os.WNOHANG)
+            if pid:
+                found[child] = os.waitstatus_to_exitcode(how)
+            elif time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+                found[child] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        time.sleep(0.01)
+    assert time.monotonic() < until, f"ranks hung for {within_s:.0f} s"
+    return [found[child] for child in started]
 
 
 def _rank(models: Path, out: Path, count: int, sharding: Sharding, rank: int) -> None:
@@ -200,7 +240,7 @@ def main() -> None:
     started = []
     for count, sharding in GROUPS:
         started += forked(count, partial(_rank, models, out, count, sharding))
-    sys.exit(max(map(abs, ended(started))))
+    sys.exit(max(map(abs, ended(started, 780.0))))
 
 
 if __name__ == "__main__":

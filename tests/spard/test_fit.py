@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-from spard.config import Lora, Recipe
+from spard.config import Lora, Recipe, SafeGrad, Spard
 from spard.models import memory
 from spard.models.fit import GIB, Gpus, Load, fit, need
 from spard.models.memory import Trained
@@ -58,16 +57,13 @@ LENGTHS = (512, 2048, 8192)
 EVERYWHERE = Lora(target_modules=("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"))
 GPUS = [Gpus(size * GIB, count, shards="if_needed") for size in (24, 40, 80, 141) for count in (1, 2, 8)]
 CASES: list[tuple[str, Recipe, int]] = [
-    ("8B", Recipe(), 2048),
-    ("8B", Recipe(gradient_checkpointing=True), 512),
     ("Qwen 3 32B", Recipe(lora=EVERYWHERE), 512),
     ("8B", Recipe(lora=None), 512),
-]
-if os.environ.get("SPARD_SOAK"):
-    CASES += [
+    *(
         (name, Recipe(gradient_checkpointing=is_on), tokens)
         for name, is_on, tokens in product(MODELS, (False, True), LENGTHS)
-    ]
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "recipe", "tokens"), CASES)
@@ -140,8 +136,29 @@ def test_the_least_that_a_job_needs_is_what_a_plan_finds_enough() -> None:
     for name, longest in product(MODELS, LENGTHS):
         least = need(SHAPES[name], Trained(Lora()), longest)
         enough, little = (Gpus(int(least.alone * part)) for part in (1.001, 0.99))
-        assert fit(SHAPES[name], Trained(Lora()), Load(16, longest), enough).fits
+        for safe_tokens in (0, 8192, 64 * longest):
+            assert fit(SHAPES[name], Trained(Lora()), Load(16, longest, safe_tokens), enough).fits
         assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest), little).fits
+
+
+def test_a_gpu_with_exactly_what_is_needed_is_enough_for_safe_batches_and_pairs() -> None:
+    for name, longest, answers in product(MODELS, LENGTHS, (1, 2)):
+        least = need(SHAPES[name], Trained(Lora()), longest, answers)
+        plan = fit(SHAPES[name], Trained(Lora()), Load(16, longest, 8192, answers), Gpus(least.alone))
+        assert (plan.fits, plan.micro_batch_size, plan.pass_tokens) == (True, 1, longest * answers)
+        assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest, 8192, answers), Gpus(least.alone - GIB)).fits
+
+
+def test_the_model_before_training_is_counted_where_all_weights_are_trained() -> None:
+    shape, load, kinds = SHAPES["8B"], Load(16, 2048), (Spard(), SafeGrad())
+    plain, twin = (Trained.by(Recipe(lora=None, defense=each)) for each in kinds)
+    least, more = (need(shape, each, 2048) for each in (plain, twin))
+    for count in (1, 8):
+        share = memory.weights(shape, plain) / count
+        assert more.on(count) - least.on(count) == pytest.approx(share / 0.94, rel=1e-6)
+    assert fit(shape, twin, load, Gpus(more.alone)).fits
+    assert not fit(shape, twin, load, Gpus(least.alone)).fits
+    assert not Trained.by(Recipe(defense=SafeGrad())).has_twin
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -160,7 +177,10 @@ def test_preference_pairs_and_long_safe_batches_take_more() -> None:
     answers = required(fit(shape, trained, Load(16, 2048), gpu).micro_batch_size)
     pairs = required(fit(shape, trained, Load(16, 2048, answers=2), gpu).micro_batch_size)
     assert pairs == answers // 2
-    assert fit(shape, trained, Load(16, 2048, safe_tokens=60_000), gpu).gradient_checkpointing
+    longer = fit(shape, trained, Load(1, 2048, safe_tokens=60_000), gpu)
+    assert required(longer.pass_tokens) < 60_000
+    assert longer.peak_bytes <= gpu.memory_bytes
+    assert fit(shape, trained, Load(1, 2048), gpu).pass_tokens is None
 
 
 def test_parameters_are_counted_as_the_models_have_them() -> None:

@@ -30,6 +30,7 @@ from spard.models.merged import save_merged
 from spard.models.shapes import shape_of
 from spard.pipeline import run as run_whole
 from spard.pipeline.library import _identity
+from spard.training.train import Trained as Tuned
 from spard.training.train import train
 from tests.narrowing import required
 from tests.spard.parts import refusals, sums, write_model
@@ -38,7 +39,7 @@ from tests.spard.test_run import written
 from tests.spard.test_train import RECIPE, equal, run, untimed, weights
 
 NF4 = replace(RECIPE, quantization="nf4_double", checkpoint_every_s=1e-9)
-KILLED_AFTER = Random(14).sample(range(1, 12), 1)
+KILLED_AFTER = [1, *Random(14).sample(range(2, 11), 9 if os.environ.get("SPARD_SOAK") == "1" else 2), 11]
 
 
 @pytest.fixture(scope="module")
@@ -85,30 +86,48 @@ def test_a_second_load_has_the_same_digest_and_weights_and_it_is_not_that_of_the
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Tuned:
+    """A run that nothing broke off."""
+    return run(load_base(folder, device="cpu", quantization="nf4_double"), NF4)
+
+
 @pytest.mark.parametrize("killed_after", KILLED_AFTER)
 def test_a_killed_run_ends_in_the_very_same_adapter(
-    quantized: Callable[..., Base], tmp_path: Path, killed_after: int
+    quantized: Callable[..., Base], tmp_path: Path, whole: Tuned, killed_after: int
 ) -> None:
-    whole, base = run(quantized(), NF4), quantized()
+    assert kill_after(killed_after, quantized(), tmp_path) == -signal.SIGKILL
+    steps: list[int] = []
+    resumed = run(quantized(), NF4, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
+
+    assert steps == [*range(killed_after + 1, 13)]
+    assert equal(weights(resumed), weights(whole))
+    assert untimed(resumed) == untimed(whole)
+
+
+def test_a_run_that_is_killed_again_and_again_ends_in_it_too(
+    quantized: Callable[..., Base], tmp_path: Path, whole: Tuned
+) -> None:
+    for killed_after in sorted(KILLED_AFTER):
+        assert kill_after(killed_after, quantized(), tmp_path) == -signal.SIGKILL
+    assert equal(weights(run(quantized(), NF4, resume_states=tmp_path)), weights(whole))
+
+
+def kill_after(killed_after: int, base: Base, resume_states: Path) -> int:
+    """Train in a process that is killed after the state of a step was written; return how it ended."""
 
     def kill(step: int, total: int, metrics: Any) -> None:
-        if step == killed_after + 1:  # the state of the step before is written
+        if step == killed_after + 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     child = os.fork()
     if not child:
         try:
             torch.set_num_threads(1)
-            run(base, NF4, resume_states=tmp_path, on_step=kill)
+            run(base, NF4, resume_states=resume_states, on_step=kill)
         finally:
             os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    steps: list[int] = []
-    resumed = run(quantized(), NF4, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
-
-    assert steps[0] > 1
-    assert equal(weights(resumed), weights(whole))
-    assert untimed(resumed) == untimed(whole)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_resume_state_of_the_plain_model_is_left_alone(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, ClassVar, Literal
 
-from spard.config.bounds import Bound
+from spard.config.bounds import Auto, Bound
 
 Augmentation = Literal["affixes", "templates", "deep", "encodings"]
 BatchSize = Annotated[int, Bound(ge=1, le=64)]
@@ -51,6 +51,9 @@ class Defense:
     reads_weights: ClassVar[bool] = False
     """Whether it compares the base model's own weights, so that these may not be quantized."""
 
+    compares_models: ClassVar[bool] = False
+    """Whether each step runs the model before training too; without LoRA that is a second one in memory."""
+
     models: ClassVar[Mapping[str, str]] = {}
     """Settings without which it cannot run and that name a model, a folder of the provider's machine or a hub id."""
 
@@ -73,6 +76,11 @@ class Defense:
     def missing_model(self) -> str | None:
         """The first setting of `models` that names none."""
         return next((name for name in self.models if not getattr(self, name)), None)
+
+    def safe_rows(self, batch_size: int) -> int:
+        """Return how many safe rows a step draws: the setting `safe_batch_size`, where there is one."""
+        asked: int | Auto = getattr(self, "safe_batch_size", 0)
+        return batch_size if asked == "auto" else asked
 
     @classmethod
     def presets(cls) -> dict[str, Defense]:

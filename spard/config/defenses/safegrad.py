@@ -18,6 +18,7 @@ class SafeGrad(Defense):
     order: ClassVar[int] = 8
     customer_rank: ClassVar[int | None] = 2
     trains_on_safe_rows: ClassVar[bool] = True
+    compares_models: ClassVar[bool] = True
 
     type: Literal["safegrad"] = "safegrad"
     rho: Annotated[float, Bound(ge=0, le=1e3)] = 1.0

@@ -274,6 +274,8 @@ def test_whatever_goes_wrong_each_job_is_published_once_and_none_is_lost(
 ) -> None:
     """Pods claim, die, hang and come back; leases run out; two launchers look at a cluster that loses answers.
 
+    No two of them hold a job at a time: at each claim all that ever claimed it try to write, and the newest alone can.
+
     `far` of the jobs need several nodes.
     """
     random, bounds = Random(seed), NODES if far else {}
@@ -346,7 +348,14 @@ class Fleet:
             cluster.end(str(job["metadata"]["name"]))
             return False
         self.claims[str(job["metadata"]["uid"])] = got
+        assert self.holders(got.job_id) == [got], "two pods write as holders of one job"
         return True
+
+    def holders(self, job_id: str) -> list[Claim]:
+        """The claims of a job whose writes get through, of pods that live or are believed dead."""
+        claims = [claim for claim in self.claims.values() if claim.job_id == job_id]
+        with transaction(self.engine) as session:
+            return [claim for claim in claims if lease.update(session, claim, phase="train")]
 
     def _publish(self, uid: str) -> None:
         with transaction(self.engine) as session:
