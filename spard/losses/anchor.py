@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from spard.config.anchors import Anchors, Kind
-from spard.data.batches import collate
+from spard.data.batches import collate, sent
 from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
 from spard.losses.vectors import wide
+from spard.models.forward import final_states
 
 _ROWS, _TOKENS = 64, 2**14  # of a batch of reference states at most
 
@@ -63,7 +64,8 @@ class Anchor:
         """
         if not numbers:
             return hidden_BTD.sum() * 0
-        reference_BD = self.reference_ND[[self._places[i] for i in numbers]]
+        device = hidden_BTD.device
+        reference_BD = self.reference_ND.index_select(0, sent([self._places[i] for i in numbers], device))
         last_BD = _last([self.prompts[i] for i in numbers], hidden_BTD[-len(numbers) :])
         relative_B = (last_BD - reference_BD).square().sum(dim=1) / reference_BD.square().sum(dim=1)
         excess_B = (relative_B - self.settings.tolerance).clamp(min=0)
@@ -72,7 +74,7 @@ class Anchor:
         for kind in dict.fromkeys(kinds):
             rows = [row for row, each in enumerate(kinds) if each == kind]
             count = sum(self._kinds[i] == kind for i in of)
-            parts.append(self._weights[kind] * (excess_B[rows].sum() / count))
+            parts.append(self._weights[kind] * (excess_B.index_select(0, sent(rows, device)).sum() / count))
         return sum(parts[1:], start=parts[0])
 
 
@@ -121,13 +123,13 @@ def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
     device = next(model.parameters()).device
     ids_BT = collate(rows, pad_id, device).ids_BT
     with mixed_precision(device):
-        return _last(rows, model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state)
+        return _last(rows, final_states(model, ids_BT))
 
 
 def _last(rows: Sequence[Encoded], hidden_BTD: Tensor) -> Tensor:
     """Return the states of each prompt's last token, in float32 at least."""
-    last_B = torch.tensor([len(row.ids) - 1 for row in rows], device=hidden_BTD.device)
-    return wide(hidden_BTD[torch.arange(len(rows), device=hidden_BTD.device), last_B])
+    at = [number * hidden_BTD.shape[1] + len(row.ids) - 1 for number, row in enumerate(rows)]
+    return wide(hidden_BTD.flatten(0, 1).index_select(0, sent(at, hidden_BTD.device)))
 
 
 def _prompt(row: Encoded) -> Encoded:

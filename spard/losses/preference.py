@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from spard.data.batches import Batch, by_length, collate
-from spard.data.chat import NO_LOSS, Encoded
+from spard.data.chat import Encoded
 from spard.losses.cross_entropy import Evaluation, TokenLosses, token_losses
 
 METRICS = (
@@ -53,10 +53,7 @@ def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
 
     Tokens are summed in float64, so that a pair's loss does not depend on how its batch is padded or divided.
     """
-    is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
-    loss_S = losses.loss_S.double()
-    loss_BT = loss_S.new_zeros(is_label_BT.shape).masked_scatter(is_label_BT, loss_S)
-    return -loss_BT.sum(dim=1)[: 2 * pairs].view(2, pairs).T
+    return -batch.on_grid(losses.loss_S.double()).sum(dim=1)[: 2 * pairs].view(2, pairs).T
 
 
 @torch.no_grad()
@@ -78,7 +75,7 @@ def evaluate_pairs(model: Any, pairs: Sequence[Encoded], reference_N2: Tensor, b
     for places, losses, batch in _passes(model, pairs, pad_id):
         logp_P2 = pair_logps(losses, batch, len(places)).cpu()
         losses_N[places] = dpo_losses(logp_P2, reference_N2[places], beta).loss_P
-        own = int(batch.labels_BT[: len(places), 1:].ne(NO_LOSS).sum())
+        own = sum(batch.labels[: len(places)])
         right, tokens = right + float(losses.right_S[:own].sum()), tokens + own
         prefix += float((losses.loss_S * losses.prefix_S)[:own].sum())
         firsts += float(losses.prefix_S[:own].sum())

@@ -168,7 +168,7 @@ def test_the_anchor_s_gradient_is_added_up_to_its_share_of_the_task_s(
     prompts, batch = collate([anchor.prompts[i] for i in (1, 2)], pad, base.device), collate(rows, pad, base.device)
     penalty = partial(anchor.penalty, [1, 2], [1, 2])
     alone = gradient(penalty(losses_and_states(base.model, prompts)[1]), theta)
-    task = utility_gradient(base.model, theta, [batch], math.inf)
+    task = utility_gradient(base.model, theta, [batch], math.inf).read()
     ours, theirs = float(norm(alone)), float(norm(task.grad))
     clipped = utility_gradient(base.model, theta, [batch], math.inf if max_ratio is None else max_norm)
     added = penalty_gradient(base.model, theta, [prompts, batch], [penalty, partial(anchor.penalty, [], [1, 2])])
