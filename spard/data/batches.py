@@ -25,7 +25,6 @@ from spard.data.rows import Example, Message, Prompt, prompt_text, read_examples
 
 __all__ = [
     "NO_LOSS",
-    "PASS",
     "PLAIN_TEMPLATE",
     "Batch",
     "Encoded",
@@ -33,7 +32,6 @@ __all__ = [
     "Message",
     "Prompt",
     "batches",
-    "by_length",
     "collate",
     "encode",
     "encode_all",
@@ -49,11 +47,6 @@ __all__ = [
     "sent",
     "set_plain_template",
 ]
-
-
-# Padded tokens whose work a further pass costs beside its own: 50 to 100 on a CPU core for 0.4 to 30 million
-# parameters, some 300 on a GPU, which reads the weights for longer than it computes with fewer.
-PASS = 128
 
 
 class Batch(NamedTuple):
@@ -100,23 +93,6 @@ def sent(values: Tensor | Sequence[Any], device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Return the indices of rows, longest first, in batches of at most `batch_tokens` padded tokens.
-
-    A batch ends earlier where padding its next row would waste more than a further pass through the model costs.
-    """
-    cut: list[list[int]] = []
-    wasted = 0
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        width = lengths[cut[-1][0]] if cut else 0
-        wasted += width - lengths[i]
-        if not cut or width * (len(cut[-1]) + 1) > batch_tokens or wasted > PASS:
-            cut.append([])
-            wasted = 0
-        cut[-1].append(i)
-    return cut
 
 
 def order(seed: int, epoch: int, n: int, stream: int = 0) -> list[int]:

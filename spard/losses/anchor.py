@@ -13,7 +13,7 @@ its gradient may be beside the task's is bounded too (`spard.losses.gradients.wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +24,8 @@ from spard.data.batches import collate, sent
 from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
 from spard.losses.vectors import wide
+from spard.models.budget import in_passes
 from spard.models.forward import final_states
-
-_ROWS, _TOKENS = 64, 2**14  # of a batch of reference states at most
 
 
 class Pair(NamedTuple):
@@ -105,17 +104,13 @@ def _references(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        found = [_states(model, batch, pad_id) for batch in _batches(rows)]
+        lengths, found = [len(row.ids) for row in rows], dict[int, Tensor]()
+        for places, states_BD in in_passes(
+            model, lengths, lambda part: _states(model, [rows[i] for i in part], pad_id)
+        ):
+            found |= zip(places, states_BD, strict=True)
     model.train(was_training)
-    return torch.cat(found)
-
-
-def _batches(rows: Sequence[Encoded]) -> Iterator[Sequence[Encoded]]:
-    """Cut the rows, in order, into batches whose padded tokens fit the memory."""
-    for start in range(0, len(rows), _ROWS):
-        part = rows[start : start + _ROWS]
-        size = max(1, _TOKENS // max(len(row.ids) for row in part))
-        yield from (part[i : i + size] for i in range(0, len(part), size))
+    return torch.stack([found[i] for i in range(len(rows))])
 
 
 def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:

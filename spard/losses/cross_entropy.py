@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from spard.data.batches import Batch, by_length, collate
+from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
 from spard.losses.vectors import wide
+from spard.models.budget import in_passes
 from spard.models.forward import final_states, unpacked
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
@@ -62,13 +63,19 @@ def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
 
 
 @torch.no_grad()
-def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int = 8192) -> Evaluation:
-    """Mean loss and accuracy with dropout off; the model's mode is left as found."""
+def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int | None = None) -> Evaluation:
+    """Mean loss and accuracy with dropout off; the model's mode is left as found.
+
+    A pass has `batch_tokens` padded tokens at most, by default as many as fit.
+    """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    cut = by_length([len(row.ids) for row in rows], batch_tokens)
-    parts = [token_losses(model, collate([rows[i] for i in batch], pad_id, device)) for batch in cut]
+
+    def losses_of(places: list[int]) -> TokenLosses:
+        return token_losses(model, collate([rows[i] for i in places], pad_id, device))
+
+    parts = [found for _, found in in_passes(model, [len(row.ids) for row in rows], losses_of, batch_tokens)]
     model.train(was_training)
     loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
     means = torch.stack([loss.mean(), (loss * prefix).sum() / prefix.sum(), right.mean()])

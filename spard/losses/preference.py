@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from spard.data.batches import Batch, by_length, collate
+from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
 from spard.losses.cross_entropy import Evaluation, TokenLosses, token_losses
+from spard.models.budget import in_passes
 
 METRICS = (
     *("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
     *("logps/chosen", "logps/rejected"),
 )
-_BATCH_TOKENS = 8192
 
 
 class PairLosses(NamedTuple):
@@ -86,7 +86,11 @@ def _passes(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Iterator[tuple
     """Yield the places of some pairs, their token losses and their batch, until all pairs were looked at."""
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
-    for places in by_length([2 * pair.longest for pair in pairs], _BATCH_TOKENS):
+
+    def of(places: list[int]) -> tuple[TokenLosses, Batch]:
         batch = collate(laid_out([pairs[i] for i in places]), pad_id, device)
-        yield places, token_losses(model, batch), batch
+        return token_losses(model, batch), batch
+
+    for places, (losses, batch) in in_passes(model, [2 * pair.longest for pair in pairs], of):
+        yield places, losses, batch
     model.train(was_training)
