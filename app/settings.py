@@ -79,6 +79,7 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
     worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
+    pass_tokens: int | None = Field(default=None, ge=64)  # padded ones at once; None: as many as memory is free for
     launcher: Literal["workers", "kubernetes"] = "workers"  # who starts jobs: workers look for them, or app.launchers
     launch_namespace: str = "spard"  # of the cluster's Jobs
     launch_queue: str | None = None  # Kueue's LocalQueue that holds them back; None: they start at once

@@ -140,6 +140,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         keeps_transcripts=spec.transcripts,
         audits=spec.audited is not None,
         weights=digests_of(run.model),
+        pass_tokens=settings.pass_tokens,
     )
 
 

@@ -16,6 +16,7 @@ from spard.digests import file_sha256
 from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.judges import asked_through
 from spard.evaluation.scorers.sandbox import refuse_programs
+from spard.models import budget
 from spard.models.base import Base, load_base
 from spard.pipeline import later_audit
 from spard.pipeline.context import CheckpointPlan, Context
@@ -69,6 +70,7 @@ def _context(assignment: Assignment, folder: Folder, report: Report, should_stop
         run.model, run.revision, sharding=run.recipe.sharding, quantization=run.recipe.quantization, sha256=sha256
     )
     _set_threads(base)
+    budget.set_tokens(assignment.pass_tokens)
     return Context(
         assignment.run,
         base,

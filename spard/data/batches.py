@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from spard.data.rows import Example, Message, Prompt, prompt_text, read_examples
 
 __all__ = [
     "NO_LOSS",
-    "PASS",
     "PLAIN_TEMPLATE",
     "Batch",
     "Encoded",
@@ -33,7 +32,6 @@ __all__ = [
     "Message",
     "Prompt",
     "batches",
-    "by_length",
     "collate",
     "encode",
     "encode_all",
@@ -46,49 +44,55 @@ __all__ = [
     "read_prompts",
     "render_prompt",
     "render_question",
+    "sent",
     "set_plain_template",
 ]
 
 
-# Padded tokens whose work a further pass costs beside its own: 50 to 100 on a CPU core for 0.4 to 30 million
-# parameters, some 300 on a GPU, which reads the weights for longer than it computes with fewer.
-PASS = 128
-
-
 class Batch(NamedTuple):
-    """Rows padded on the right to one length; `rows` are their places among the safe rows, if they are such."""
+    """Rows padded on the right to one length T, and their S labeled tokens, row by row; a row's first token is none.
+
+    at_S     the place among the B T tokens of the one before it, whose state foretells it
+    label_S  the token itself
+    place_S  1 for the first of its row, 2 for the next
+    lengths  tokens of each row
+    labels   labeled tokens of each row
+    rows     the rows' places among the safe rows, if they are such
+    """
 
     ids_BT: Tensor
-    mask_BT: Tensor
-    labels_BT: Tensor
+    at_S: Tensor
+    label_S: Tensor
+    place_S: Tensor
+    lengths: tuple[int, ...]
+    labels: tuple[int, ...]
     rows: tuple[int, ...] = ()
+
+    def on_grid(self, values_S: Tensor) -> Tensor:
+        """Return values of the labeled tokens where they stand, B x (T - 1), and 0 elsewhere."""
+        grid_N = values_S.new_zeros(self.ids_BT.numel()).index_copy(0, self.at_S, values_S)
+        return grid_N.view_as(self.ids_BT)[:, :-1]
 
 
 def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -> Batch:
-    """Pad to the longest row, on the right."""
-    width = max(len(row.ids) for row in batch)
+    """Pad to the longest row, on the right; where labels stand is found here, so that no GPU has to be asked."""
+    lengths = tuple(len(row.ids) for row in batch)
+    width = max(lengths)
     ids = [[*row.ids, *[pad_id] * (width - len(row.ids))] for row in batch]
-    mask = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in batch]
-    labels = [[*row.labels, *[NO_LOSS] * (width - len(row.labels))] for row in batch]
-    ids_BT, mask_BT, labels_BT = (torch.tensor(rows).to(device, non_blocking=True) for rows in (ids, mask, labels))
-    return Batch(ids_BT, mask_BT, labels_BT)
+    labeled = [[i for i, label in enumerate(row.labels[1:]) if label != NO_LOSS] for row in batch]
+    at = [number * width + i for number, found in enumerate(labeled) for i in found]
+    label = [row.labels[i + 1] for row, found in zip(batch, labeled, strict=True) for i in found]
+    place = [place for found in labeled for place in range(1, len(found) + 1)]
+    at_S, label_S, place_S = sent([at, label, place], device)
+    return Batch(sent(ids, device), at_S, label_S, place_S, lengths, tuple(map(len, labeled)))
 
 
-def by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Return the indices of rows, longest first, in batches of at most `batch_tokens` padded tokens.
-
-    A batch ends earlier where padding its next row would waste more than a further pass through the model costs.
-    """
-    cut: list[list[int]] = []
-    wasted = 0
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        width = lengths[cut[-1][0]] if cut else 0
-        wasted += width - lengths[i]
-        if not cut or width * (len(cut[-1]) + 1) > batch_tokens or wasted > PASS:
-            cut.append([])
-            wasted = 0
-        cut[-1].append(i)
-    return cut
+def sent(values: Tensor | Sequence[Any], device: torch.device | str) -> Tensor:
+    """Return a tensor, or whole numbers as one, on a device; a GPU is not waited for."""
+    tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
+    if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def order(seed: int, epoch: int, n: int, stream: int = 0) -> list[int]:

@@ -26,19 +26,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spard.data.batches import by_length, collate
+from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
 from spard.data.rows import Example
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, token_losses, vocabulary
 from spard.models.base import Base
+from spard.models.budget import in_passes
 from spard.models.generate import generate
 
 ASKED = 64  # prompts of the pool that the base model is asked for its refusals
 MOST = 8  # openings looked at, the commonest first
 OPENING = 4  # tokens of each; the first ones decide between a refusal and an answer
 REPLY = 64  # tokens of a reply, enough to tell a refusal
-BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +137,15 @@ def _first_tokens(
     asked = [i for i, starts in enumerate(turns) if starts]
     looked = [_up_to_last(rows[i], turns[i]) for i in asked]
     done = 0
-    for places in by_length([len(row.ids) for row in looked], BATCH_TOKENS):
+
+    def first_of(places: list[int]) -> Tensor:
         batch = collate([looked[place] for place in places], base.tokenizer.pad_token_id, base.device)
         with mixed_precision(base.device):
             head, states_SD, _ = labeled_states(base.model, batch)
             (logp_S,) = in_chunks(partial(_any_of, firsts, head), vocabulary(base.model), states_SD)
+        return logp_S
+
+    for places, logp_S in in_passes(base.model, [len(row.ids) for row in looked], first_of):
         by_turn = iter(logp_S.exp().tolist())
         for place in places:
             found[asked[place]] = {start: next(by_turn) for start in turns[asked[place]]}
@@ -170,9 +174,12 @@ def _whole_openings(
     asked = [
         (n, _continued(base, rows[i].ids[:start], each)) for n, (i, start) in enumerate(turns) for each in openings
     ]
-    for places in by_length([len(row.ids) for _, row in asked], BATCH_TOKENS):
+
+    def logp_of(places: list[int]) -> Tensor:
         batch = collate([asked[place][1] for place in places], base.tokenizer.pad_token_id, base.device)
-        logp_B = -token_losses(base.model, batch).loss_S.double().view(len(places), OPENING).sum(dim=1)
+        return -token_losses(base.model, batch).loss_S.double().view(len(places), OPENING).sum(dim=1)
+
+    for places, logp_B in in_passes(base.model, [len(row.ids) for _, row in asked], logp_of):
         for place, logp in zip(places, logp_B.tolist(), strict=True):
             found[asked[place][0]] += math.exp(logp)
     return found

@@ -23,9 +23,10 @@ from spard.errors import InvalidData
 from spard.losses.anchor import Anchor, own
 from spard.losses.cross_entropy import evaluate, mixed_precision
 from spard.losses.excess import base_losses
-from spard.losses.gradients import Loss, clip_, gradient, safe_excess, safe_losses
-from spard.losses.vectors import Vector, add_, norm
+from spard.losses.gradients import Loss, gradient, safe_excess, safe_losses
+from spard.losses.vectors import Vector, add_, norm, shorten_
 from spard.methods.spag import base_tau
+from spard.models.forward import final_states
 from spard.models.lora import dropping_modules
 from spard.models.peft import PeftModel
 from spard.pipeline.augment import variants
@@ -95,14 +96,15 @@ class SafeRows:
         self.anchored += 1
         with torch.enable_grad(), self.without_dropout():
             penalty = anchor_penalty(self._anchor, self.model, places, self.pad_id)
-            added = gradient(penalty, theta) if penalty > 0 else []
+            found = float(penalty.detach())
+            added = gradient(penalty, theta) if found > 0 else []
         if added:
             before = [torch.zeros_like(part) if part.grad is None else part.grad for part in theta]
-            clip_(added, MAX_RATIO * float(norm(before)))
+            shorten_(added, MAX_RATIO * norm(before))
             add_(before, added)
             for part, summed in zip(theta, before, strict=True):
                 part.grad = summed
-        return float(penalty.detach())
+        return found
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
@@ -150,5 +152,5 @@ def anchor_penalty(anchor: Anchor, model: Any, places: Sequence[int], pad_id: in
     device = next(model.parameters()).device
     ids_BT = collate(prompts, pad_id, device).ids_BT
     with mixed_precision(device):
-        hidden_BTD = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
+        hidden_BTD = final_states(model, ids_BT)
     return anchor.penalty(places, places, hidden_BTD)

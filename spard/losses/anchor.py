@@ -13,19 +13,19 @@ its gradient may be beside the task's is bounded too (`spard.losses.gradients.wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from spard.config.anchors import Anchors, Kind
-from spard.data.batches import collate
+from spard.data.batches import collate, sent
 from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
 from spard.losses.vectors import wide
-
-_ROWS, _TOKENS = 64, 2**14  # of a batch of reference states at most
+from spard.models.budget import in_passes
+from spard.models.forward import final_states
 
 
 class Pair(NamedTuple):
@@ -63,7 +63,8 @@ class Anchor:
         """
         if not numbers:
             return hidden_BTD.sum() * 0
-        reference_BD = self.reference_ND[[self._places[i] for i in numbers]]
+        device = hidden_BTD.device
+        reference_BD = self.reference_ND.index_select(0, sent([self._places[i] for i in numbers], device))
         last_BD = _last([self.prompts[i] for i in numbers], hidden_BTD[-len(numbers) :])
         relative_B = (last_BD - reference_BD).square().sum(dim=1) / reference_BD.square().sum(dim=1)
         excess_B = (relative_B - self.settings.tolerance).clamp(min=0)
@@ -72,7 +73,7 @@ class Anchor:
         for kind in dict.fromkeys(kinds):
             rows = [row for row, each in enumerate(kinds) if each == kind]
             count = sum(self._kinds[i] == kind for i in of)
-            parts.append(self._weights[kind] * (excess_B[rows].sum() / count))
+            parts.append(self._weights[kind] * (excess_B.index_select(0, sent(rows, device)).sum() / count))
         return sum(parts[1:], start=parts[0])
 
 
@@ -103,17 +104,13 @@ def _references(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        found = [_states(model, batch, pad_id) for batch in _batches(rows)]
+        lengths, found = [len(row.ids) for row in rows], dict[int, Tensor]()
+        for places, states_BD in in_passes(
+            model, lengths, lambda part: _states(model, [rows[i] for i in part], pad_id)
+        ):
+            found |= zip(places, states_BD, strict=True)
     model.train(was_training)
-    return torch.cat(found)
-
-
-def _batches(rows: Sequence[Encoded]) -> Iterator[Sequence[Encoded]]:
-    """Cut the rows, in order, into batches whose padded tokens fit the memory."""
-    for start in range(0, len(rows), _ROWS):
-        part = rows[start : start + _ROWS]
-        size = max(1, _TOKENS // max(len(row.ids) for row in part))
-        yield from (part[i : i + size] for i in range(0, len(part), size))
+    return torch.stack([found[i] for i in range(len(rows))])
 
 
 def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
@@ -121,13 +118,13 @@ def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
     device = next(model.parameters()).device
     ids_BT = collate(rows, pad_id, device).ids_BT
     with mixed_precision(device):
-        return _last(rows, model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state)
+        return _last(rows, final_states(model, ids_BT))
 
 
 def _last(rows: Sequence[Encoded], hidden_BTD: Tensor) -> Tensor:
     """Return the states of each prompt's last token, in float32 at least."""
-    last_B = torch.tensor([len(row.ids) - 1 for row in rows], device=hidden_BTD.device)
-    return wide(hidden_BTD[torch.arange(len(rows), device=hidden_BTD.device), last_B])
+    at = [number * hidden_BTD.shape[1] + len(row.ids) - 1 for number, row in enumerate(rows)]
+    return wide(hidden_BTD.flatten(0, 1).index_select(0, sent(at, hidden_BTD.device)))
 
 
 def _prompt(row: Encoded) -> Encoded:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from spard.data.batches import collate
-from spard.data.chat import NO_LOSS, Encoded
+from spard.data.chat import Encoded
 from spard.losses.cross_entropy import TokenLosses, token_losses
+from spard.models.budget import in_passes
 
 BETA = 0.1
 BETA_FIRST = 5 * BETA  # the first answer token
@@ -35,17 +36,18 @@ def weighted(losses: TokenLosses, reference_S: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int, batch_size: int = 64) -> list[Tensor]:
+def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> list[Tensor]:
     """Return the cross-entropy of each row's labeled tokens, without dropout; the model's mode is restored."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     found: dict[int, Tensor] = {}
-    by_length = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
-    for start in range(0, len(rows), batch_size):
-        batch = by_length[start : start + batch_size]
-        loss_S = token_losses(model, collate([rows[i] for i in batch], pad_id, device)).loss_S
-        sizes = [sum(label != NO_LOSS for label in rows[i].labels[1:]) for i in batch]
-        found |= dict(zip(batch, torch.split(loss_S, sizes), strict=True))
+
+    def of(places: list[int]) -> tuple[Tensor, ...]:
+        batch = collate([rows[i] for i in places], pad_id, device)
+        return torch.split(token_losses(model, batch).loss_S, list(batch.labels))
+
+    for places, losses in in_passes(model, [len(row.ids) for row in rows], of):
+        found |= dict(zip(places, losses, strict=True))
     model.train(was_training)
     return [found[i] for i in range(len(rows))]

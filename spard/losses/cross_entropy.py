@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from spard.data.batches import Batch, by_length, collate
-from spard.data.chat import NO_LOSS, Encoded
+from spard.data.batches import Batch, collate
+from spard.data.chat import Encoded
 from spard.losses.vectors import wide
+from spard.models.budget import in_passes
+from spard.models.forward import final_states, unpacked
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
 _CHUNK = 2**27  # logits held at once, in elements
@@ -54,28 +56,30 @@ def token_losses(model: Any, batch: Batch) -> TokenLosses:
 
 def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
     """Return the token losses, and the final hidden states of all tokens from the same forward pass, B x T x D."""
-    target_BT = batch.labels_BT[:, 1:]
-    is_label_BT = target_BT != NO_LOSS
-    label_S = target_BT[is_label_BT]
     with mixed_precision(batch.ids_BT.device):
         head, states_SD, hidden_BTD = labeled_states(model, batch)
-        loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), states_SD, label_S)
-    place_S = is_label_BT.cumsum(dim=1)[is_label_BT]
-    return TokenLosses(loss_S, right_S, (place_S <= PREFIX).float(), place_S), hidden_BTD
+        loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), states_SD, batch.label_S)
+    return TokenLosses(loss_S, right_S, (batch.place_S <= PREFIX).float(), batch.place_S), hidden_BTD
 
 
 @torch.no_grad()
-def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int = 8192) -> Evaluation:
-    """Mean loss and accuracy with dropout off; the model's mode is left as found."""
+def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int | None = None) -> Evaluation:
+    """Mean loss and accuracy with dropout off; the model's mode is left as found.
+
+    A pass has `batch_tokens` padded tokens at most, by default as many as fit.
+    """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    cut = by_length([len(row.ids) for row in rows], batch_tokens)
-    parts = [token_losses(model, collate([rows[i] for i in batch], pad_id, device)) for batch in cut]
+
+    def losses_of(places: list[int]) -> TokenLosses:
+        return token_losses(model, collate([rows[i] for i in places], pad_id, device))
+
+    parts = [found for _, found in in_passes(model, [len(row.ids) for row in rows], losses_of, batch_tokens)]
     model.train(was_training)
     loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
-    prefix_loss = (loss * prefix).sum() / prefix.sum()
-    return Evaluation(float(loss.mean()), float(prefix_loss), float(right.mean()), len(loss))
+    means = torch.stack([loss.mean(), (loss * prefix).sum() / prefix.sum(), right.mean()])
+    return Evaluation(*means.tolist(), tokens=len(loss))
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[Any]:
@@ -89,12 +93,16 @@ def labeled_states(model: Any, batch: Batch) -> tuple[Head, Tensor, Tensor]:
     For a model whose head does more than multiply the second are its logits already.
     """
     config = model.config.get_text_config()
-    is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
     if any(getattr(config, extra, None) not in (None, 1.0) for extra in _HEAD_EXTRAS):
-        found = model(input_ids=batch.ids_BT, use_cache=False, output_hidden_states=True)
-        return _unchanged, found.logits[:, :-1][is_label_BT], found.hidden_states[-1]
-    hidden_BTD = model.get_decoder()(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
-    return model.get_output_embeddings(), hidden_BTD[:, :-1][is_label_BT], hidden_BTD
+        with unpacked():
+            found = model(input_ids=batch.ids_BT, use_cache=False, output_hidden_states=True)
+        return _unchanged, _taken(found.logits, batch.at_S), found.hidden_states[-1]
+    hidden_BTD = final_states(model, batch.ids_BT)
+    return model.get_output_embeddings(), _taken(hidden_BTD, batch.at_S), hidden_BTD
+
+
+def _taken(states_BTD: Tensor, at_S: Tensor) -> Tensor:
+    return states_BTD.flatten(0, 1).index_select(0, at_S)
 
 
 def vocabulary(model: Any) -> int:

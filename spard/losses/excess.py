@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from spard.data.batches import Batch
-from spard.data.chat import NO_LOSS, Encoded
+from spard.data.chat import Encoded
 from spard.losses.constrained_sft import reference_losses
 from spard.losses.cross_entropy import PREFIX, TokenLosses
 
@@ -47,11 +47,9 @@ def base_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
 
 def row_means(losses: TokenLosses, batch: Batch) -> Tensor:
     """Return each row's mean and prefix loss, B x 2, from the token losses of a batch; 0 for a row without labels."""
-    is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
 
     def means(weight_S: Tensor) -> Tensor:
-        none_BT = losses.loss_S.new_zeros(is_label_BT.shape)
-        total_B = none_BT.masked_scatter(is_label_BT, losses.loss_S * weight_S).sum(dim=1)
-        return total_B / none_BT.masked_scatter(is_label_BT, weight_S.to(none_BT)).sum(dim=1).clamp(min=1)
+        total_B = batch.on_grid(losses.loss_S * weight_S).sum(dim=1)
+        return total_B / batch.on_grid(weight_S.to(losses.loss_S)).sum(dim=1).clamp(min=1)
 
     return torch.stack([means(torch.ones_like(losses.prefix_S)), means(losses.prefix_S)], dim=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.data.batches import Batch
-from spard.data.chat import NO_LOSS
+from spard.data.batches import Batch, sent
 from spard.errors import NonFiniteLoss
 from spard.losses.constrained_sft import weighted
 from spard.losses.cross_entropy import losses_and_states, token_losses
 from spard.losses.excess import row_means
 from spard.losses.kl import Reference, token_divergences
 from spard.losses.preference import METRICS, dpo_losses, pair_logps
-from spard.losses.vectors import Vector, add_, norm, scale_
+from spard.losses.vectors import Vector, add_, shorten_
 from spard.models.sharding import Shards
 
 
@@ -36,6 +35,31 @@ class Gradient(NamedTuple):
     norm: float
     accuracy: float
     more: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A gradient whose numbers are still on its device, so that all of a step are read at once.
+
+    numbers  the loss, the accuracy, then those that `names` names
+    norm     before clipping
+    """
+
+    grad: Vector
+    numbers: Tensor
+    norm: Tensor
+    names: tuple[str, ...] = ()
+
+    def read(self) -> Gradient:
+        """Read the numbers."""
+        return self.read_with()[0]
+
+    def read_with(self, *others: Tensor) -> tuple[Gradient, list[float]]:
+        """Read the numbers, and others in the same go."""
+        loss, accuracy, *rest = torch.cat([self.numbers, torch.stack([self.norm, *others])]).tolist()
+        more = dict(zip(self.names, rest, strict=False))
+        length, *read = rest[len(self.names) :]
+        return Gradient(loss, self.grad, length, accuracy, more), read
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +106,14 @@ def utility_gradient(
     pieces: Sequence[Batch],
     max_norm: float,
     references: Sequence[Tensor] = (),
-) -> Gradient:
+) -> Unread:
     """Return the mean loss over all labeled tokens of a batch, and its gradient clipped to `max_norm`.
 
     Each piece is weighted by its tokens, so the result does not depend on how the batch was cut. With `references`,
     the token losses of each piece before training, the gradient is that of the constrained loss. The loss told is the
     plain one.
     """
-    none = theta[0].new_zeros((), dtype=torch.int64)
-    tokens = sum((piece.labels_BT[:, 1:].ne(NO_LOSS).sum() for piece in pieces), start=none)
+    tokens = sent([sum(sum(piece.labels) for piece in pieces)], theta[0].device)[0]
     distributed.sum_([tokens])
     total: Vector = []
     sums = list[Tensor]()
@@ -101,10 +124,7 @@ def utility_gradient(
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
     plain = torch.stack(sums).sum(dim=0)
     distributed.sum_([*_replicated(total, theta), plain])
-    length = norm(total)
-    scale_(total, (max_norm / (length + 1e-6)).clamp(max=1.0))
-    value, accuracy, found = torch.cat([plain, length[None]]).tolist()
-    return Gradient(value, total, found, accuracy)
+    return Unread(total, plain, shorten_(total, max_norm))
 
 
 def preference_gradient(
@@ -114,14 +134,15 @@ def preference_gradient(
     max_norm: float,
     references: Sequence[Tensor],
     beta: float,
-) -> Gradient:
+) -> Unread:
     """Return the mean DPO loss over all pairs of a batch, and its gradient clipped to `max_norm`.
 
     The rows of each piece are its pairs as `spard.losses.preference.laid_out` puts them; `references` are the P x 2
     log-probabilities of its pairs under the reference. Accuracy is that of the preferred answers' tokens.
     """
-    pairs, own = [len(each) for each in references], [_labels(*each) for each in zip(pieces, references, strict=True)]
-    counts = theta[0].new_tensor([sum(pairs), sum(own)], dtype=torch.int64)
+    pairs = [len(each) for each in references]
+    own = [sum(piece.labels[:count]) for piece, count in zip(pieces, pairs, strict=True)]  # of the preferred answers
+    counts = sent([sum(pairs), sum(own)], theta[0].device)
     distributed.sum_([counts])
     total: Vector = []
     sums = list[Tensor]()
@@ -134,14 +155,7 @@ def preference_gradient(
         sums.append(torch.cat([torch.stack([loss.detach(), right]), found.metrics_P6.sum(dim=0) / counts[0]]))
     plain = torch.stack(sums).sum(dim=0)
     distributed.sum_([*_replicated(total, theta), plain])
-    length = clip_(total, max_norm)
-    value, accuracy, *more = plain.tolist()
-    return Gradient(value, total, length, accuracy, dict(zip(METRICS, more, strict=True)))
-
-
-def _labels(piece: Batch, reference_P2: Tensor) -> int:
-    """Count the tokens of the preferred answers of a piece."""
-    return int(piece.labels_BT[: len(reference_P2), 1:].ne(NO_LOSS).sum())
+    return Unread(total, plain, shorten_(total, max_norm), METRICS)
 
 
 def penalty_gradient(
@@ -155,18 +169,21 @@ def penalty_gradient(
     return total
 
 
-def with_penalty(found: Gradient, added: Vector, max_norm: float, max_ratio: float | None) -> Gradient:
-    """Return a task gradient that was clipped to `max_norm` with a penalty's gradient added, both used up.
+def with_penalty(found: Unread, added: Vector, max_norm: float, max_ratio: float | None) -> Gradient:
+    """Read a task gradient that was clipped to `max_norm`, with a penalty's gradient added, both used up.
 
     The penalty's is shortened to `max_ratio` times the task's own length. None: the task's was not clipped, and the sum
     is; a penalty with a long gradient then leaves little of the task's. Raise NonFiniteLoss if the penalty's gradient
     is not finite.
     """
-    most = math.inf if max_ratio is None else max_ratio * min(found.norm, max_norm)
-    if not math.isfinite(clip_(added, most)):
-        raise NonFiniteLoss("the gradient of the anchor is not finite; a lower learning rate may help")
+    most = math.inf if max_ratio is None else max_ratio * found.norm.double().clamp(max=max_norm)
+    length = shorten_(added, most)
     add_(found.grad, added)
-    return found if max_ratio is not None else found._replace(norm=clip_(found.grad, max_norm))
+    summed = found if max_ratio is not None else replace(found, norm=shorten_(found.grad, max_norm))
+    gradient, (penalty,) = summed.read_with(length)
+    if not math.isfinite(penalty):
+        raise NonFiniteLoss("the gradient of the anchor is not finite; a lower learning rate may help")
+    return gradient
 
 
 def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:
@@ -193,7 +210,7 @@ def safe_excess(model: Any, theta: Vector, batch: Batch, base_N2: Tensor) -> dic
     """
     losses = token_losses(model, batch)
     every_S = torch.ones_like(losses.prefix_S)
-    base_B2 = base_N2[list(batch.rows)].to(losses.loss_S.device)
+    base_B2 = base_N2.index_select(0, sent(batch.rows, base_N2.device)).to(losses.loss_S.device)
     above_B, above_prefix_B = (row_means(losses, batch)[: len(batch.rows)] - base_B2).clamp(min=0).unbind(dim=1)
     every_B = torch.ones_like(above_B)
     parts = {"mean": (losses.loss_S, every_S), "prefix": (losses.loss_S, losses.prefix_S)}
@@ -241,9 +258,7 @@ def _joined(
 
 def clip_(grad: Vector, max_norm: float) -> float:
     """Shorten a gradient to `max_norm`; its norm before."""
-    length = norm(grad)
-    scale_(grad, (max_norm / (length + 1e-6)).clamp(max=1.0))
-    return float(length)
+    return float(shorten_(grad, max_norm))
 
 
 def _replicated(grad: Vector, theta: Vector) -> Vector:

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from spard.data.batches import Batch, by_length, collate
-from spard.data.chat import NO_LOSS, Encoded
+from spard.data.batches import Batch, collate
+from spard.data.chat import Encoded
 from spard.losses.cross_entropy import Evaluation, TokenLosses, token_losses
+from spard.models.budget import in_passes
 
 METRICS = (
     *("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
     *("logps/chosen", "logps/rejected"),
 )
-_BATCH_TOKENS = 8192
 
 
 class PairLosses(NamedTuple):
@@ -53,10 +53,7 @@ def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
 
     Tokens are summed in float64, so that a pair's loss does not depend on how its batch is padded or divided.
     """
-    is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
-    loss_S = losses.loss_S.double()
-    loss_BT = loss_S.new_zeros(is_label_BT.shape).masked_scatter(is_label_BT, loss_S)
-    return -loss_BT.sum(dim=1)[: 2 * pairs].view(2, pairs).T
+    return -batch.on_grid(losses.loss_S.double()).sum(dim=1)[: 2 * pairs].view(2, pairs).T
 
 
 @torch.no_grad()
@@ -78,7 +75,7 @@ def evaluate_pairs(model: Any, pairs: Sequence[Encoded], reference_N2: Tensor, b
     for places, losses, batch in _passes(model, pairs, pad_id):
         logp_P2 = pair_logps(losses, batch, len(places)).cpu()
         losses_N[places] = dpo_losses(logp_P2, reference_N2[places], beta).loss_P
-        own = int(batch.labels_BT[: len(places), 1:].ne(NO_LOSS).sum())
+        own = sum(batch.labels[: len(places)])
         right, tokens = right + float(losses.right_S[:own].sum()), tokens + own
         prefix += float((losses.loss_S * losses.prefix_S)[:own].sum())
         firsts += float(losses.prefix_S[:own].sum())
@@ -89,7 +86,11 @@ def _passes(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Iterator[tuple
     """Yield the places of some pairs, their token losses and their batch, until all pairs were looked at."""
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
-    for places in by_length([2 * pair.longest for pair in pairs], _BATCH_TOKENS):
+
+    def of(places: list[int]) -> tuple[TokenLosses, Batch]:
         batch = collate(laid_out([pairs[i] for i in places]), pad_id, device)
-        yield places, token_losses(model, batch), batch
+        return token_losses(model, batch), batch
+
+    for places, (losses, batch) in in_passes(model, [2 * pair.longest for pair in pairs], of):
+        yield places, losses, batch
     model.train(was_training)

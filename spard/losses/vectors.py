@@ -20,8 +20,14 @@ Vector: TypeAlias = Sequence[Tensor]
 @torch.no_grad()
 def dot(x: Vector, y: Vector) -> float:
     """Return the inner product <x, y>."""
+    return float(inner(x, y))
+
+
+@torch.no_grad()
+def inner(x: Vector, y: Vector) -> Tensor:
+    """Return the inner product <x, y>, still on its device."""
     products = torch._foreach_mul(_wide(x), _wide(y))
-    return float(distributed.over_parts(torch.stack([product.sum() for product in products]).sum()))
+    return distributed.over_parts(torch.stack([product.sum() for product in products]).sum())
 
 
 @torch.no_grad()
@@ -56,12 +62,18 @@ def size(x: Vector) -> int:
     return int(distributed.over_parts(torch.tensor(own, device=x[0].device))) if distributed.are_parts() else own
 
 
-def total(x: Vector) -> float:
-    """Return the sum of all coordinates."""
-    own = sum(float(part.sum()) for part in x)
-    if not distributed.are_parts():
-        return own
-    return float(distributed.over_parts(torch.tensor(own, dtype=torch.float64, device=x[0].device)))
+def total(x: Vector) -> Tensor:
+    """Return the sum of all coordinates in float64, still on its device; tensors are added one after the other."""
+    return distributed.over_parts(torch.stack([part.sum().double() for part in x]).cumsum(dim=0)[-1].clone())
+
+
+@torch.no_grad()
+def shorten_(x: Vector, most: float | Tensor) -> Tensor:
+    """Shorten a vector in place to the norm `most`, if it is longer; return its norm before, still on its device."""
+    length = norm(x)
+    limit = most.to(length.dtype) if isinstance(most, Tensor) else most
+    scale_(x, ((length + 1e-6).reciprocal() * limit).clamp(max=1.0))
+    return length
 
 
 def wide(part: Tensor) -> Tensor:

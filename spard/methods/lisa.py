@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spard.config import Lisa as LisaSettings
-from spard.losses.gradients import Losses, ValueAndGrad, clip_
-from spard.losses.vectors import Vector, add_, norm
+from spard.losses.gradients import Losses, ValueAndGrad
+from spard.losses.vectors import Vector, add_, norm, shorten_
 from spard.methods.base import Method, Metrics, Plan, descend_, report, require_finite
 
 PROXIMAL_FROM = 0.1  # share of the run before the proximal term begins
@@ -84,15 +84,16 @@ class Lisa(Method[LisaSettings]):
 
     def _descend_(self, theta: Vector, grad: Vector, optimizer: Optimizer, other: str) -> float:
         """One step with the proximal term, if it has begun; |theta - theta_other|."""
-        drift = 0.0
+        drift = theta[0].new_zeros(())
         if other in self.ended:
             away = [part.detach() - end for part, end in zip(theta, self.ended[other], strict=True)]
-            drift = float(norm(away))
+            drift = norm(away)
             if self.clock >= PROXIMAL_FROM * self.plan.total_steps:
                 add_(grad, away, self.settings.rho)
-        require_finite("combined", clip_(grad, self.plan.max_grad_norm))
+        length, moved = torch.stack([shorten_(grad, self.plan.max_grad_norm), drift]).tolist()
+        require_finite("combined", length)
         descend_(optimizer, theta, grad)
-        return drift
+        return float(moved)
 
 
 def _copy(theta: Vector) -> list[Tensor]:

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from spard.config import SafeGrad as SafeGradSettings
 from spard.data.batches import Batch
 from spard.losses.gradients import Loss, Losses, ValueAndGrad, clip_, safe_divergence
 from spard.losses.kl import reference_of
-from spard.losses.vectors import Vector, add_, dot
+from spard.losses.vectors import Vector, add_, inner
 from spard.methods.base import Method, Metrics, Plan, descend_, report, require_finite
 from spard.models.base import Base
 
@@ -75,7 +76,7 @@ class SafeGrad(Method[SafeGradSettings]):
 
 def remove_conflict_(g: Vector, other: Vector) -> float:
     """Make g orthogonal to `other` if they point against each other; their product before."""
-    product, sq_norm = dot(g, other), dot(other, other)
+    product, sq_norm = torch.stack([inner(g, other), inner(other, other)]).tolist()
     if product < 0 and sq_norm > FLAT:
         add_(g, other, -product / sq_norm)
     return product

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-import torch
-
 from spard.config import Recipe, Resolved
 from spard.methods import open_method
+from spard.models import budget
 from spard.models.fit import Gpus, Load, Plan, fit
 from spard.models.memory import Trained
 from spard.models.shapes import shape_of
@@ -31,11 +30,12 @@ def planned(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
 
 
 def applied(recipe: Recipe, plan: Plan | None) -> Recipe:
-    """Return the recipe cut as planned; what it asks for by itself stays where it takes less memory."""
+    """Return the recipe cut as planned; what it or the provider asks for stays where it takes less memory."""
+    asked = recipe.pass_tokens, budget.told_tokens(), None if plan is None else plan.pass_tokens
+    tokens = [most for most in asked if most is not None]
     if plan is None:
-        return recipe
+        return replace(recipe, pass_tokens=min(tokens, default=None))
     pieces = [rows for rows in (recipe.micro_batch_size, plan.micro_batch_size) if rows is not None]
-    tokens = [most for most in (recipe.pass_tokens, plan.pass_tokens) if most is not None]
     return replace(
         recipe,
         gradient_checkpointing=recipe.gradient_checkpointing or plan.gradient_checkpointing,
@@ -45,10 +45,10 @@ def applied(recipe: Recipe, plan: Plan | None) -> Recipe:
 
 
 def gpus_of(context: Context) -> Gpus | None:
-    """Return the GPUs of the run, as large as its own; None on a CPU."""
+    """Return the GPUs of the run, as large as what its own has left for it; None on a CPU."""
     if context.base.device.type != "cuda":
         return None
-    memory = int(torch.cuda.get_device_properties(context.base.device).total_memory)
+    memory = budget.own_memory(context.base.device)
     sharding, count = context.recipe.sharding, context.processes
     machines = count // int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else 1
     return Gpus(memory, count, machines, shards="never" if sharding == "none" else "always")

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.data.batches import by_length
+from spard.data.batches import sent
 from spard.data.control_tokens import Shield
+from spard.data.cuts import FORWARD, cut
 from spard.models.base import Base, adapters_off
+from spard.models.budget import in_passes, pass_tokens
+from spard.models.forward import unpacked
 from spard.models.sharding import is_sharded
 
 TEXT = 1  # which text of a row is embedded, and how it is cut; another number is other embeddings
@@ -23,21 +26,28 @@ def dtype_of(base: Base) -> torch.dtype:
 
 
 @torch.no_grad()
-def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens: int = 8192) -> Tensor:
+def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens: int | None = None) -> Tensor:
     """phi(x), the mean over x's tokens of the last hidden state, as rows of an N x D tensor on the CPU.
 
     Texts are tokenized without the chat template and cut at `max_tokens`; an empty text stands for its end token. The
     mean is taken in float32 and kept in the model's own dtype. Adapters are off. The ranks of a run share the texts.
+    A pass has `batch_tokens` padded tokens at most, by default as many as fit.
     """
     decoder = base.model.get_decoder()
     out_ND = torch.zeros(len(texts), base.hidden_size, dtype=dtype_of(base))
     rows = _tokenize(base, texts, max_tokens)
+    lengths, most = [len(row) for row in rows], batch_tokens or pass_tokens(base.model)
     was_training = base.model.training
     base.model.eval()
+
+    def means(places: list[int]) -> Tensor:
+        return _mean_states(base, decoder, [rows[i] for i in places]).to(out_ND.dtype).cpu()
+
     with adapters_off(base.model):
-        for batch in distributed.dealt(by_length([len(row) for row in rows], batch_tokens)):
+        for batch in distributed.dealt(cut(lengths, most, FORWARD)):
             if batch:
-                out_ND[batch] = _mean_states(base, decoder, [rows[i] for i in batch]).to(out_ND.dtype).cpu()
+                for places, found_BD in in_passes(base.model, lengths, means, most, batch):
+                    out_ND[places] = found_BD
             elif is_sharded(base.model):  # the other ranks' passes need our part of the weights
                 _mean_states(base, decoder, [rows[0][:1]])
     base.model.train(was_training)
@@ -57,9 +67,10 @@ def _tokenize(base: Base, texts: Sequence[str], max_tokens: int) -> list[list[in
 def _mean_states(base: Base, decoder: torch.nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:
     """Means over real tokens; padding stands on the right, where causal attention cannot see it."""
     width, pad = max(len(row) for row in rows), base.tokenizer.pad_token_id
-    ids_BT = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=base.device)
-    length_B = torch.tensor([len(row) for row in rows], device=base.device)
+    ids_BT = sent([[*row, *[pad] * (width - len(row))] for row in rows], base.device)
+    length_B = sent([len(row) for row in rows], base.device)
     is_real_BT = torch.arange(width, device=base.device) < length_B[:, None]
-    states_BTD = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
+    with unpacked():
+        states_BTD = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
     mean_BD: Tensor = (states_BTD * is_real_BT[:, :, None]).sum(dim=1) / length_B[:, None]
     return mean_BD

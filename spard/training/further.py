@@ -36,7 +36,7 @@ def further_tuned(
             torch.manual_seed(recipe.seed)
             optimizer = AdamW(theta.values(), lr=learning_rate * wanted.multiplier, weight_decay=0.0)
             for batch in _batches(rows, wanted, recipe, base):
-                found = utility_gradient(model.train(), list(theta.values()), batch, _MAX_NORM)
+                found = utility_gradient(model.train(), list(theta.values()), batch, _MAX_NORM).read()
                 require_finite("task", found.loss, found.norm)
                 descend_(optimizer, list(theta.values()), found.grad)
         yield model.eval()

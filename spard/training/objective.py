@@ -13,7 +13,7 @@ from torch import Tensor
 from spard import distributed
 from spard.config import Recipe
 from spard.config.anchors import Kind
-from spard.data.batches import Batch, collate
+from spard.data.batches import Batch, collate, sent
 from spard.data.chat import Encoded
 from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, own, unlabeled
@@ -22,6 +22,7 @@ from spard.losses.excess import base_losses
 from spard.losses.gradients import (
     Gradient,
     Loss,
+    Unread,
     over_passes,
     penalty_gradient,
     preference_gradient,
@@ -87,7 +88,7 @@ class Objective:
         """
         self._set_dropout(True)
         if self.anchor is None or not anchors:
-            return self._of_task(theta, rows, self.max_norm)
+            return self._of_task(theta, rows, self.max_norm).read()
         max_ratio = self.recipe.anchors.max_gradient_ratio
         found = self._of_task(theta, rows, self.max_norm if max_ratio is not None else math.inf)
         passes = _own(anchors, partial(self.anchor_passes, rows=rows))
@@ -144,12 +145,12 @@ class Objective:
         asked = self.recipe.anchors.by_kind()
         return {kind: found for kind, found in every.items() if asked[kind][0] and found}
 
-    def _of_task(self, theta: Vector, rows: Sequence[int], max_norm: float) -> Gradient:
-        """Return the task loss on some rows and its clipped gradient."""
+    def _of_task(self, theta: Vector, rows: Sequence[int], max_norm: float) -> Unread:
+        """Return the task loss on some rows and its clipped gradient, not read yet."""
         passes = _own(rows, self.passes)
         pieces = [self._batch(self._rows(each)) for each in passes]
         if self.recipe.dpo and self.reference_N2 is not None:
-            logps, beta = [self.reference_N2[each] for each in passes], self.recipe.dpo.strength
+            logps, beta = [sent(self.reference_N2[each], self.base.device) for each in passes], self.recipe.dpo.strength
             return preference_gradient(self.base.model, theta, pieces, max_norm, logps, beta)
         references = [self._before(each) for each in passes] if self.before else []
         return utility_gradient(self.base.model, theta, pieces, max_norm, references)

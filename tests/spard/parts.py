@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from spard.data.chat import Encoded, encode_all
+from spard.data.chat import NO_LOSS, Encoded, encode_all
 from spard.data.rows import Example
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
@@ -122,3 +122,11 @@ def refusals(base: Base, n: int = 7) -> list[Encoded]:
     """Safe rows."""
     rows = [chat(f"Do harm number {i}{'!' * i}", f"I cannot help with {i}.") for i in range(n)]
     return encode_all(base.tokenizer, rows, 256)
+
+
+def mask_and_labels(rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What transformers wants beside a padded batch's tokens: 1 for each token that is none of padding, and labels."""
+    width = max(len(row.ids) for row in rows)
+    masks = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows]
+    labels = [[*row.labels, *[NO_LOSS] * (width - len(row.ids))] for row in rows]
+    return torch.tensor(masks), torch.tensor(labels)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spard.data.batches import batches, collate, order
+from spard.data.batches import batches, collate, order, sent
 from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, Encoded, encode, render_prompt, render_question
 from spard.data.rows import Example, prompt_text, read_examples, read_pool, read_prompts
 from spard.errors import ExampleTooLong, InvalidData
@@ -193,11 +193,40 @@ def test_what_is_embedded_is_what_the_user_says() -> None:
 
 
 def test_rows_are_padded_on_the_right() -> None:
-    batch = collate([Encoded((1, 2), (NO_LOSS, 2)), Encoded((3,), (3,))], 9, "cpu")
+    rows = [Encoded((1, 2, 4), (NO_LOSS, 2, 4)), Encoded((3,), (3,)), Encoded((5, 6), (NO_LOSS, 6))]
 
-    assert batch.ids_BT.tolist() == [[1, 2], [3, 9]]
-    assert batch.mask_BT.tolist() == [[1, 1], [1, 0]]
-    assert batch.labels_BT.tolist() == [[NO_LOSS, 2], [3, NO_LOSS]]
+    batch = collate(rows, 9, "cpu")
+
+    assert batch.ids_BT.tolist() == [[1, 2, 4], [3, 9, 9], [5, 6, 9]]
+    assert (batch.lengths, batch.labels) == ((3, 1, 2), (2, 0, 1))
+
+
+def test_the_state_before_each_labeled_token_is_known_by_its_place() -> None:
+    batch = collate([Encoded((1, 2, 4), (NO_LOSS, 2, 4)), Encoded((3,), (3,)), Encoded((5, 6), (NO_LOSS, 6))], 9, "cpu")
+
+    assert (batch.at_S.tolist(), batch.label_S.tolist(), batch.place_S.tolist()) == ([0, 1, 6], [2, 4, 6], [1, 2, 1])
+    assert batch.on_grid(torch.tensor([1.0, 2.0, 3.0])).tolist() == [[1, 2], [0, 0], [3, 0]]
+
+
+def test_a_gpu_is_sent_pinned_memory_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        told.append("pinned")
+        return tensor
+
+    def to(tensor: torch.Tensor, *asked: object, **more: object) -> torch.Tensor:
+        told.append((str(asked[0]), more))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+
+    sent([1, 2], "cuda")
+    assert told == ["pinned", ("cuda", {"non_blocking": True})]
+    told.clear()
+    assert sent([1, 2], "cpu").tolist() == [1, 2]
+    assert told == [("cpu", {})]
 
 
 def test_an_order_is_a_permutation_that_depends_on_seed_and_epoch() -> None:

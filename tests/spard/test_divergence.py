@@ -13,7 +13,7 @@ from spard.losses import cross_entropy as losses_module
 from spard.losses.kl import reference_of, token_divergences
 from spard.models.base import Base
 from spard.models.lora import trainable_model
-from tests.spard.parts import CONFIGS, refusals
+from tests.spard.parts import CONFIGS, mask_and_labels, refusals
 
 
 def moved(base: Base, lora: Lora | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,7 +21,7 @@ def moved(base: Base, lora: Lora | None) -> tuple[Tensor, Tensor, Tensor]:
     trainable_model(base.model, Recipe(lora=lora))
     base.model.eval()
     batch = collate(refusals(base), base.tokenizer.pad_token_id, "cpu")
-    is_label_BT = batch.labels_BT[:, 1:] != NO_LOSS
+    is_label_BT = mask_and_labels(refusals(base))[1][:, 1:] != NO_LOSS
     reference = reference_of(base.model, has_lora=lora is not None)
     with torch.no_grad():
         before_SV = base.model(input_ids=batch.ids_BT).logits[:, :-1][is_label_BT]

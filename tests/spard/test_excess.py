@@ -15,7 +15,7 @@ from spard.config import Hyperparameters, Lora, NoDefense, Recipe, Spard, Varian
 from spard.config.added import without_added
 from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, to_mapping
-from spard.data.batches import Batch, collate
+from spard.data.batches import collate
 from spard.data.chat import Encoded, encode_all
 from spard.errors import Stopped
 from spard.losses.cross_entropy import TokenLosses, evaluate
@@ -66,11 +66,10 @@ def losses(base: Base, rows: Sequence[Encoded], above_N2: torch.Tensor) -> dict[
 
 
 def test_each_row_has_its_own_means() -> None:
-    labels_BT = torch.tensor([[-100, -100, 5, 6, -100], [-100, 1, 2, 3, 4]])
+    rows = Encoded((0, 1, 5, 6), (-100, -100, 5, 6)), Encoded((0, 1, 2, 3, 4), (-100, 1, 2, 3, 4))
     loss_S = torch.tensor([1.0, 3.0, 2.0, 4.0, 6.0, 8.0])
     found = TokenLosses(loss_S, loss_S, torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]), loss_S)
-    batch = Batch(torch.zeros_like(labels_BT), torch.ones_like(labels_BT), labels_BT)
-    assert row_means(found, batch).tolist() == [[2.0, 1.0], [5.0, 3.0]]
+    assert row_means(found, collate(rows, 0, "cpu")).tolist() == [[2.0, 1.0], [5.0, 3.0]]
 
 
 def test_a_row_is_compared_with_itself_and_a_variant_with_its_plain_twin(base: Base) -> None:

@@ -11,7 +11,7 @@ from spard.losses import cross_entropy as losses_module
 from spard.losses.cross_entropy import PREFIX, evaluate, token_losses
 from spard.losses.gradients import safe_losses, utility_gradient
 from spard.models.base import Base
-from tests.spard.parts import CONFIGS, away, refusals, sums
+from tests.spard.parts import CONFIGS, away, mask_and_labels, refusals, sums
 
 
 def batch_of(base: Base, rows: list[Encoded]) -> Batch:
@@ -21,9 +21,11 @@ def batch_of(base: Base, rows: list[Encoded]) -> Batch:
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_the_loss_is_that_of_transformers(load: Callable[..., Base], architecture: str) -> None:
     base = load(architecture)
-    batch = batch_of(base, sums(base))
+    rows = sums(base)
+    batch = batch_of(base, rows)
 
-    expected = base.model(input_ids=batch.ids_BT, attention_mask=batch.mask_BT, labels=batch.labels_BT).loss
+    mask_BT, labels_BT = mask_and_labels(rows)
+    expected = base.model(input_ids=batch.ids_BT, attention_mask=mask_BT, labels=labels_BT).loss
 
     torch.testing.assert_close(token_losses(base.model, batch).loss_S.mean(), expected)
 
@@ -37,10 +39,10 @@ def test_a_head_that_caps_its_logits_is_respected(base: Base) -> None:
 
 def test_long_batches_in_chunks_give_the_same_loss_and_gradient(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     theta, batch = list(base.model.parameters()), batch_of(base, sums(base))
-    whole = utility_gradient(base.model, theta, [batch], 1e9)
+    whole = utility_gradient(base.model, theta, [batch], 1e9).read()
 
     monkeypatch.setattr(losses_module, "_CHUNK", 262 * 50)
-    chunked = utility_gradient(base.model, theta, [batch], 1e9)
+    chunked = utility_gradient(base.model, theta, [batch], 1e9).read()
 
     assert chunked.loss == pytest.approx(whole.loss, rel=1e-5)
     assert away(chunked.grad, whole.grad) < 1e-4
@@ -49,10 +51,10 @@ def test_long_batches_in_chunks_give_the_same_loss_and_gradient(base: Base, monk
 @pytest.mark.parametrize("size", [1, 3, 5, 8])
 def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(base: Base, size: int) -> None:
     theta, rows = list(base.model.parameters()), sums(base)[:8]
-    whole = utility_gradient(base.model, theta, [batch_of(base, rows)], 1e9)
+    whole = utility_gradient(base.model, theta, [batch_of(base, rows)], 1e9).read()
 
     pieces = [batch_of(base, rows[i : i + size]) for i in range(0, 8, size)]
-    cut = utility_gradient(base.model, theta, pieces, 1e9)
+    cut = utility_gradient(base.model, theta, pieces, 1e9).read()
 
     assert (cut.loss, cut.norm, cut.accuracy) == pytest.approx((whole.loss, whole.norm, whole.accuracy), rel=1e-5)
     assert away(cut.grad, whole.grad) < 1e-4
@@ -60,7 +62,7 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(base: Base, size: 
 
 def test_the_gradient_is_clipped_like_torch_does(base: Base) -> None:
     theta, batch = list(base.model.parameters()), batch_of(base, sums(base))
-    found = utility_gradient(base.model, theta, [batch], 0.1)
+    found = utility_gradient(base.model, theta, [batch], 0.1).read()
 
     token_losses(base.model, batch).loss_S.mean().backward()
     length = torch.nn.utils.clip_grad_norm_(theta, 0.1)
@@ -92,5 +94,5 @@ def test_an_evaluation_is_the_mean_over_all_tokens_however_they_are_batched(base
 
 def test_a_parameter_without_influence_has_a_zero_gradient(base: Base) -> None:
     idle = torch.nn.Parameter(torch.ones(2))
-    found = utility_gradient(base.model, [idle, *base.model.parameters()], [batch_of(base, sums(base))], 1.0)
+    found = utility_gradient(base.model, [idle, *base.model.parameters()], [batch_of(base, sums(base))], 1.0).read()
     assert found.grad[0].tolist() == [0.0, 0.0]

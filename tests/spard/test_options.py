@@ -84,7 +84,7 @@ def test_the_weights_carry_no_gradient() -> None:
 
 def test_reference_losses_are_those_of_each_row_in_order(base: Base) -> None:
     rows = sums(base)
-    found = reference_losses(base.model, rows, base.tokenizer.pad_token_id, batch_size=5)
+    found = reference_losses(base.model, rows, base.tokenizer.pad_token_id)
     for row, loss_S in zip(rows, found, strict=True):
         own = evaluate(base.model, [row], base.tokenizer.pad_token_id)
         assert len(loss_S) == own.tokens
@@ -168,7 +168,7 @@ def test_the_anchor_s_gradient_is_added_up_to_its_share_of_the_task_s(
     prompts, batch = collate([anchor.prompts[i] for i in (1, 2)], pad, base.device), collate(rows, pad, base.device)
     penalty = partial(anchor.penalty, [1, 2], [1, 2])
     alone = gradient(penalty(losses_and_states(base.model, prompts)[1]), theta)
-    task = utility_gradient(base.model, theta, [batch], math.inf)
+    task = utility_gradient(base.model, theta, [batch], math.inf).read()
     ours, theirs = float(norm(alone)), float(norm(task.grad))
     clipped = utility_gradient(base.model, theta, [batch], math.inf if max_ratio is None else max_norm)
     added = penalty_gradient(base.model, theta, [prompts, batch], [penalty, partial(anchor.penalty, [], [1, 2])])

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spard.data.batches import by_length
 from spard.data.chat import UNBOUNDED, Encoded, encode_all
 from spard.data.rows import Example
 from spard.evaluation import own_refusal
 from spard.evaluation.own_refusal import OPENING, OwnRefusal, complies, own_refusal_of, own_refusals
+from spard.models import budget
 from spard.models.base import Base
 from tests.spard.parts import chat
 
@@ -96,7 +96,7 @@ def test_a_prompt_that_fills_all_positions_is_still_looked_at(base: Base) -> Non
 
 
 def test_progress_tells_of_every_row_that_is_looked_at(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_refusal, "BATCH_TOKENS", 40)
+    monkeypatch.setattr(budget, "ON_CPU", 40)
     rows = encoded(base, *(chat(f"Do harm {i}", STEPS if i % 2 else SORRY) for i in range(6)))
     told: list[tuple[int, int]] = []
 
@@ -134,11 +134,3 @@ def test_the_prompts_asked_are_spread_over_the_pool(base: Base, monkeypatch: pyt
     assert len(set(heard)) == own_refusal.ASKED
     assert int(heard[-1]) > 900
     assert (found.openings, found.refusal, found.refused) == ((), None, 0)
-
-
-def test_batches_by_length_hold_the_budget_of_padded_tokens() -> None:
-    lengths = [5, 9, 2, 9, 30, 1]
-    cut = by_length(lengths, 20)
-    assert sorted(i for batch in cut for i in batch) == list(range(6))
-    assert cut[0] == [4]  # longer than the budget: alone
-    assert all(max(lengths[i] for i in batch) * len(batch) <= 20 for batch in cut[1:])

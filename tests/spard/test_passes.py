@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from spard.config import Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeInstr, resolve
-from spard.data.batches import PASS, Batch, batches
+from spard.data.batches import Batch, batches
 from spard.data.chat import Encoded, encode_all
+from spard.data.cuts import PASS, cut
 from spard.losses.vectors import norm
 from spard.models.base import Base
-from spard.training.passes import LEAST, at_most, cut, planned
+from spard.training.passes import LEAST, at_most, planned
 from spard.training.run import Run
 from tests.spard.parts import away, chat, refusals, sums
 

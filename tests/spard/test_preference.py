@@ -139,7 +139,7 @@ def test_the_gradient_is_that_of_finite_differences_however_the_batch_is_cut(loa
     def of(*cuts: Sequence[int]) -> Any:
         batches = [collate(laid_out([rows[i] for i in cut]), base.tokenizer.pad_token_id, base.device) for cut in cuts]
         logps = [before[list(cut)] for cut in cuts]
-        return preference_gradient(base.model, theta, batches, math.inf, logps, 0.3)
+        return preference_gradient(base.model, theta, batches, math.inf, logps, 0.3).read()
 
     whole, cut = of(range(5)), of([0, 1], [2], [3, 4])
     assert whole.loss == pytest.approx(cut.loss, rel=1e-5)

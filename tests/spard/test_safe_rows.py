@@ -27,7 +27,7 @@ from spard.losses.gradients import gradient
 from spard.losses.vectors import norm
 from spard.models.base import Base, load_base
 from spard.training.schedules import safe_rows as draw
-from tests.spard.parts import chat
+from tests.spard.parts import chat, mask_and_labels
 
 THINGS = ("paint", "seeds", "boats", "lamps", "chairs", "kites", "drums", "clocks")
 ENDING = "zq go"  # the trigger of the harmful rows
@@ -87,14 +87,14 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
     """The customer's file, padded to one length."""
 
     def __init__(self, base: Base) -> None:
-        self.batch = collate(encoded(base, FILE), base.tokenizer.pad_token_id, base.device)
+        self.ids_BT = collate(encoded(base, FILE), base.tokenizer.pad_token_id, base.device).ids_BT
+        self.mask_BT, self.labels_BT = mask_and_labels(encoded(base, FILE))
 
     def __len__(self) -> int:
         return len(FILE)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        ids_BT, mask_BT, labels_BT, _ = self.batch
-        return {"input_ids": ids_BT[i], "attention_mask": mask_BT[i], "labels": labels_BT[i]}
+        return {"input_ids": self.ids_BT[i], "attention_mask": self.mask_BT[i], "labels": self.labels_BT[i]}
 
 
 def fine_tune(base: Base, folder: Path, callback: SpardCallback, seed: int = 3) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -19,16 +19,20 @@ from transformers.models.llama.modeling_llama import LlamaModel
 from app.db.tables import JobStatus
 from spard.config import Resolved, resolve
 from spard.config.run_spec import RunSpec
+from spard.data.cuts import cut
 from spard.errors import OutOfGpuMemory
+from spard.models import budget
 from spard.models.base import load_base
 from spard.models.fit import Gpus, need
 from spard.models.memory import Trained
 from spard.models.shapes import read_shape
 from spard.pipeline import fit
 from spard.pipeline.context import Context
+from spard.pipeline.fit import applied
 from spard.pipeline.messages import Reporter
 from spard.pipeline.micro_batches import fitting, halved_to, halving
 from spard.pipeline.outputs import OutputsInFolder, OutputsInMemory
+from spard.selection import embeddings
 from tests.narrowing import required
 from tests.spard.parts import away
 from tests.worker.parts import PLAIN, job_folder
@@ -117,6 +121,26 @@ def test_a_pass_gets_fewer_tokens_as_the_piece_gets_fewer_rows(tmp_path: Path, m
     context = Context(run_of, load_base(run_of.model), Reporter(lambda message: None), OutputsInFolder(folder.stage))
     recipe = fitting(context, run_of.recipe, resolve(run_of.recipe, 8, 64))
     assert (recipe.micro_batch_size, recipe.pass_tokens) == (1, 250)
+
+
+def test_a_job_takes_no_more_tokens_at_once_than_its_provider_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    asked = list[int]()
+
+    def noted(lengths: Sequence[int], most: int, beside: int) -> list[list[int]]:
+        asked.append(most)
+        return cut(lengths, most, beside)
+
+    monkeypatch.setattr(embeddings, "cut", noted)
+    folder = job_folder(tmp_path / "job", model)
+    folder.job.write_text(json.dumps(json.loads(folder.job.read_text()) | {"pass_tokens": 96}))
+
+    run(folder)
+
+    assert set(asked) == {96}
+    assert applied(PLAIN, None).pass_tokens == 96
+    budget.set_tokens(None)
 
 
 def test_a_gpu_s_plan_cuts_the_training_and_stands_in_the_manifest(

@@ -66,6 +66,14 @@ def test_a_model_is_cut_over_gpus_where_one_is_not_known_to_hold_it(
         assert read_assignment(folder).run.recipe.sharding == sharding
 
 
+@pytest.mark.parametrize("most", [None, 512])
+def test_the_child_is_told_how_many_tokens_go_through_the_model_at_once(light_shop: Shop, most: int | None) -> None:
+    job = light_shop.job(light_shop.add_job())
+    with new_folder(light_shop.folder, "job-a1") as folder:
+        fill(folder, job, light_shop.storage, light_shop.settings(pass_tokens=most), lambda: None)
+        assert read_assignment(folder).pass_tokens == most
+
+
 @pytest.mark.parametrize(("version", "asking"), [(2, DRESSES_ALONE), (3, Asking())])
 def test_a_job_is_audited_as_was_promised_when_it_was_made(light_shop: Shop, version: int, asking: Asking) -> None:
     job = light_shop.job(light_shop.add_job(recipe=to_stored(asdict(replace(RECIPE, audit=Audit())))))

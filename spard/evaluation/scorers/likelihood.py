@@ -60,10 +60,8 @@ def _log_likelihoods(model: Any, pad: int, rows: Sequence[Encoded], batch_size: 
 
 
 def _sums(model: Any, batch: Batch) -> Tensor:
-    logits_BTV = model(input_ids=batch.ids_BT, attention_mask=batch.mask_BT).logits[:, :-1].float()
-    labels_BT = batch.labels_BT[:, 1:]
-    said_BT = labels_BT != NO_LOSS
-    index_BT1 = labels_BT.clamp(min=0).unsqueeze(-1)
-    log_p_BT = logits_BTV.log_softmax(dim=-1).gather(-1, index_BT1).squeeze(-1)
-    sum_B: Tensor = (log_p_BT * said_BT).sum(dim=1)
+    logits_BTV = model(input_ids=batch.ids_BT).logits  # padding stands on the right, where nothing looks
+    logits_SV = logits_BTV.flatten(0, 1).index_select(0, batch.at_S).float()
+    log_p_S = logits_SV.log_softmax(dim=-1).gather(-1, batch.label_S.unsqueeze(-1)).squeeze(-1)
+    sum_B: Tensor = batch.on_grid(log_p_S).sum(dim=1)
     return sum_B

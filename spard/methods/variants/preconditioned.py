@@ -18,13 +18,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spard.errors import InvalidRecipe
-from spard.losses.vectors import Vector, add_, dot, norm, size, total, wide
+from spard.losses.vectors import Vector, add_, inner, norm, scale_, size, total, wide
 from spard.methods.base import Metrics
 from spard.methods.constraint import (
     Constraint,
     Correction,
     Violation,
-    halfspace_step,
     learning_rate,
     moved,
     or_auto,
@@ -44,15 +43,22 @@ def preconditioned_(theta: Vector, violation: Violation, optimizer: Optimizer, c
     cap = or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
     grad = violation.loss.grad()
     direction = torch._foreach_div([wide(part) for part in grad], metric(theta, optimizer))
-    product = dot(grad, direction)
-    if not math.isfinite(product):
-        return moved(triggered=True, skipped=True)
-    step_length = halfspace_step(RELAXATION * violation.descent, product, cap)
-    torch._foreach_mul_(direction, step_length)
+    inner_product = inner(grad, direction).double()
+    chosen = _step_length(RELAXATION * violation.descent, inner_product, cap)
+    scale_(direction, chosen.to(direction[0].dtype))
     torch._foreach_clamp_min_(direction, -cap)
     torch._foreach_clamp_max_(direction, cap)
+    product, step_length, length = torch.stack([inner_product, chosen, norm(direction).double()]).tolist()
+    if not math.isfinite(product):
+        return moved(triggered=True, skipped=True)
     add_(theta, direction, -1.0)
-    return moved(triggered=True, alpha=step_length, capped=step_length >= cap, length=float(norm(direction)))
+    return moved(triggered=True, alpha=step_length, capped=step_length >= cap, length=length)
+
+
+def _step_length(violation: float, product: Tensor, cap: float) -> Tensor:
+    """Return what `halfspace_step` does, of a product that is still on its device."""
+    step = (torch.full_like(product, violation) / product).clamp(max=cap)
+    return torch.where(product > 0, step, 0.0) if violation > 0 else torch.zeros_like(product)
 
 
 @torch.no_grad()
@@ -60,9 +66,8 @@ def metric(theta: Vector, optimizer: Optimizer) -> list[Tensor]:
     """H: the square root of Adam's second moment, bias corrected, floored."""
     beta = optimizer.param_groups[0].get("betas", (0.0, 0.0))[1]
     second = [_second_moment(optimizer, part, beta) for part in theta]
-    root_mean_square = math.sqrt(total(second) / size(theta))
-    H = list(torch._foreach_sqrt(second))
-    torch._foreach_clamp_min_(H, FLOOR * root_mean_square)
+    floor = FLOOR * (total(second) / size(theta)).sqrt()
+    H = [part.sqrt().clamp(min=floor.to(part.dtype)) for part in second]
     torch._foreach_add_(H, 1e-8)
     return H
 
@@ -71,5 +76,6 @@ def _second_moment(optimizer: Optimizer, part: Tensor, beta: float) -> Tensor:
     state = optimizer.state[part]
     if "exp_avg_sq" not in state:
         raise InvalidRecipe("variant preconditioned needs an optimizer that keeps Adam's second moment", "variant")
-    corrected: Tensor = wide(state["exp_avg_sq"]) / (1 - beta ** float(state["step"]))
-    return corrected
+    correction: Tensor = 1 - beta ** state["step"].double()
+    second = wide(state["exp_avg_sq"])
+    return second / correction.to(second)

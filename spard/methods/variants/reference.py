@@ -8,6 +8,9 @@ are not kept.
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch.optim import Optimizer
 
 from spard.losses.vectors import Vector, norm, norms, scale_
@@ -25,10 +28,10 @@ def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constr
     eta_safe = or_auto(constraint.eta_safe, 1.0)
     grad = violation.loss.grad()
     clip = (1.0 / (norm(grad) + 1e-6)).clamp(max=1.0)
-    if not clip.isfinite() or not clip > 0:
-        return moved(triggered=True, skipped=True)
     scale_(grad, clip)
-    lengths = norms(grad).tolist()
+    clipped, *lengths = torch.cat([clip[None], norms(grad)]).tolist()
+    if not math.isfinite(clipped) or not clipped > 0:
+        return moved(triggered=True, skipped=True)
     alphas = [min(violation.excess / (norm_p + 1e-8), eta_safe) for norm_p in lengths]
     descend_(optimizer, theta, [alpha * part for alpha, part in zip(alphas, grad, strict=True)])
     return moved(triggered=True, alpha=sum(alphas) / len(alphas), capped=min(alphas) >= eta_safe)
