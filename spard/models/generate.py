@@ -14,11 +14,13 @@ from torch import Tensor
 from spard import distributed
 from spard.data.chat import render_question
 from spard.data.control_tokens import end_tokens
+from spard.errors import is_gpu_out_of_memory
+from spard.models.budget import generated_rows
 from spard.models.decoding import Replies, Rows, advance_, begin, is_plain, shared
 from spard.models.sampling import Sampler
 from spard.models.sharding import inference, is_sharded
 
-BATCH = 64
+MOST_ROWS = 512  # at once: more keep a judge waiting
 CARRIED = 4  # the last quarter of a batch goes on beside the next one
 
 
@@ -27,7 +29,7 @@ def generate(
     tokenizer: Any,
     prompts: Sequence[str],
     max_new_tokens: int,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
     system: str | None = None,
 ) -> list[str]:
     """Return the model's greedy reply to each prompt, in order; a reply ends at the first special token."""
@@ -40,7 +42,7 @@ def as_requests(tokenizer: Any, prompts: Sequence[str], system: str | None = Non
 
 
 def complete(
-    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int = BATCH
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int | None = None
 ) -> list[str]:
     """Return what the model continues each row of tokens with, in order."""
     replies = [""] * len(rows)
@@ -55,27 +57,53 @@ def stream(
     tokenizer: Any,
     rows: Sequence[Sequence[int]],
     max_new_tokens: int,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
     sampler: Sampler | None = None,
 ) -> Iterator[tuple[list[int], list[str], list[bool]]]:
     """Yield replies as they are done, with their rows' places and whether the limit cut them; longest rows first.
 
-    The ranks of a run share the batches, and each of them is told all replies, in the same order.
+    A batch has as many rows as memory is free for, unless it is said how many. Where it is too little all the same,
+    rows without a reply are asked again, half as many at once. The ranks of a run share the batches, and each of them
+    is told all replies, in the same order.
     """
-    longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    batches = [longest_first[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    left = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    size = batch_size or _rows_at_once(model, rows, max_new_tokens)
     ends = torch.tensor(sorted(ends_of(model, tokenizer)), device=model.device)
-    stop, was_training = set(ends.tolist()), model.training
+    was_training = model.training
     model.eval()
     try:
-        for found in _replies(model, rows, batches, tokenizer.pad_token_id, ends, max_new_tokens, sampler):
-            for places, said in distributed.gathered((found.places, found.tokens)):
-                if places:
-                    tokens = [_until(each, stop) for each in said]
-                    texts = [text.strip() for text in tokenizer.batch_decode(tokens)]
-                    yield places, texts, [len(each) == max_new_tokens for each in tokens]
+        while left:
+            batches = [left[i : i + size] for i in range(0, len(left), size)]
+            try:
+                for found in _replies(model, rows, batches, tokenizer.pad_token_id, ends, max_new_tokens, sampler):
+                    for places, said in distributed.gathered((found.places, found.tokens)):
+                        if places:
+                            yield places, *_in_words(tokenizer, said, ends, max_new_tokens)
+                            done = set(places)
+                            left = [i for i in left if i not in done]
+            except RuntimeError as error:
+                if not is_gpu_out_of_memory(error) or size == 1 or distributed.count() > 1:
+                    raise
+                size = min(size, len(left)) // 2 or 1
+            torch.cuda.empty_cache()
     finally:
         model.train(was_training)
+
+
+def _in_words(
+    tokenizer: Any, said: Sequence[Sequence[int]], ends: Tensor, max_new_tokens: int
+) -> tuple[list[str], list[bool]]:
+    """Return replies in words, and whether each has as many tokens as it may have."""
+    stop = set(ends.tolist())
+    tokens = [_until(each, stop) for each in said]
+    texts = [text.strip() for text in tokenizer.batch_decode(tokens)]
+    return texts, [len(each) == max_new_tokens for each in tokens]
+
+
+def _rows_at_once(model: Any, rows: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+    """Return how many rows are continued at once, on each rank as many as the one with least memory can."""
+    fits = generated_rows(model, max(map(len, rows), default=1), max_new_tokens)
+    return min(MOST_ROWS, *distributed.gathered(fits))
 
 
 def _replies(

@@ -90,6 +90,25 @@ def test_an_accelerator_is_asked_now_and_then_which_rows_have_ended(
     assert seen.counted <= len(passes) // LOOK_EVERY + 8  # looks, and what is read once for a batch
 
 
+def test_where_memory_is_too_little_half_as_many_rows_are_asked_at_once(
+    load: Callable[..., Base], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = load(dtype=torch.float64)
+    whole = generate(base.model, base.tokenizer, PROMPTS, 12)
+    asked, begin = list[int](), decoding.begin
+
+    def crowded(model: Any, rows: Sequence[Sequence[int]], *others: Any) -> Any:
+        asked.append(len(rows))
+        if len(rows) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return begin(model, rows, *others)
+
+    monkeypatch.setattr("spard.models.generate.begin", crowded)
+
+    assert generate(base.model, base.tokenizer, PROMPTS, 12) == whole
+    assert asked == [20, 10, 5, 5, 5, 5]
+
+
 class Synchronizations(TorchDispatchMode):
     """Counts what would wait for an accelerator to compute."""
 

@@ -23,7 +23,7 @@ from spard.evaluation.vllm_offline.probe import Probe
 from spard.evaluation.vllm_offline.process import EngineFailed, Process
 from spard.models.adapters import lora_rank, save_lora
 from spard.models.base import Base
-from spard.models.generate import BATCH, ends_of
+from spard.models.generate import ends_of
 from spard.models.offload import free_share, offloaded
 from spard.models.peft import PeftModel
 
@@ -32,6 +32,9 @@ _MOST_MEMORY, _SPARED = 0.9, 0.05  # of a GPU's memory: what vLLM has at most, a
 Row = tuple[int, ...]
 Replies = Mapping[Row, Sequence[int]]
 """From a prompt to its reply, its end token left out; both as tokens."""
+
+
+_BATCH = 64  # replies that are told together
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +105,10 @@ def speaker_of(replies: Replies, tokenizer: Any, system: str | None, own: Speake
     def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
         told = [i for i, each in enumerate(prompts) if is_asked(each)]
         rows = as_asked(tokenizer, [prompts[i] for i in told], system)
-        for start in range(0, len(told), BATCH):
-            found = [replies[tuple(row)] for row in rows[start : start + BATCH]]
+        for start in range(0, len(told), _BATCH):
+            found = [replies[tuple(row)] for row in rows[start : start + _BATCH]]
             texts = [text.strip() for text in tokenizer.batch_decode(found)]
-            yield told[start : start + BATCH], texts, [len(each) == max_new_tokens for each in found]
+            yield told[start : start + _BATCH], texts, [len(each) == max_new_tokens for each in found]
         others = [i for i, each in enumerate(prompts) if not is_asked(each)]
         if others:
             for batch in own.write([prompts[i] for i in others], max_new_tokens):
