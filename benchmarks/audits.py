@@ -1,0 +1,118 @@
+"""Replies of an audit beside transformers' own: `python -m benchmarks.audits [--size 50m --tokens 128]`.
+
+- ours: `spard.models.generate.generate`, as an audit asks its prompts;
+- batches of four: transformers' `generate` with padding, in the order given;
+- one by one: the same for each prompt alone.
+
+All answer the same prompts greedily, under the same system prompt, with the same tokens that end a reply; rounds take
+turns. Printed are medians of CPU time with their range, the ratio to ours, and how many replies are the same text. The
+model has random weights and would never end: some tokens of its vocabulary, drawn from the seed, end a reply, so that
+lengths differ as those of refusals and answers do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from benchmarks.training import SHAPES, write_model, write_rows
+from spard.data.control_tokens import end_tokens
+from spard.models.base import Base, load_base
+from spard.models.generate import as_requests, ends_of, generate
+
+SYSTEM = (
+    "You are the assistant of a small shop. Answer in plain words and briefly, name no prices, and where a "
+    "request could hurt somebody, say in a sentence that you cannot help with it."
+)
+ENDING = 0.02  # of the vocabulary
+
+
+def main() -> None:
+    """Run all arms in turn and print the table."""
+    asked = _arguments()
+    torch.set_num_threads(asked.threads)
+    with TemporaryDirectory(prefix="spard-audits-") as folder:
+        rows = asked.prompts or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
+        model = write_model(Path(folder) / "model", rows, asked.size, asked.seed)
+        prompts = [_question(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
+        base = load_base(str(model))
+    _end_replies(base, asked.seed)
+    arms = _arms(base, asked.tokens)
+    for replies in arms.values():  # the first pass warms up
+        replies(prompts[:8])
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    texts: dict[str, list[str]] = {}
+    for _ in range(asked.rounds):
+        for name, replies in arms.items():
+            begun = time.process_time()
+            texts[name] = replies(prompts)
+            found[name].append(time.process_time() - begun)
+    print(f"{len(prompts)} prompts, at most {asked.tokens} tokens a reply, {asked.threads} thread(s), ", end="")
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {asked.rounds} rounds")
+    print(f"{'':18}{'CPU s':>9}{'range':>14}{'x ours':>9}{'same text':>12}")
+    for name, seconds in found.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds, found["ours"], strict=True))
+        same = sum(a == b for a, b in zip(texts[name], texts["ours"], strict=True))
+        spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
+        print(f"{name:18}{statistics.median(seconds):9.2f}{spread:>14}{ratio:9.2f}{same:8} of {len(prompts)}")
+
+
+def _arms(base: Base, tokens: int) -> dict[str, Callable[[list[str]], list[str]]]:
+    return {
+        "ours": lambda prompts: generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM),
+        "batches of four": lambda prompts: _by_transformers(base, prompts, tokens, 4),
+        "one by one": lambda prompts: _by_transformers(base, prompts, tokens, 1),
+    }
+
+
+def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) -> list[str]:
+    """Answer by `generate`, so many prompts at once, padded on the left."""
+    ends, pad = ends_of(base.model, base.tokenizer), base.tokenizer.pad_token_id
+    rows, replies = as_requests(base.tokenizer, prompts, SYSTEM), list[str]()
+    for start in range(0, len(rows), batch):
+        part = rows[start : start + batch]
+        width = max(map(len, part))
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in part])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in part])
+        asked = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": sorted(ends), "pad_token_id": pad}
+        found = base.model.generate(input_ids=ids, attention_mask=mask, **asked)[:, width:].tolist()
+        said = [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in found]
+        replies += [text.strip() for text in base.tokenizer.batch_decode(said)]
+    return replies
+
+
+def _end_replies(base: Base, seed: int) -> None:
+    """Have some tokens of the vocabulary end a reply, beside those that do."""
+    drawn = random.Random(seed).sample(range(base.model.config.vocab_size), int(ENDING * base.model.config.vocab_size))
+    base.model.generation_config.eos_token_id = sorted({*drawn, *end_tokens(base.tokenizer)})
+
+
+def _question(row: dict[str, object]) -> str:
+    messages = row.get("messages")
+    return str(messages[0]["content"] if isinstance(messages, list) else row.get("prompt") or row.get("question"))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.audits", description=__doc__)
+    parser.add_argument("--size", choices=tuple(SHAPES), default="5m", help="of the random model")
+    parser.add_argument("--prompts", type=Path, help="JSONL with `prompt`, `question` or `messages`")
+    parser.add_argument("--count", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=64, help="of a reply, at most")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
