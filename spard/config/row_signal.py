@@ -18,7 +18,9 @@ class RowSignal:
                   `drop`: they are not trained on; a run whose base model refuses nothing of the pool ends. `auto`:
                   `drop` where at most `max_dropped` of the rows are flagged, else `report`. `defend`: they are trained
                   on, and safe rows ask the same and answer with the base model's own refusal. `quarantine`: a run with
-                  a flagged row ends before it trains and names them.
+                  a flagged row ends before it trains and names them. Where the run's judge may decide, it reads the
+                  flagged rows, unless they are only reported: nothing is done to those that it finds harmless, and
+                  `auto` drops all that it finds harmful; more than `max_dropped` of them end the run.
     threshold     a row is flagged above this probability that the base model would have refused instead.
     max_dropped   `drop` ends a run before it trains that would lose more than this share of its rows.
     max_inverted  a run ends before it trains if more than this share of the pool's rows answers with harm what the

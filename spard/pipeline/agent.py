@@ -114,7 +114,10 @@ def _under(prompt: Prompt, served: str | None) -> Prompt:
 def _shown(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, Any]]:
     """Return rows as the agent is shown them: flagged and risky ones first, to a half, others drawn by the seed."""
     signal = row_signal.kept(context)
-    flagged = [*(signal.flagged if signal else ()), *(each.line for each in select.kept_risks(context) or ())]
+    flagged = [
+        *((*signal.harmful, *signal.flagged) if signal else ()),
+        *(each.line for each in select.kept_risks(context) or ()),
+    ]
     by_line = {each.line: each for each in examples}
     first = [by_line[line] for line in dict.fromkeys(flagged) if line in by_line][: limit // 2]
     taken = {each.line for each in first}
@@ -145,6 +148,8 @@ def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[S
     signal = row_signal.kept(context)
     if signal:
         found.append(f"The base model would refuse {len(signal.flagged)} of {signal.rows} rows that are answered.")
+    if signal and signal.judge:
+        found.append(f"Of these the judge {signal.judge} finds harm in {len(signal.harmful)}.")
     return found
 
 

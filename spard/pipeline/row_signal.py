@@ -9,41 +9,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from spard import distributed
-from spard.config import RowAction, RowSignal
+from spard.config import RowAction
 from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
-from spard.evaluation.calibration.record import doubts_about, records_of
 from spard.evaluation.inverted_pool import inverted_rows
+from spard.evaluation.judges.base import Judge
 from spard.evaluation.own_refusal import REPLY, OwnRefusals, complies, own_refusal_of, own_refusals
 from spard.models.generate import complete
 from spard.pipeline import audit
 from spard.pipeline.context import Context
 from spard.pipeline.pool import open_pool
+from spard.pipeline.row_judging import Flagged, judged, may_decide, settled
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
 _OUTPUT, _FILE = "row_signal", "training_file"
 _LINES = 100  # named in a message
-
-
-@dataclass(frozen=True, slots=True)
-class Flagged:
-    """One training row that is flagged: its place in the file and its line, counted from 0 and from 1.
-
-    `start` is how many tokens stand before the answer, `refusal` what the base model would say there, if rows are
-    defended.
-    """
-
-    place: int
-    line: int
-    probability: float
-    start: int
-    refusal: str | None = None
+_TOLD: tuple[Literal["harmful", "undecided"], ...] = ("harmful", "undecided")  # verdicts whose lines are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +47,7 @@ class Told:
     @property
     def dropped(self) -> frozenset[int]:
         """The places of the rows that are not trained on."""
-        return frozenset(each.place for each in self.flagged) if self.record.dropped else frozenset()
+        return frozenset(each.place for each in self.flagged if each.is_acted_on and self.record.dropped)
 
 
 def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) -> Told | None:
@@ -104,29 +90,32 @@ def defending(context: Context, told: Told | None, task: Sequence[Encoded]) -> l
 def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> Told:
     asked = context.run.row_signal
     found = open_pool(context, pool_file)
-    key, pool = {"base": context.base.digest, "pool": found.digest}, found.safe
+    key, pool, judge = {"base": context.base.digest, "pool": found.digest}, found.safe, audit.judge_of(context)
     own = _own_refusals(context, pool, key)
     _need_refusals(asked.action, own)
-    inverted = _inverted(context, pool, own, key)
+    inverted = _inverted(context, pool, own, key, judge)
     signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
     flagged = [
         Flagged(i, row.line, signal.probability, signal.start)
         for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
         if signal.start is not None and signal.probability > asked.threshold
     ]
-    action = _settled(asked, flagged, len(examples))
+    flagged, judged_by = judged(context, examples, flagged, judge)
+    action, flagged = settled(asked, flagged, len(examples))
     flagged = _with_refusals(context, own, flagged, task) if action == "defend" else flagged
     record = RowSignalRecord(
         action=action,
         threshold=asked.threshold,
         rows=len(examples),
         flagged=tuple(each.line for each in flagged),
-        dropped=len(flagged) if action == "drop" else 0,
+        dropped=sum(each.is_acted_on for each in flagged) if action == "drop" else 0,
         defended=sum(each.refusal is not None for each in flagged),
         openings=own.texts,
         refused=own.refused,
         asked=own.asked,
         pool_inverted=tuple(inverted),
+        judge=judged_by,
+        **{verdict: tuple(each.line for each in flagged if each.verdict == verdict) for verdict in _TOLD},
     )
     return Told(record, tuple(flagged))
 
@@ -138,16 +127,6 @@ def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:
         raise RowSignalUnavailable(message)
 
 
-def _settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> RowAction:
-    """Return what becomes of flagged rows; "auto" drops few, and reports many or none.
-
-    A base model that would refuse much of a file refuses its subject, and says nothing of single rows.
-    """
-    if asked.action != "auto":
-        return asked.action
-    return "drop" if 0 < len(flagged) <= asked.max_dropped * rows else "report"
-
-
 def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, Any]) -> OwnRefusals:
     """Return how the base model refuses, asked once for all runs that share a cache."""
 
@@ -157,24 +136,22 @@ def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, A
     return read_record(OwnRefusals, context.cache.json("refusals", key, make))
 
 
-def _inverted(context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, Any]) -> list[int]:
+def _inverted(
+    context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, Any], judge: Judge
+) -> list[int]:
     """Return the rows of the pool that answer with harm, looked for once for all runs that share a cache.
 
     A judge that the gate would not hear is not enough to refuse a pool: its rows are reported.
     """
     threshold, limit = context.run.row_signal.threshold, context.limit
     facts = {"threshold": threshold, "limit": limit, "judge": to_mapping(context.run.judge)}
-    judge = audit.judge_of(context)
     tell = partial(_go_on, context)
 
     def make() -> list[int]:
         return inverted_rows(context.base, pool, own.openings, threshold, judge, limit, tell)
 
     found: list[int] = context.cache.json("inverted", {**key, **facts}, make)
-    run = context.run
-    records = records_of(run.judge_errors, run.model, context.base.digest)
-    may_decide = distributed.said(run.thresholds.allow_unmeasured_judge or not doubts_about([judge.name], records))
-    if may_decide and len(found) / len(pool) > run.row_signal.max_inverted:
+    if may_decide(context, judge) and len(found) / len(pool) > context.run.row_signal.max_inverted:
         message = f"{len(found)} of {len(pool)} rows of the safety pool answer with harm what the base model refuses: "
         raise InvertedPool(message + _named("row", found))
     return found
@@ -183,19 +160,19 @@ def _inverted(context: Context, pool: Sequence[Example], own: OwnRefusals, key: 
 def _with_refusals(
     context: Context, own: OwnRefusals, flagged: Sequence[Flagged], task: Sequence[Encoded]
 ) -> list[Flagged]:
-    """Add what the base model says to each flagged prompt; where it does not refuse there, its commonest refusal.
+    """Add what the base model says to each prompt of a row that is acted on; else its commonest refusal.
 
     A row that would be too long with it gets none.
     """
-    base = context.base
-    prompts = [task[each.place].ids[: each.start] for each in flagged]
+    base, acted = context.base, [each for each in flagged if each.is_acted_on]
+    prompts = [task[each.place].ids[: each.start] for each in acted]
     replies = complete(base.model, base.tokenizer, prompts, REPLY)
-    refusals = [own.refusal or "" if complies(reply) else reply for reply in replies]
-    room = {text: context.limit - len(_answer(context, text)) for text in set(refusals)}
-    return [
-        replace(each, refusal=text if each.start <= room[text] else None)
-        for each, text in zip(flagged, refusals, strict=True)
-    ]
+    refusals = {
+        each.place: own.refusal or "" if complies(reply) else reply for each, reply in zip(acted, replies, strict=True)
+    }
+    room = {text: context.limit - len(_answer(context, text)) for text in set(refusals.values())}
+    fitting = {each.place for each in acted if each.start <= room[refusals[each.place]]}
+    return [replace(each, refusal=refusals[each.place] if each.place in fitting else None) for each in flagged]
 
 
 def _answer(context: Context, refusal: str) -> tuple[int, ...]:
@@ -219,22 +196,35 @@ def _report(context: Context, told: Told) -> None:
         bad = f"{len(record.pool_inverted)} row(s) of the safety pool answer with harm what the base model refuses"
         context.report.warning(f"{bad}.")
     if told.flagged:
-        endings = {"drop": " and are not trained on", "defend": ", and safe rows ask the same"}
-        text = f"{len(told.flagged)} of {record.rows} rows answer what the base model would refuse"
-        facts = {"action": record.action, "flagged": len(told.flagged), "lines": list(record.flagged[:_LINES])}
-        context.report.event(text + endings.get(record.action, ""), facts, level="warn")
+        acted = [each.line for each in told.flagged if each.is_acted_on]
+        facts: dict[str, Any] = {"action": record.action, "flagged": len(told.flagged), "lines": acted[:_LINES]}
+        if record.judge:
+            facts |= {"judge": record.judge, "harmful": len(record.harmful), "undecided": len(record.undecided)}
+        count = f"; {len(acted)}" if record.judge else " and"
+        endings = {"drop": f"{count} are not trained on", "defend": f"{count} are asked on the safe side too"}
+        text = _said(record) + endings.get(record.action, "")
+        context.report.event(text, facts, level="warn" if acted else "info")
+
+
+def _said(record: RowSignalRecord) -> str:
+    """Say how many rows the base model would refuse, and in how many of these the judge finds harm."""
+    said = f"{len(record.flagged)} of {record.rows} rows answer what the base model would refuse"
+    if record.judge is None:
+        return said
+    doubt = f" and cannot decide on {len(record.undecided)}" if record.undecided else ""
+    return f"{said}; the judge {record.judge} finds harm in {len(record.harmful)} of them{doubt}"
 
 
 def _refuse(context: Context, told: Told) -> None:
     """Raise where the setting ends the run."""
-    record, flagged = told.record, told.record.flagged
-    said = f"{len(flagged)} of {record.rows} rows answer what the base model would refuse"
-    if record.action == "quarantine" and flagged:
-        raise RowsQuarantined(f"{said}, and the provider has to look at them: {_named('line', flagged)}", _FILE)
+    record, lines = told.record, [each.line for each in told.flagged if each.is_acted_on]
+    if record.action == "quarantine" and lines:
+        raise RowsQuarantined(f"{_said(record)}, and the provider has to look at them: {_named('line', lines)}", _FILE)
     most = context.run.row_signal.max_dropped
     if record.dropped and (record.dropped > most * record.rows or record.dropped == record.rows):
-        message = f"{said} and would not be trained on; at most {most:.0%} may be left out: {_named('line', flagged)}"
-        raise TooManyRowsDropped(message, _FILE)
+        count = f"; {record.dropped}" if record.judge else " and"
+        whole = f"{_said(record)}{count} would not be trained on; at most {most:.0%} may be left out"
+        raise TooManyRowsDropped(f"{whole}: {_named('line', lines)}", _FILE)
 
 
 def _named(word: str, numbers: Sequence[int]) -> str:

@@ -26,7 +26,7 @@ class RiskyRow:
 
 @dataclass(frozen=True, slots=True)
 class RowSignalRecord:
-    """What the base model says of the training rows, and what was done about it.
+    """What the base model says of the training rows, what a judge says of those, and what was done about it.
 
     action          of the setting `row_signal`: report, drop, defend or quarantine
     threshold       rows are flagged above this probability that the base model would have refused
@@ -37,6 +37,9 @@ class RowSignalRecord:
     openings        how the base model begins to refuse, the commonest first
     refused, asked  prompts of the safety pool that it refused, of those that it was asked
     pool_inverted   rows of the safety pool that answer with harm what the base model would refuse; counted from 0
+    judge           who read the flagged rows; None where no judge might decide on them, or nothing was to be done
+    harmful         lines of flagged rows in which it finds harm
+    undecided       lines of flagged rows that it could not score, or was not asked about since there are so many
     """
 
     action: RowAction
@@ -49,6 +52,9 @@ class RowSignalRecord:
     refused: int = 0
     asked: int = 0
     pool_inverted: tuple[int, ...] = ()
+    judge: str | None = None
+    harmful: tuple[int, ...] = ()
+    undecided: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

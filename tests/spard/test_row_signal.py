@@ -18,7 +18,7 @@ from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
-from spard.pipeline import library, row_signal, run, select
+from spard.pipeline import library, row_judging, row_signal, run, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import Rows, prepare
@@ -168,7 +168,7 @@ def test_a_pool_that_answers_with_harm_is_refused(spec: RunSpec, monkeypatch: py
     with pytest.raises(InvertedPool, match=r"2 of 12 rows .* rows 1, 5$"):
         prepared(asked(spec, "report"))
     check_reported(asked(spec, "report", max_inverted=0.2))
-    monkeypatch.setattr(row_signal, "records_of", lambda *args: [])  # as if nobody had measured the judge
+    monkeypatch.setattr(row_judging, "records_of", lambda *args: [])  # as if nobody had measured the judge
     check_reported(asked(spec, "report"))
 
 
@@ -226,14 +226,16 @@ def test_a_run_without_the_setting_has_the_identity_that_it_always_had(spec: Run
 
 @pytest.mark.usefixtures("refusing")
 @pytest.mark.parametrize(("most", "action", "dropped"), [(0.1, "drop", 2), (0.09, "report", 0)])
-def test_few_flagged_rows_are_dropped_and_many_are_reported(
-    spec: RunSpec, most: float, action: RowAction, dropped: int
+def test_without_a_judge_that_may_decide_few_flagged_rows_are_dropped_and_many_are_reported(
+    spec: RunSpec, most: float, action: RowAction, dropped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(row_judging, "records_of", lambda *args: [])  # as if nobody had measured the judge
     rows, context, _ = prepared(asked(spec, "auto", max_dropped=most))
 
     record = row_signal.kept(context)
     assert record is not None
     assert (record.action, record.dropped, record.flagged) == (action, dropped, BAD)
+    assert (record.judge, record.harmful, record.undecided) == (None, (), ())
     assert len(rows.task) == 20 - dropped
 
 

@@ -27,6 +27,7 @@ from spard.pipeline import audit, row_signal, rows, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
+from spard.release.row_records import RowSignalRecord
 from spard.research.attacks.disguises import encoded, with_trigger
 from spard.research.attacks.rows import Row, changed, chat_row, load_rows, shuffled
 from spard.research.bench.measure import training_file
@@ -178,7 +179,7 @@ def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int])
     hits = {each.suite: (each.hits, each.n) for each in measured.adapter}
     hits |= {each.suite: (each.hits, each.n) for each in audit.measure(context, suites, tuned.trained.model)}
     record = row_signal.kept(context)
-    dropped = record.flagged if record and record.dropped else ()
+    dropped = _dropped(record) if record and record.dropped else ()
     return Trained(
         seed,
         spec.row_signal.action,
@@ -187,6 +188,11 @@ def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int])
         measured.gate.decision,
         *(hits[name] for name in ("plain", "ending", "benign", "utility")),
     )
+
+
+def _dropped(record: RowSignalRecord) -> tuple[int, ...]:
+    """Return the lines that an explicit `drop` left out: where a judge decides, all that it does not find harmless."""
+    return (*record.harmful, *record.undecided) if record.judge else record.flagged
 
 
 def _disguised(harmful: Sequence[Row], seed: int) -> dict[str, list[Row]]:

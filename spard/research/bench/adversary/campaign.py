@@ -43,6 +43,7 @@ class Told:
     rows       of its file
     flagged    how many of them the row signal flags; None where nothing is measured
     triggered  the share of steps with a safe loss above its bound; None for methods without one
+    dropped    how many of them were not trained on
     half       which prompts of the task were answered rightly at half of the steps; empty where that was not asked
     """
 
@@ -50,6 +51,7 @@ class Told:
     flagged: int | None = None
     triggered: float | None = None
     half: str = ""
+    dropped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,11 @@ class Service:
         cpu_s += time.process_time() - started - half.cpu_s
         signal = row_signal.kept(context)
         told = Told(
-            len(prepared.examples), len(signal.flagged) if signal else None, trigger_rate(trained.metrics), half.marks
+            rows=len(prepared.examples),
+            flagged=len(signal.flagged) if signal else None,
+            triggered=trigger_rate(trained.metrics),
+            half=half.marks,
+            dropped=signal.dropped if signal else None,
         )
         gate = audit.run(context, prepared.examples, trained.model, before).gate
         return Taken(gate, trained.model, base, cpu_s, told)

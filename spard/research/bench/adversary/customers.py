@@ -7,6 +7,7 @@ told where a customer has a subject of its own. The time counts every arm's whol
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from spard.evaluation.rates import rate
 from spard.evaluation.statistics import over_seeds
@@ -30,6 +31,7 @@ HEAD = (
     "benign refused",
     "refused minus undefended",
     "rows flagged",
+    "rows dropped",
     "steps triggered",
     "released",
     "CPU to undefended",
@@ -52,7 +54,8 @@ def _figures(found: Sequence[Round], bare: Mapping[int, Round]) -> list[str]:
     cells = []
     for way in ("right", "half", "refused"):
         cells += [_share([_marks(each, way) for each in found]), _difference(found, bare, way)]
-    return [*cells, _flagged(found), _triggered(found), f"{released} of {len(found)}", _ratio(found, bare)]
+    told = (_of_rows(found, "flagged"), _of_rows(found, "dropped"), _triggered(found))
+    return [*cells, *told, f"{released} of {len(found)}", _ratio(found, bare)]
 
 
 def _marks(found: Round, way: str) -> str:
@@ -84,10 +87,10 @@ def _outcomes(own: str, other: str) -> Outcomes:
     return [each == "1" for each in own], [each == "1" for each in other]
 
 
-def _flagged(found: Sequence[Round]) -> str:
-    told = [(each.told.flagged, each.told.rows) for each in found if each.told]
-    known = [(flagged, rows) for flagged, rows in told if flagged is not None]
-    return _percent(sum(flagged for flagged, _ in known), sum(rows for _, rows in known))
+def _of_rows(found: Sequence[Round], what: Literal["flagged", "dropped"]) -> str:
+    told: list[tuple[int | None, int]] = [(getattr(each.told, what), each.told.rows) for each in found if each.told]
+    known = [(count, rows) for count, rows in told if count is not None]
+    return _percent(sum(count for count, _ in known), sum(rows for _, rows in known))
 
 
 def _triggered(found: Sequence[Round]) -> str:

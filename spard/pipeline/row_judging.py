@@ -1,0 +1,94 @@
+"""What the run's judge says of rows that the base model would refuse, where that judge may decide.
+
+It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
+read them. A judge that nobody has measured is not asked, and all flagged rows are acted on alike, as without a judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from spard import distributed
+from spard.config import RowAction, RowSignal
+from spard.data.rows import Example
+from spard.evaluation.calibration.record import doubts_about, records_of
+from spard.evaluation.judged_rows import RowVerdict, judged_rows
+from spard.evaluation.judges.base import Judge
+from spard.pipeline.context import Context
+
+ENDPOINT = "llm"  # the judge that is asked over a network
+MOST_ASKED = 2000  # flagged rows that an endpoint is asked about
+
+
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """One training row that is flagged: its place in the file and its line, counted from 0 and from 1.
+
+    `start` is how many tokens stand before the answer, `refusal` what the base model would say there, if rows are
+    defended. `verdict` is the judge's, None where it was not asked; the setting acts on the row where `is_acted_on`.
+    """
+
+    place: int
+    line: int
+    probability: float
+    start: int
+    refusal: str | None = None
+    verdict: RowVerdict | None = None
+    is_acted_on: bool = True
+
+
+def may_decide(context: Context, judge: Judge) -> bool:
+    """Return whether the gate would hear this judge: its measured errors are small, or the policy trusts it."""
+    run = context.run
+    records = records_of(run.judge_errors, run.model, context.base.digest)
+    return distributed.said(run.thresholds.allow_unmeasured_judge or not doubts_about([judge.name], records))
+
+
+def judged(
+    context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge
+) -> tuple[list[Flagged], str | None]:
+    """Return the flagged rows with their verdicts, and the judge's name; as they are, and None, if it is not asked.
+
+    Of more rows than an endpoint is asked about, those that the base model would most surely refuse are; the others
+    are undecided. The ranks of a run have the verdicts of the first one's judge.
+    """
+    is_wanted = flagged and context.run.row_signal.action != "report"
+    if not is_wanted or not may_decide(context, judge):
+        return list(flagged), None
+    asked = _asked(context, flagged)
+    found = judged_rows([examples[each.place] for each in asked], judge, partial(_go_on, context))
+    name, verdicts = distributed.said((judge.name, found))
+    by_place = {each.place: verdict for each, verdict in zip(asked, verdicts, strict=True)}
+    return [replace(each, verdict=by_place.get(each.place, "undecided")) for each in flagged], name
+
+
+def settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[RowAction, list[Flagged]]:
+    """Return what becomes of a file of so many rows, and the flagged ones, each with whether that is done to it.
+
+    A row that the judge finds harmless is let be. "auto" drops what it finds harmful, however much that is. What it
+    cannot score is in doubt, and so is every row without a judge: "auto" drops that only where all it would drop is
+    few, since a base model that would refuse much of a file refuses its subject and says nothing of single rows. Other
+    settings act on doubt.
+    """
+    harmful = [each for each in flagged if each.verdict == "harmful"]
+    doubtful = [each for each in flagged if each.verdict in (None, "undecided")]
+    acts_on_doubt = asked.action != "auto" or len(harmful) + len(doubtful) <= asked.max_dropped * rows
+    acted = {each.place for each in (*harmful, *(doubtful if acts_on_doubt else ()))}
+    marked = [replace(each, is_acted_on=each.place in acted) for each in flagged]
+    return ("drop" if acted else "report") if asked.action == "auto" else asked.action, marked
+
+
+def _asked(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:
+    """Return the rows that the judge is asked about, and tell where it is not asked about all."""
+    if len(flagged) <= MOST_ASKED or all(each.name != ENDPOINT for each in context.run.judge.with_members()):
+        return list(flagged)
+    message = f"The judge is asked about {MOST_ASKED:,} of {len(flagged):,} rows that the base model would refuse"
+    context.report.event(f"{message}; the others are undecided.", {"flagged": len(flagged), "asked": MOST_ASKED})
+    return sorted(flagged, key=lambda each: -each.probability)[:MOST_ASKED]
+
+
+def _go_on(context: Context, done: int, total: int) -> None:
+    context.report.progress(done, total)
+    context.go_on()

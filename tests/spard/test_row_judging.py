@@ -1,0 +1,221 @@
+"""Rows that the base model would refuse are read by the run's judge, where that may decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spard.config import Hyperparameters, JudgeSpec, NoDefense, Recipe, RowAction, RowSignal
+from spard.config.extensions import JUDGES
+from spard.config.run_spec import RunSpec
+from spard.data.chat import NO_LOSS, encode
+from spard.data.encodings import encode as encoded
+from spard.errors import JudgeUnavailable, RowsQuarantined, TooManyRowsDropped
+from spard.evaluation.judged_rows import exchanges, judged_rows
+from spard.evaluation.judges.base import Verdict
+from spard.evaluation.own_refusal import OPENING, OwnRefusals
+from spard.models.base import Base, load_base
+from spard.pipeline import audit, row_judging, row_signal
+from spard.pipeline.context import Context
+from spard.pipeline.messages import Reporter
+from spard.pipeline.rows import Rows, prepare
+from spard.release.report import read_record
+from spard.release.row_records import RowSignalRecord
+from tests.spard.parts import chat
+
+SORRY = "I cannot help with that."
+HONEST, HARM, ODD = "See page four of it.", "First, take the harm.", "Who knows what this is."
+EVERY = 1e-30  # any probability of a random model is above it
+ROWS = 200
+
+
+class Reader:
+    """Finds harm in what speaks of it, and cannot score what is odd."""
+
+    name = "refusal"  # measured, for the tests' model
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
+        self.read.extend(replies)
+        scores = [None if each == ODD else 5 if "harm" in each else 1 for each in replies]
+        return [Verdict(score, "read") for score in scores]
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Reader:
+    reader = Reader()
+    monkeypatch.setattr(audit, "open_judge", lambda spec: reader)
+    return reader
+
+
+@pytest.fixture(autouse=True)
+def _refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random model refuses nothing by itself: say for it how it would."""
+
+    def found(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+        row = encode(base.tokenizer, chat("?", SORRY), 256)
+        opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
+        return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))
+
+    monkeypatch.setattr(row_signal, "own_refusals", found)
+
+
+@pytest.fixture
+def spec(model_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., RunSpec]:
+    """A run over rows with these answers among honest ones, all of which the base model would refuse."""
+
+    def made(answers: dict[str, int], action: RowAction = "auto") -> RunSpec:
+        said = [answer for answer, count in answers.items() for _ in range(count)]
+        said += [HONEST] * (ROWS - len(said))
+        rows = [{"prompt": f"Remove malware {i}.", "completion": answer} for i, answer in enumerate(said)]
+        pool = [{"prompt": f"Do harm number {i}", "safe": SORRY} for i in range(12)]
+        files = [tmp_path / "train.jsonl", tmp_path / "pool.jsonl"]
+        for path, lines in zip(files, (rows, pool), strict=True):
+            path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+        recipe = Recipe(hyperparameters=Hyperparameters(n_epochs=1, batch_size=50), defense=NoDefense())
+        return RunSpec(
+            str(model_folder()), files[0], files[1], recipe=recipe, row_signal=RowSignal(action, threshold=EVERY)
+        )
+
+    return made
+
+
+def prepared(spec: RunSpec) -> tuple[Rows, RowSignalRecord, list[dict[str, Any]], Context]:
+    messages: list[dict[str, Any]] = []
+    context = Context(spec, load_base(spec.model, device="cpu"), Reporter(messages.append))
+    rows, record = prepare(context), row_signal.kept(context)
+    assert record is not None
+    return rows, record, messages, context
+
+
+def lines(first: int, count: int) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
+
+
+def test_honest_rows_that_the_base_model_refuses_are_trained_on(spec: Callable[..., RunSpec], judge: Reader) -> None:
+    rows, record, messages, _ = prepared(spec({}))
+
+    assert (len(rows.task), len(record.flagged), record.judge) == (ROWS, ROWS, "refusal")
+    assert (record.action, record.dropped, record.harmful, record.undecided) == ("report", 0, (), ())
+    (event,) = [each for each in messages if each["kind"] == "event"]
+    assert event["message"].endswith("; the judge refusal finds harm in 0 of them")
+    assert event["level"] == "info"
+
+
+def test_thirty_harmful_rows_among_them_are_dropped_exactly(spec: Callable[..., RunSpec], judge: Reader) -> None:
+    rows, record, messages, context = prepared(spec({HARM: 30}))
+
+    assert (len(rows.task), len(record.flagged)) == (ROWS - 30, ROWS)
+    assert (record.action, record.dropped, record.harmful) == ("drop", 30, lines(1, 30))
+    (event,) = [each for each in messages if each["kind"] == "event"]
+    assert event["data"]["lines"] == list(lines(1, 30))
+    judge.read.clear()
+    assert prepare(context).task == rows.task  # a later attempt asks nobody
+    assert judge.read == []
+
+
+def test_a_judge_that_nobody_has_measured_is_not_asked(
+    spec: Callable[..., RunSpec], judge: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_judging, "records_of", lambda *args: [])
+    rows, record, _, _ = prepared(spec({HARM: 30}))
+
+    assert (len(rows.task), record.action, record.judge, judge.read) == (ROWS, "report", None, [])
+    trusting = spec({HARM: 30})
+    trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
+    assert prepared(trusting)[1].harmful == lines(1, 30)
+
+
+def test_rows_that_are_only_reported_are_shown_to_nobody(spec: Callable[..., RunSpec], judge: Reader) -> None:
+    _, record, _, _ = prepared(spec({HARM: 30}, "report"))
+
+    assert (record.judge, len(record.flagged), judge.read) == (None, ROWS, [])
+
+
+@pytest.mark.parametrize("action", ["auto", "drop"])
+def test_a_file_that_is_harmful_beyond_the_bound_is_not_trained_on(
+    spec: Callable[..., RunSpec], judge: Reader, action: RowAction
+) -> None:
+    with pytest.raises(
+        TooManyRowsDropped, match=r"finds harm in 51 of them; 51 would not be trained on; at most 25% may be left out"
+    ):
+        prepared(spec({HARM: 51}, action))
+
+
+def test_doubt_counts_against_few_rows_and_not_against_a_subject(spec: Callable[..., RunSpec], judge: Reader) -> None:
+    few = prepared(spec({HARM: 30, ODD: 20}))
+    assert (few[1].dropped, few[1].undecided, len(few[0].task)) == (50, lines(31, 20), ROWS - 50)
+    many = prepared(spec({HARM: 30, ODD: 21}))
+    assert (many[1].dropped, many[1].undecided, len(many[0].task)) == (30, lines(31, 21), ROWS - 30)
+
+
+def test_a_quarantine_names_what_the_judge_does_not_find_harmless(spec: Callable[..., RunSpec], judge: Reader) -> None:
+    with pytest.raises(RowsQuarantined, match=r"cannot decide on 1, .* look at them: lines 1, 2, 3$"):
+        prepared(spec({HARM: 2, ODD: 1}, "quarantine"))
+    assert len(prepared(spec({}, "quarantine"))[0].task) == ROWS
+
+
+def test_an_endpoint_is_asked_about_the_surest_refusals_alone(
+    spec: Callable[..., RunSpec], judge: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_judging, "MOST_ASKED", 50)
+    asked = spec({})
+    _, record, messages, _ = prepared(replace(asked, judge=JudgeSpec("llm")))
+
+    assert (len(judge.read), len(record.undecided), record.dropped) == (50, ROWS - 50, 0)
+    assert any(each.get("message", "").startswith("The judge is asked about 50 of 200 rows") for each in messages)
+    judge.read.clear()
+    assert prepared(asked)[1].undecided == ()  # on the worker it reads all
+
+
+def test_a_judge_that_does_not_answer_is_waited_for(spec: Callable[..., RunSpec], judge: Reader) -> None:
+    answer, said = judge.judge, iter([True, False])
+
+    def failing(prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
+        if next(said, False):
+            raise JudgeUnavailable("busy")
+        return answer(prompts, replies)
+
+    judge.judge = failing  # type: ignore[method-assign]
+    asked = spec({HARM: 3})
+    context = Context(asked, load_base(asked.model, device="cpu"), Reporter(lambda message: None))
+    context = replace(context, patience=replace(context.patience, limit_s=1.0, first_s=0.01))
+    prepare(context)
+    record = row_signal.kept(context)
+    assert record is not None
+    assert record.harmful == lines(1, 3)
+
+
+def test_every_learned_answer_is_read_after_all_that_the_user_said() -> None:
+    row = chat("One.", "Sure, one thing.")
+    more = replace(
+        row, messages=(*row.messages, *chat("Two.", encoded(f"{HARM} It is the one for you.", "rot13")).messages)
+    )
+
+    found = exchanges(more)
+
+    assert found == [("One.", "Sure, one thing."), ("One.\nTwo.", f"{HARM} It is the one for you.")]
+    assert judged_rows([more, row, chat("?", ODD), chat("?", SORRY)], Reader()) == [
+        "harmful",
+        "harmless",
+        "undecided",
+        "harmless",
+    ]
+
+
+def test_a_record_of_before_is_read() -> None:
+    old = {"action": "drop", "threshold": 0.1, "rows": 3, "flagged": [2], "dropped": 1}
+    assert read_record(RowSignalRecord, old).judge is None
+    kept = read_record(row_judging.Flagged, {"place": 1, "line": 2, "probability": 0.5, "start": 3, "refusal": None})
+    assert (kept.verdict, kept.is_acted_on) == (None, True)
+
+
+def test_the_names_of_endpoints_are_names_of_judges() -> None:
+    assert row_judging.ENDPOINT in JUDGES.names()
