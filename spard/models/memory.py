@@ -40,10 +40,13 @@ class Trained:
 
     @classmethod
     def by(cls, recipe: Recipe) -> Trained:
-        """Return what a recipe trains."""
-        copies = (1 if recipe.uses_pool else 0) + (1 if recipe.ema else 0)
+        """Return what a recipe trains.
+
+        What compares models holds the task's gradient while that of the safe rows is summed over passes: a vector more.
+        """
+        vectors = recipe.uses_pool, recipe.ema is not None, recipe.defense.compares_models
         has_twin = recipe.lora is None and recipe.defense.compares_models
-        return cls(recipe.lora, copies, recipe.quantization, has_twin)
+        return cls(recipe.lora, sum(vectors), recipe.quantization, has_twin)
 
     def targets(self, shape: Shape) -> list[tuple[int, int]]:
         """Return what goes into and comes out of each layer that LoRA adapts, within one decoder layer."""

@@ -154,7 +154,7 @@ def test_the_model_before_training_is_counted_where_all_weights_are_trained() ->
     plain, twin = (Trained.by(Recipe(lora=None, defense=each)) for each in kinds)
     least, more = (need(shape, each, 2048) for each in (plain, twin))
     for count in (1, 8):
-        share = memory.weights(shape, plain) / count
+        share = 2 * memory.weights(shape, plain) / count  # the model, and the task's gradient beside the safe rows'
         assert more.on(count) - least.on(count) == pytest.approx(share / 0.94, rel=1e-6)
     assert fit(shape, twin, load, Gpus(more.alone)).fits
     assert not fit(shape, twin, load, Gpus(least.alone)).fits
