@@ -20,7 +20,7 @@ from spard.research.bench.cells import SELECTION_NAMES, Asked
 from spard.research.bench.estimate import estimate, hours_table
 from spard.research.bench.files import FileSource
 from spard.research.bench.kinds import CELLS, KINDS, Order
-from spard.research.bench.lab import LabSource
+from spard.research.bench.lab import TWO_SIDED, LabSource
 from spard.research.bench.methods import fully
 from spard.research.bench.overhead import Extent
 from spard.research.bench.parts import NAMES, RIVALS
@@ -134,12 +134,17 @@ def _asked(asked: Given, source: Source) -> Asked:
             source.attacks[: None if asked.kind in ("methods", "parts", "curves") else 1],
             (*source.attacks, *source.more_attacks),
         ),
-        pools=_known("pools", asked.pools, source.pools, (*source.pools, *source.more_pools)),
+        pools=_known("pools", asked.pools, _pools(asked.kind, source), (*source.pools, *source.more_pools)),
         seeds=asked.seeds,
         selections=_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
         over=tuple(_over(each) for each in asked.over),
         parts=_known("parts", asked.parts, (), NAMES),
     )
+
+
+def _pools(kind: str, source: Source) -> tuple[str, ...]:
+    """Return the pools that are taken unless others are asked for; the whole has anchors on benign rows."""
+    return (TWO_SIDED,) if kind == "parts" and TWO_SIDED in source.more_pools else source.pools
 
 
 def _with_full(methods: tuple[str, ...], asked: bool) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from spard.research import commands
 from spard.research.adversary.base import Attack
 from spard.research.adversary.registry import all_attacks
 from spard.research.bench.adversary.arenas import open_arena
+from spard.research.bench.adversary.parts import parts_tables, with_parts
 from spard.research.bench.adversary.rounds import Bench, Round, run_rounds
 from spard.research.bench.adversary.scores import MOST, RISE, tables, wins
 from spard.research.bench.adversary.seeds import commitment, hidden_seeds
@@ -74,7 +75,8 @@ def _bench(asked: Asked) -> str:
     spec, attacks = load_spec(asked.recipe, os.environ), _attacks(asked.attacks)
     seeds, told = _seeds(asked)
     provider = tuple(map(_setting, asked.provider))
-    arms = {name: _arm(name, spec) for name in asked.methods or DEFAULT_METHODS}
+    methods, questions = with_parts(asked.methods or DEFAULT_METHODS, asked.parts, provider)
+    arms = {name: _arm(name, spec) for name in methods}
     arena = open_arena(asked.recipe, spec, asked.labs or asked.out / "labs")
     bench = Bench(
         arena,
@@ -87,7 +89,7 @@ def _bench(asked: Asked) -> str:
         provider,
     )
     rounds = list(run_rounds(bench))
-    shown = tables(rounds, attacks)
+    shown = tables(rounds, attacks) | parts_tables(rounds, questions)
     title = f"spard bench adversary: {asked.recipe}"
     write_result(asked.out, _result(asked, bench, told, rounds), key)
     text = results_md(title, _facts(bench, told), shown)

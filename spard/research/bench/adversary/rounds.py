@@ -18,6 +18,7 @@ from spard.research.adversary.base import Attack, Campaign
 from spard.research.bench.adversary.asking import Answers, ask_model, ask_task
 from spard.research.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
 from spard.research.bench.measure import training_file
+from spard.research.bench.methods import row_action
 from spard.research.bench.source import digest_of
 from spard.research.bench.store import read_run, write_run
 
@@ -122,9 +123,13 @@ def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
 
 
 def _provider_of(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[str, str], ...]:
-    """Return the provider's settings; a customer's undefended run leaves no row out, whatever the row signal does."""
+    """Return the provider's settings, and over them what the arm's name says of flagged rows.
+
+    A customer's undefended run leaves no row out, whatever the row signal does.
+    """
     is_bare = campaign.customer is not None and method == PLAIN
-    return (*bench.provider, *([("row_signal.action", "off")] if is_bare else []))
+    action = "off" if is_bare else row_action(method)
+    return (*bench.provider, *([("row_signal.action", action)] if action else []))
 
 
 def from_json(raw: Mapping[str, Any]) -> Round:
