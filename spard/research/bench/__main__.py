@@ -16,7 +16,8 @@ from spard.commands.front import alone
 from spard.errors import InvalidRecipe, SpardError
 from spard.research import commands
 from spard.research.bench.bench import Workplace
-from spard.research.bench.cells import SELECTION_NAMES, Asked
+from spard.research.bench.cells import SELECTION_NAMES, Asked, Cell
+from spard.research.bench.curves import curve_cells
 from spard.research.bench.estimate import estimate, hours_table
 from spard.research.bench.files import FileSource
 from spard.research.bench.kinds import CELLS, KINDS, Order
@@ -94,18 +95,31 @@ def _bench(asked: Given, source: Source) -> None:
 
 def _estimated(asked: Given, source: Source, table: Asked) -> str:
     """Return the hours of the table, and of the trials that choose its learning rates."""
-    if asked.kind not in CELLS:
-        raise InvalidRecipe(f"--estimate: for {', '.join(CELLS)}; {asked.kind} takes a few trainings at most", "kind")
-    cells = [at_rate(cell, 1.0) for cell in CELLS[asked.kind](source, table, asked.levels)]
-    parts = {asked.kind: (asked.split, cells)}
-    if asked.learning_rates == "best":
+    parts = {asked.kind: (asked.split, _cells(asked, source, table))}
+    if asked.learning_rates == "best" and asked.kind != "curves":
         seeds = asked.tune_seeds or tune_seeds(table.seeds)
         parts["learning rates"] = ("dev", trial_cells(source, replace(table, seeds=seeds), asked.rates))
-    lines = [f"Hours on {machine()}; the rule stands in docs/bench.md."]
+    lines = [f"An estimate of the hours on {machine()}; the rule stands in docs/bench.md."]
+    if asked.kind == "curves" and asked.extend:
+        n, more = len(asked.rates), 2 * asked.extend
+        lines += [
+            "",
+            f"Up to {more} rates may be added to these {n}: at most {(n + more) / n:.2g} times the trainings.",
+        ]
     for heading, (split, cells) in parts.items():
         head, rows = hours_table(estimate(Workplace(source, asked.out, split), cells))
         lines += ["", f"## {heading}, {split} split", "", *markdown(head, rows)]
     return "\n".join([*lines, ""])
+
+
+def _cells(asked: Given, source: Source, table: Asked) -> list[Cell]:
+    """Return the runs of a table whose hours are asked for, at the default learning rates or at those of the curves."""
+    if asked.kind == "curves":
+        return curve_cells(source, table, asked.rates)
+    if asked.kind not in CELLS:
+        kinds = ", ".join([*CELLS, "curves"])
+        raise InvalidRecipe(f"--estimate: for {kinds}; {asked.kind} takes a few trainings at most", "kind")
+    return [at_rate(cell, 1.0) for cell in CELLS[asked.kind](source, table, asked.levels)]
 
 
 def _rates(asked: Given, source: Source, table: Asked) -> dict[str, float]:
