@@ -16,7 +16,7 @@ from spard.models.base import folder_digest
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import Asked, base_cell, method_cells, selection_cells, sweep_cells, training_rows
 from spard.research.bench.lab import LabSource
-from spard.research.bench.measure import Measurement, _run_spec, key_of
+from spard.research.bench.measure import Measurement, key_of
 from spard.research.bench.methods import changed, has_setting, method_recipe
 from spard.research.bench.paired import methods_table, paired_table
 from spard.research.bench.report import Summary, figures, results_csv, results_md, summaries, summarize, tables_of
@@ -285,25 +285,3 @@ def test_a_share_s_interval_ends_where_shares_end() -> None:
 
     assert (found["asr"].low, found["garbage"].low) == (0.0, 0.0)
     assert found["train_seconds"].low == 5.0
-
-
-def test_a_method_s_row_signal_is_its_run_s_and_has_a_key_and_a_pool_of_its_own(
-    source: LabSource, inputs: Inputs, tmp_path: Path
-) -> None:
-    asked = replace(ASKED, methods=("none", "none+no_row_signal", "none+row_signal"))
-    _, plain, off, on = method_cells(source, asked)
-
-    runs = [_run_spec(cell, inputs, source.judge, tmp_path) for cell in (plain, off, on)]
-
-    assert [each.row_signal.action for each in runs] == ["off", "off", "auto"]
-    assert [each.pool is None for each in runs] == [True, True, False]
-    keys = [key_of(cell, inputs, source.judge) for cell in (plain, off, on)]
-    assert keys[0] == keys[1] != keys[2]
-    assert plain.recipe == on.recipe
-
-
-def test_rows_that_the_base_model_would_refuse_are_dropped_in_a_bench_too(source: LabSource, tmp_path: Path) -> None:
-    cells = method_cells(source, replace(ASKED, methods=("none+row_signal",)))
-    (found,) = run_cells(Workplace(source, tmp_path, "dev"), cells[1:])
-    assert found.results
-    assert (found.method, found.pool, found.safe_rows) == ("none+row_signal", "full", None)
