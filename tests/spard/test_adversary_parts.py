@@ -16,7 +16,7 @@ from spard.research.bench.__main__ import main
 from spard.research.bench.adversary.asking import Answers
 from spard.research.bench.adversary.campaign import with_settings
 from spard.research.bench.adversary.parts import parts_tables, with_parts
-from spard.research.bench.adversary.rounds import Bench, Round, _provider_of
+from spard.research.bench.adversary.rounds import Bench, Round, provider_of
 from spard.research.bench.parts import BARE, PARTS_HEADING, SIGNAL, methods_of
 
 
@@ -57,12 +57,12 @@ def test_an_arm_s_row_signal_is_over_the_provider_s(tmp_path: Path) -> None:
     spec = RunSpec("m", tmp_path / "rows.jsonl", recipe=Recipe(defense=NoDefense()))
 
     def action(method: str) -> str:
-        found = with_settings(spec, _provider_of(bench, Campaign(()), method)).row_signal
+        found = with_settings(spec, provider_of(bench, Campaign(()), method)).row_signal
         assert found.max_dropped == 0.5
         return found.action
 
     assert [action(each) for each in ("none", "none+row_signal", "spard+no_row_signal")] == ["report", "auto", "off"]
-    assert replace(bench, provider=()).provider == _provider_of(replace(bench, provider=()), Campaign(()), "none")
+    assert replace(bench, provider=()).provider == provider_of(replace(bench, provider=()), Campaign(()), "none")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@
 `scores`    the tables: who wins, what is released
 `customers` what each honest customer pays, beside the undefended run
 `signing`   a result that says who measured it
+`strangers` whose code it was measured with
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from spard.research.bench.adversary.rounds import Bench, Round, run_rounds
 from spard.research.bench.adversary.scores import MOST, RISE, tables, wins
 from spard.research.bench.adversary.seeds import commitment, hidden_seeds
 from spard.research.bench.adversary.signing import read_result, write_result
+from spard.research.bench.adversary.strangers import code_told, strangers_of, to_json
 from spard.research.bench.methods import METHODS, method_recipe
 from spard.research.bench.page import page
 from spard.research.bench.report import machine, results_md
@@ -133,6 +134,7 @@ def _result(asked: Asked, bench: Bench, told: dict[str, Any], rounds: Sequence[R
         "format": FORMAT,
         "recipe": asked.recipe,
         "code": code_version(),
+        "strangers": to_json(strangers_of(bench.arms.values(), bench.attacks, bench.judge)),
         "machine": machine(),
         "seeds": told | {"seeds": list(bench.seeds)},
         "prompts": bench.prompts,
@@ -160,7 +162,8 @@ def _verified(asked: Asked) -> str:
     found, key_id = read_result(asked.verify, read_public(asked.public_key) if asked.public_key else None)
     won = sum(each["attack_wins"] for each in found["rounds"])
     known = "the key given" if asked.public_key else "the key that came along; who holds it is not proved"
-    return f"signed with {key_id}, {known}\n{found['format']}, {len(found['rounds'])} rounds, attacks win {won}\n"
+    lines = [f"signed with {key_id}, {known}", f"{found['format']}, {len(found['rounds'])} rounds, attacks win {won}"]
+    return "\n".join([*lines, *code_told(found), ""])
 
 
 def _setting(text: str) -> tuple[str, str]:
