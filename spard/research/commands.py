@@ -146,12 +146,15 @@ def adversary(
         Path | None, typer.Option(metavar="DIR", help="Only check the signed result in this folder.")
     ] = None,
     public_key: Annotated[
-        Path | None, typer.Option(metavar="PUB.pem", help="--verify: whose signature it has to be.")
+        Path | None, typer.Option(metavar="PUB.pem", help="--verify, --join: whose signature it has to be.")
+    ] = None,
+    join: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Only join the results of these folders; repeat it.")
     ] = None,
     is_list: Annotated[bool, typer.Option("--list", help="Only list the attacks.")] = False,
 ) -> None:
     """Run whole attacks against whole jobs, on seeds that nobody tuned on."""
-    asked = {**locals(), "list": is_list, "provider": provider or []}
+    asked = {**locals(), "list": is_list, "provider": provider or [], "join": join or []}
     for name, of in {"methods": str, "parts": str, "attacks": str, "seeds": int}.items():
         asked[name] = listed(asked[name], of, f"--{name}")
     do("bench adversary", "spard.research.bench.adversary.__main__", "bench", asked)
