@@ -151,6 +151,7 @@ def adversary(
     join: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Only join the results of these folders; repeat it.")
     ] = None,
+    estimate: Estimate = False,
     is_list: Annotated[bool, typer.Option("--list", help="Only list the attacks.")] = False,
 ) -> None:
     """Run whole attacks against whole jobs, on seeds that nobody tuned on."""

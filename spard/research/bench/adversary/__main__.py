@@ -28,6 +28,7 @@ from spard.research import commands
 from spard.research.adversary.base import Attack
 from spard.research.adversary.registry import all_attacks
 from spard.research.bench.adversary.arenas import open_arena
+from spard.research.bench.adversary.hours import hours_of, hours_table
 from spard.research.bench.adversary.joined import joined_facts, joined_tables, machines, read_parts
 from spard.research.bench.adversary.parts import parts_tables, with_parts
 from spard.research.bench.adversary.rounds import Bench, Round, run_rounds
@@ -37,7 +38,7 @@ from spard.research.bench.adversary.signing import read_result, write_result
 from spard.research.bench.adversary.strangers import code_told, strangers_of, to_json
 from spard.research.bench.methods import METHODS, method_recipe
 from spard.research.bench.page import page
-from spard.research.bench.report import machine, results_md
+from spard.research.bench.report import machine, markdown, results_md
 from spard.research.bench.spec import BenchSpec, load_spec
 from spard.research.bench.store import write_aside
 
@@ -94,6 +95,8 @@ def _bench(asked: Asked) -> str:
         asked.out,
         provider,
     )
+    if asked.estimate:
+        return _estimated(bench)
     rounds = list(run_rounds(bench))
     shown = tables(rounds, attacks) | parts_tables(rounds, questions)
     title = f"spard bench adversary: {asked.recipe}"
@@ -114,6 +117,11 @@ def _joined(asked: Asked) -> str:
     write_aside(asked.out / "results.md", text)
     write_aside(asked.out / "index.html", page(title, facts, {}, shown, machines(parts)))
     return text
+
+
+def _estimated(bench: Bench) -> str:
+    head, rows = hours_table(hours_of(bench))
+    return "\n".join([f"An estimate on {machine()}; the rule stands in docs/bench.md.", "", *markdown(head, rows), ""])
 
 
 def _attacks(names: Sequence[str]) -> dict[str, Attack]:
