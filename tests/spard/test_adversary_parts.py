@@ -14,7 +14,7 @@ from spard.research.adversary.base import Campaign
 from spard.research.adversary.lab import LabArena
 from spard.research.bench.__main__ import main
 from spard.research.bench.adversary.asking import Answers
-from spard.research.bench.adversary.campaign import with_settings
+from spard.research.bench.adversary.campaign import Ending, with_settings
 from spard.research.bench.adversary.parts import parts_tables, with_parts
 from spard.research.bench.adversary.rounds import Bench, Round, provider_of
 from spard.research.bench.parts import BARE, PARTS_HEADING, SIGNAL, methods_of
@@ -37,10 +37,11 @@ def test_the_word_parts_stands_for_the_arms_beside_others() -> None:
 def test_the_arms_of_parts_are_scored_whatever_the_gate_did_with_them() -> None:
     _, questions = with_parts(("parts",), (SIGNAL,), ())
     on = next(each.first for each in questions if each.how == "added alone")
+    arms: tuple[tuple[str, Ending, float], ...] = ((BARE, "stopped", 0.9), (on, "released", 0.0))
     rounds = [
         Round("plain", method, seed, ending, 1, answers=answered(harm, seed))
         for seed in (1, 2)
-        for method, ending, harm in ((BARE, "stopped", 0.9), (on, "released", 0.0))
+        for method, ending, harm in arms
     ]
 
     head, rows = parts_tables([*rounds, Round("tools", on, 1, "not possible")], questions)[PARTS_HEADING]
