@@ -43,7 +43,7 @@ Results = Annotated[Path, typer.Option(metavar="DIR", help="Results; runs done t
 Arms = Annotated[str, typer.Option(metavar="none,spard+tau=0.2,...", help="Arms of the table.")]
 Attacks = Annotated[str, typer.Option(metavar="NAME,...", help="methods: the recipe's; else the first.")]
 Full = Annotated[bool, typer.Option("--full", help="Each method also with all weights trained, as NAME_full.")]
-Pools = Annotated[str, typer.Option(metavar="NAME,...", help="All; methods takes the first.")]
+Pools = Annotated[str, typer.Option(metavar="NAME,...", help="All; methods: the first; parts: of a lab two_sided.")]
 Parts = Annotated[str, typer.Option(metavar="NAME,...", help="parts: which of them.")]
 Over = Annotated[
     list[str] | None,
@@ -122,7 +122,10 @@ for _kind, _help in KINDS.items():
 def adversary(
     recipe: Annotated[str | None, typer.Option(metavar="NAME", help="A lab whose truth is known.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Results; rounds done there stay done.")] = None,
-    methods: Annotated[str, typer.Option(metavar="none,spard,...", help="Arms; yours by its name.")] = "",
+    methods: Annotated[
+        str, typer.Option(metavar="none,spard,...", help="Arms; yours by name; parts: the table's.")
+    ] = "",
+    parts: Annotated[str, typer.Option(metavar="NAME,...", help="--methods parts: which of them.")] = "",
     attacks: Annotated[str, typer.Option(metavar="NAME,...", help="All, if left out; see --list.")] = "",
     seeds: Annotated[str, typer.Option(metavar="11,12", help="Open seeds, for development.")] = "",
     hidden: Annotated[str | None, typer.Option(metavar="COMMIT", help="Derive the seeds from this text.")] = None,
@@ -143,13 +146,17 @@ def adversary(
         Path | None, typer.Option(metavar="DIR", help="Only check the signed result in this folder.")
     ] = None,
     public_key: Annotated[
-        Path | None, typer.Option(metavar="PUB.pem", help="--verify: whose signature it has to be.")
+        Path | None, typer.Option(metavar="PUB.pem", help="--verify, --join: whose signature it has to be.")
     ] = None,
+    join: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Only join the results of these folders; repeat it.")
+    ] = None,
+    estimate: Estimate = False,
     is_list: Annotated[bool, typer.Option("--list", help="Only list the attacks.")] = False,
 ) -> None:
     """Run whole attacks against whole jobs, on seeds that nobody tuned on."""
-    asked = {**locals(), "list": is_list, "provider": provider or []}
-    for name, of in {"methods": str, "attacks": str, "seeds": int}.items():
+    asked = {**locals(), "list": is_list, "provider": provider or [], "join": join or []}
+    for name, of in {"methods": str, "parts": str, "attacks": str, "seeds": int}.items():
         asked[name] = listed(asked[name], of, f"--{name}")
     do("bench adversary", "spard.research.bench.adversary.__main__", "bench", asked)
 

@@ -259,7 +259,7 @@ def test_a_job_of_preference_pairs_is_trained_by_dpo(arena: LabArena, tmp_path: 
     ground = arena.ground(1)
     service = Service(ground, Recipe(defense=NoDefense()), JudgeSpec(), tmp_path, Memory())
     methods = {
-        name: [service._spec(job, None).recipe.dpo for job in ATTACKS[name].build(ground.material, 1).jobs]
+        name: [service.spec(job, None).recipe.dpo for job in ATTACKS[name].build(ground.material, 1).jobs]
         for name in ("inverted_preferences", "plain")
     }
     assert methods == {"inverted_preferences": [Dpo()], "plain": [None]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,4 +131,39 @@ def test_kinds_without_a_training_for_each_row_are_refused(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["map", "--recipe", str(recipe), "--out", str(tmp_path), "--estimate"]) == 1
-    assert "for methods, selection, sweep, similarity" in capsys.readouterr().err
+    assert "for methods, parts, selection, sweep, similarity, curves;" in capsys.readouterr().err
+
+
+def test_the_rates_of_curves_are_counted_and_that_they_may_grow(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = ["curves", "--recipe", str(recipe), "--device", "cpu", "--methods", "none", "--seeds", "1"]
+    bench += ["--out", str(tmp_path / "out"), "--rates", "0.5,1,2", "--extend", "1"]
+
+    assert main([*bench, "--estimate"]) == 0
+
+    text = capsys.readouterr().out
+    assert "| none | 3 | 0 | 108 |" in text
+    assert "Up to 2 rates may be added to these 3: at most 1.7 times the trainings." in text
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_the_arms_of_the_parts_are_counted_with_the_row_signal(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seconds in (("step", 5.0), ("embed", 0.5), ("reply", 2.0), ("signal", 7.0)):
+        monkeypatch.setattr(Clock, name, lambda *_, seconds=seconds: seconds)
+    bench = ["parts", "--recipe", str(recipe), "--device", "cpu", "--parts", "row-signal", "--seeds", "1"]
+
+    assert main([*bench, "--out", str(tmp_path / "out"), "--estimate"]) == 0
+
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    hours = {row[0].removeprefix("| "): float(row[6]) for row in rows[2:]}
+    alone = hours["none+anchor_weight=0+row_signal"]
+    assert alone == pytest.approx(hours["none"] + (7 + (24 + 9) * 0.5) / 3600, abs=0.011)
+    assert len(hours) == 1 + 4 + 1  # the base model, the arms, the sum
+
+
+def test_the_row_signal_s_set_up_is_timed(place: Workplace) -> None:
+    found = by_method(estimate(place, method_cells(place.source, replace(ASKED, methods=("none+row_signal",)))))
+    assert found["none+row_signal"].train_h > 0

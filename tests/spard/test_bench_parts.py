@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +10,24 @@ from spard.config import Recipe, Spard
 from spard.errors import InvalidRecipe
 from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.research.bench.__main__ import _pools
 from spard.research.bench.differences import compare, seeds_interval
+from spard.research.bench.lab import LabSource
 from spard.research.bench.measure import Measurement
-from spard.research.bench.methods import method_recipe
-from spard.research.bench.parts import BARE, NAMES, WHOLE, arm, comparisons, methods_of, parts_table
+from spard.research.bench.methods import method_recipe, row_action
+from spard.research.bench.parts import (
+    BARE,
+    NAMES,
+    SIGNAL,
+    TRAINING,
+    WHOLE,
+    arm,
+    comparisons,
+    methods_of,
+    parts_table,
+)
 from spard.research.bench.report import means_table, summaries
+from spard.research.bench.spec import LabSpec
 
 SUITES: dict[str, SuiteKind] = {"attacked": "harmful", "how-to": "benign", "utility": "utility"}
 
@@ -41,23 +55,26 @@ def test_the_whole_is_what_the_default_does_but_names_every_setting() -> None:
     assert whole.defense.every == default.defense.every
     assert replace(whole, defense=default.defense) == default
     assert replace(whole.defense, check_every="auto", anchor_weight="auto") == default.defense
+    assert row_action(arm(WHOLE)) == "auto"  # as a new deployment's policy says
+    assert (row_action(arm(TRAINING)), row_action(BARE)) == ("off", None)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_part_that_is_left_out_is_all_that_changes(name: str) -> None:
     questions = [each for each in comparisons((name,)) if "whole" in each.how]
-    assert len(questions) == 1
-    recipes = [method_recipe(each, Recipe(), {}) for each in (questions[0].first, questions[0].second)]
-    assert recipes[0] != recipes[1]
-    if name != "projection":
-        assert recipes[0].defense.type == recipes[1].defense.type == "spard"
+    assert len(questions) == (1 if name == SIGNAL else 2)
+    for asked in questions:
+        first, second = (method_recipe(each, Recipe(), {}) for each in (asked.first, asked.second))
+        actions = row_action(asked.first), row_action(asked.second)
+        assert (first != second, len({*actions})) == ((False, 2) if name == SIGNAL else (True, 1))
+        assert name == "projection" or first.defense.type == second.defense.type == "spard"
 
 
 def test_every_arm_is_a_method_and_none_is_run_twice() -> None:
     methods = methods_of(comparisons())
-    recipes = [method_recipe(method, Recipe(), {}) for method in methods]
+    runs = [(method_recipe(method, Recipe(), {}), row_action(method) or "off") for method in methods]
     assert methods[0] == BARE
-    assert len({repr(each) for each in recipes}) == len(methods)
+    assert len({repr(each) for each in runs}) == len(methods)
 
 
 def test_the_table_says_what_a_part_is_worth_and_what_is_not_shown() -> None:
@@ -126,3 +143,16 @@ def test_zeros_on_every_seed_are_bounded_by_the_rule_of_three() -> None:
 def test_a_baseline_gets_the_same_anchor_in_one_word() -> None:
     names = ("safeinstr+anchor", "lisa+anchor", "spard+anchor")
     assert len({method_recipe(name, Recipe(), {}).effective_anchor for name in names}) == 1
+
+
+def test_the_bound_of_the_anchor_and_the_row_signal_are_parts() -> None:
+    asked = {(each.part, each.how) for each in comparisons()}
+    for name, alone in (("anchor-bound", "added alone to the anchor"), ("row-signal", "added alone")):
+        assert {(name, "left out of the whole"), (name, alone)} <= asked
+    assert ("dressed-safe-anchor", "left out of the whole, no row dropped") in asked
+
+
+def test_a_lab_s_table_of_parts_takes_the_pool_with_a_benign_side() -> None:
+    source = LabSource(LabSpec(), Path("labs"))
+    assert _pools("parts", source) == ("two_sided",)
+    assert _pools("methods", source) == ("full",)

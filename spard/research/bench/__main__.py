@@ -16,11 +16,12 @@ from spard.commands.front import alone
 from spard.errors import InvalidRecipe, SpardError
 from spard.research import commands
 from spard.research.bench.bench import Workplace
-from spard.research.bench.cells import SELECTION_NAMES, Asked
+from spard.research.bench.cells import SELECTION_NAMES, Asked, Cell
+from spard.research.bench.curves import curve_cells
 from spard.research.bench.estimate import estimate, hours_table
 from spard.research.bench.files import FileSource
 from spard.research.bench.kinds import CELLS, KINDS, Order
-from spard.research.bench.lab import LabSource
+from spard.research.bench.lab import TWO_SIDED, LabSource
 from spard.research.bench.methods import fully
 from spard.research.bench.overhead import Extent
 from spard.research.bench.parts import NAMES, RIVALS
@@ -94,18 +95,31 @@ def _bench(asked: Given, source: Source) -> None:
 
 def _estimated(asked: Given, source: Source, table: Asked) -> str:
     """Return the hours of the table, and of the trials that choose its learning rates."""
-    if asked.kind not in CELLS:
-        raise InvalidRecipe(f"--estimate: for {', '.join(CELLS)}; {asked.kind} takes a few trainings at most", "kind")
-    cells = [at_rate(cell, 1.0) for cell in CELLS[asked.kind](source, table, asked.levels)]
-    parts = {asked.kind: (asked.split, cells)}
-    if asked.learning_rates == "best":
+    parts = {asked.kind: (asked.split, _cells(asked, source, table))}
+    if asked.learning_rates == "best" and asked.kind != "curves":
         seeds = asked.tune_seeds or tune_seeds(table.seeds)
         parts["learning rates"] = ("dev", trial_cells(source, replace(table, seeds=seeds), asked.rates))
-    lines = [f"Hours on {machine()}; the rule stands in docs/bench.md."]
+    lines = [f"An estimate of the hours on {machine()}; the rule stands in docs/bench.md."]
+    if asked.kind == "curves" and asked.extend:
+        n, more = len(asked.rates), 2 * asked.extend
+        lines += [
+            "",
+            f"Up to {more} rates may be added to these {n}: at most {(n + more) / n:.2g} times the trainings.",
+        ]
     for heading, (split, cells) in parts.items():
         head, rows = hours_table(estimate(Workplace(source, asked.out, split), cells))
         lines += ["", f"## {heading}, {split} split", "", *markdown(head, rows)]
     return "\n".join([*lines, ""])
+
+
+def _cells(asked: Given, source: Source, table: Asked) -> list[Cell]:
+    """Return the runs of a table whose hours are asked for, at the default learning rates or at those of the curves."""
+    if asked.kind == "curves":
+        return curve_cells(source, table, asked.rates)
+    if asked.kind not in CELLS:
+        kinds = ", ".join([*CELLS, "curves"])
+        raise InvalidRecipe(f"--estimate: for {kinds}; {asked.kind} takes a few trainings at most", "kind")
+    return [at_rate(cell, 1.0) for cell in CELLS[asked.kind](source, table, asked.levels)]
 
 
 def _rates(asked: Given, source: Source, table: Asked) -> dict[str, float]:
@@ -134,12 +148,17 @@ def _asked(asked: Given, source: Source) -> Asked:
             source.attacks[: None if asked.kind in ("methods", "parts", "curves") else 1],
             (*source.attacks, *source.more_attacks),
         ),
-        pools=_known("pools", asked.pools, source.pools, (*source.pools, *source.more_pools)),
+        pools=_known("pools", asked.pools, _pools(asked.kind, source), (*source.pools, *source.more_pools)),
         seeds=asked.seeds,
         selections=_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
         over=tuple(_over(each) for each in asked.over),
         parts=_known("parts", asked.parts, (), NAMES),
     )
+
+
+def _pools(kind: str, source: Source) -> tuple[str, ...]:
+    """Return the pools that are taken unless others are asked for; the whole has anchors on benign rows."""
+    return (TWO_SIDED,) if kind == "parts" and TWO_SIDED in source.more_pools else source.pools
 
 
 def _with_full(methods: tuple[str, ...], asked: bool) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spard.errors import InvalidRecipe, NonFiniteLoss
+from spard.errors import InvalidRecipe, InvertedPool, NonFiniteLoss
 from spard.research.bench.cells import Cell
 from spard.research.bench.measure import Measurement, from_json, key_of, measure, names_of
 from spard.research.bench.report import figures, machine
@@ -42,11 +42,14 @@ class Workplace:
         return replace(from_json(found), **names_of(cell, inputs)) if found else None
 
     def do(self, cell: Cell) -> Measurement:
-        """Take a measurement and keep it; a training that diverged has no results, and no table stops for it."""
+        """Take a measurement and keep it.
+
+        A training that diverged, or that its row signal ended, has no results, and no table stops for it.
+        """
         inputs = self.inputs(cell.seed)
         try:
             found, beside = measure(cell, inputs, self.source.judge, self.folder)
-        except NonFiniteLoss as error:
+        except (InvertedPool, NonFiniteLoss) as error:
             log.warning("%s: %s", _name(cell), error.message)
             found, beside = Measurement(**names_of(cell, inputs), results=()), {"error": error.message}
         facts: dict[str, Any] = {"split": self.split, "model": inputs.model, "machine": machine()}

@@ -9,16 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spard.research.bench.bench import Workplace, run_cells
-from spard.research.bench.cells import BASE, Asked, method_cells
+from spard.research.bench.cells import BASE, Asked, Cell, method_cells
 from spard.research.bench.measure import Measurement
 from spard.research.bench.report import Table, spread, summaries
-from spard.research.bench.tune import OnFound, over_rates, trials_of
+from spard.research.bench.source import Source
+from spard.research.bench.tune import OnFound, at_rate, over_rates, trials_of
 
 HEADING = (
     "Every method at every learning rate, times the default; mean over the seeds +- standard deviation [95 % interval "
     "of the mean]"
 )
 SHOWN = ("asr", "over_refusal", "accuracy")
+
+
+def curve_cells(source: Source, asked: Asked, multiples: Sequence[float]) -> list[Cell]:
+    """Return the runs before any rate is added: the base models, and every method at every rate."""
+    cells = method_cells(source, asked)
+    trained = [at_rate(cell, multiple) for cell in cells if cell.method != BASE for multiple in multiples]
+    return [cell for cell in cells if cell.method == BASE] + trained
 
 
 def run_curves(

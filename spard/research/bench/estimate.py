@@ -4,10 +4,12 @@ The rule. Every kind of training in the table, a method at a batch size, takes o
 that do, on the first rows of its own file; a multiple of four, since defenses look at the safe loss now and then. The
 base model answers the first prompts of each suite at the run's limit of new tokens. Then a run takes
 
-    load + embed * (rows + pool) + step * steps + the sum over suites of reply * prompts
+    load + embed * (rows + pool) + signal + step * steps + the sum over suites of reply * prompts
 
 seconds: `load` loads the model, `embed` is one row's way through it (for methods that select safe rows), `step` the
-mean of the steps above, `reply` one prompt's share of its batch. The base model's own run is loading and replies.
+mean of the steps above, `reply` one prompt's share of its batch. `signal` is for methods with the row signal: what
+that takes on the few rows of the steps above, and `embed` once more for every row. The base model's own run is loading
+and replies.
 What was measured before counts nothing, and one audit of the base model counts once.
 
 Not in it: a judge that is slower than the model, a lab that is not made yet, replies that training makes longer, and
@@ -20,6 +22,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -70,6 +73,7 @@ class Clock:
     load_s: float
     place: Workplace
     _embed_s: float | None = None
+    _signal_s: float | None = None
     _steps: dict[tuple[str, int], float] = field(default_factory=dict)
     _replies: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -79,6 +83,17 @@ class Clock:
             texts = [row["prompt"] for _, row in islice(numbered_rows(file_chunks(_pool(cell, inputs))), EMBEDDED)]
             self._embed_s = _timed(lambda: embed(self.base, texts)) / len(texts)
         return self._embed_s
+
+    def signal(self, cell: Cell, inputs: Inputs) -> float:
+        """Return what the row signal adds to the set-up for a few rows: mostly the base model's own refusals."""
+        if self._signal_s is None:
+            short, few = _shortened(cell, inputs, self.place.folder)
+            took = [
+                _timed(partial(prepare, self.base, each, few, self.place.source.judge, self.place.folder))
+                for each in (short, replace(short, row_action="off"))
+            ]
+            self._signal_s = max(0.0, took[0] - took[1])
+        return self._signal_s
 
     def step(self, cell: Cell, inputs: Inputs) -> float:
         """Return the mean seconds of a step of the cell's method at its batch size."""
@@ -152,7 +167,10 @@ def add_run(hours: Hours, clock: Clock, cell: Cell, inputs: Inputs) -> None:
         train_s += steps * hours.step_s
         if cell.pool:
             pool = sum(1 for _ in numbered_rows(file_chunks(_pool(cell, inputs))))
-            train_s += clock.embed(cell, inputs) * (rows + pool)
+            passes = cell.recipe.uses_pool + (cell.row_action != "off")
+            train_s += clock.embed(cell, inputs) * (rows + pool) * passes
+        if cell.row_action != "off":
+            train_s += clock.signal(cell, inputs)
     for suite in inputs.attacks[cell.attack].suites:
         asked = min(len(suite.prompts), cell.recipe.audit.max_prompts)
         hours.prompts += asked

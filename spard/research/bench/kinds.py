@@ -85,12 +85,17 @@ def methods(order: Order) -> str:
 def parts(order: Order) -> str:
     """Say what each part of the defense is worth; methods that were named run beside its arms."""
     questions = comparisons(order.asked.parts)
-    named = tuple(dict.fromkeys([*methods_of(questions), *order.asked.methods]))
     place = Workplace(order.source, order.folder, order.split)
-    cells = method_cells(order.source, replace(order.asked, methods=named))
+    cells = parts_cells(order.source, order.asked)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
     tables = {PARTS_HEADING: parts_table(found, questions), "The two methods of each question": arms_table(questions)}
     return _finish(order, found, tables | tables_of(found), figures.of_methods(found), {})
+
+
+def parts_cells(source: Source, asked: Asked) -> list[Cell]:
+    """Return the runs of the table of parts: its arms, and the methods that were named."""
+    arms = methods_of(comparisons(asked.parts))
+    return method_cells(source, replace(asked, methods=tuple(dict.fromkeys([*arms, *asked.methods]))))
 
 
 def curves(order: Order) -> str:
@@ -178,6 +183,7 @@ KINDS: dict[str, Callable[[Order], str]] = {
 
 CELLS: dict[str, Callable[[Source, Asked, int], list[Cell]]] = {  # of kinds that train a model for each cell
     "methods": lambda source, asked, levels: method_cells(source, asked),
+    "parts": lambda source, asked, levels: parts_cells(source, asked),
     "selection": lambda source, asked, levels: selection_cells(source, asked),
     "sweep": lambda source, asked, levels: sweep_cells(source, asked),
     "similarity": level_cells,

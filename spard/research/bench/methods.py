@@ -2,7 +2,8 @@
 
 A method is a name of `METHODS`, or that with changes: `spard+tau=0.2+delta=0.1`, `spard+ema=0.99`, `none+full`. A
 change names a setting by its path in the recipe, by a short name of `SETTINGS`, or a setting of the defense; one of
-`SHORT` stands for several changes.
+`SHORT` stands for several changes. One of `ROW_ACTIONS` changes the run around the recipe: what becomes of rows that
+the base model would refuse.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from spard.config import PLAIN, Defense, Recipe, Selection, defenses
+from spard.config import PLAIN, Defense, Recipe, RowAction, Selection, defenses
 from spard.config.defenses.spard import ANCHOR_WEIGHT
 from spard.config.run_spec import parse, to_mapping
 from spard.errors import InvalidRecipe
@@ -34,6 +35,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "no_benign_anchor": ("anchors.dressed_benign=0",),
     "dressed_anchor": ("anchors.dressed_safe=1", "anchors.dressed_safe_weight=0.2"),
     "no_dressed_anchor": ("anchors.dressed_safe=0",),
+    "bounded_anchor": ("anchors.max_gradient_ratio=0.5",),
+    "unbounded_anchor": ("anchors.max_gradient_ratio=null",),
     "augmented": ('augment=["affixes","templates","deep","encodings"]',),
     "dressed": ('augment=["affixes","templates"]',),
     "undressed": ("augment=[]",),
@@ -42,6 +45,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "dpo": ('dpo={"beta":"auto"}',),  # on attacks whose rows are preference pairs
     "anchor": (f"anchor_weight={ANCHOR_WEIGHT:g}",),  # the default's, for any method
 }
+ROW_ACTIONS: dict[str, RowAction] = {"row_signal": "auto", "no_row_signal": "off"}  # "auto" is a new deployment's
 SETTINGS = {
     "ratio": "selection.ratio",
     "beta": "selection.beta",
@@ -52,8 +56,11 @@ SETTINGS = {
 
 
 def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) -> Recipe:
-    """Return the recipe with a method in it; `defenses` are names with settings of their own."""
-    name, *changes = method.split("+")
+    """Return the recipe with a method in it; `defenses` are names with settings of their own.
+
+    Words of `ROW_ACTIONS` change nothing here: see `row_action`.
+    """
+    name, *changes = (each for each in method.split("+") if each not in ROW_ACTIONS)
     if name.endswith("_full"):
         name, changes = name.removesuffix("_full"), ["full", *changes]
     known = METHODS | dict(defenses)
@@ -68,6 +75,12 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
     if recipe.anchors != common and not recipe.effective_anchor:
         raise InvalidRecipe(f"{method}: there is no anchor; add anchor_weight=10", "methods")
     return recipe
+
+
+def row_action(method: str) -> RowAction | None:
+    """Return what a method does with rows that the base model would refuse; None if its name does not say."""
+    said = [ROW_ACTIONS[each] for each in method.split("+") if each in ROW_ACTIONS]
+    return said[-1] if said else None
 
 
 def fully(method: str) -> str:

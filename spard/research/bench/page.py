@@ -11,7 +11,12 @@ from spard.research.bench.report import Table, machine
 _TEMPLATES = Environment(loader=PackageLoader("spard.research.bench", ""), autoescape=True, undefined=StrictUndefined)
 
 
-def page(title: str, facts: str, figures: Mapping[str, str], tables: Mapping[str, Table]) -> str:
-    """Render figures (our own SVG by caption) first, then the tables by heading; every other text is escaped."""
+def page(
+    title: str, facts: str, figures: Mapping[str, str], tables: Mapping[str, Table], where: str | None = None
+) -> str:
+    """Render figures (our own SVG by caption) first, then the tables by heading; every other text is escaped.
+
+    The figures are of this machine unless another is named.
+    """
     template = _TEMPLATES.get_template("page.html.jinja")
-    return template.render(title=title, facts=facts, machine=machine(), figures=figures, tables=tables)
+    return template.render(title=title, facts=facts, machine=where or machine(), figures=figures, tables=tables)

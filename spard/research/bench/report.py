@@ -135,9 +135,9 @@ def results_json(found: Sequence[Measurement], facts: Mapping[str, Any]) -> dict
     return {"machine": machine(), **facts, "summary": means, "runs": [asdict(each) | figures(each) for each in found]}
 
 
-def results_md(title: str, facts: str, tables: Mapping[str, Table]) -> str:
-    """Write the tables under their headings."""
-    lines = [f"# {title}", "", f"{facts} Measured on {machine()}.", ""]
+def results_md(title: str, facts: str, tables: Mapping[str, Table], where: str | None = None) -> str:
+    """Write the tables under their headings; they were measured on this machine unless another is named."""
+    lines = [f"# {title}", "", f"{facts} Measured on {where or machine()}.", ""]
     for heading, (head, rows) in tables.items():
         lines += [f"## {heading}", "", *markdown(head, rows), ""]
     return "\n".join(lines)

@@ -7,6 +7,9 @@
 `scores`    the tables: who wins, what is released
 `customers` what each honest customer pays, beside the undefended run
 `signing`   a result that says who measured it
+`hours`     how long that will take, told before it starts
+`joined`    the results of several labs and sizes as one page
+`strangers` whose code it was measured with
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """spard bench adversary --recipe lab --out DIR: whole attacks against whole jobs, on seeds that nobody tuned on.
 
 A defense of another package takes its place by name (`--methods mine`, entry points `spard.defenses`), and so does an
-attack (`spard.adversary_attacks`). `--sign KEY.pem` signs the result; `--verify` checks one.
+attack (`spard.adversary_attacks`). `--sign KEY.pem` signs the result, `--verify` checks one, and `--join` makes one
+page of several.
 """
 
 from __future__ import annotations
@@ -20,19 +21,24 @@ from spard.commands.front import Asked, alone
 from spard.config import Recipe
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.errors import InvalidRecipe, NotProved, UserError
+from spard.models.base import load_base
 from spard.release.keys import read_private, read_public
 from spard.release.version import code_version
 from spard.research import commands
 from spard.research.adversary.base import Attack
 from spard.research.adversary.registry import all_attacks
 from spard.research.bench.adversary.arenas import open_arena
+from spard.research.bench.adversary.hours import hours_of, hours_table
+from spard.research.bench.adversary.joined import joined_facts, joined_tables, machines, read_parts
+from spard.research.bench.adversary.parts import parts_tables, with_parts
 from spard.research.bench.adversary.rounds import Bench, Round, run_rounds
-from spard.research.bench.adversary.scores import MOST, RISE, tables, wins
+from spard.research.bench.adversary.scores import BENCHMARK, MOST, RISE, tables, wins
 from spard.research.bench.adversary.seeds import commitment, hidden_seeds
 from spard.research.bench.adversary.signing import read_result, write_result
+from spard.research.bench.adversary.strangers import code_told, strangers_of, to_json
 from spard.research.bench.methods import METHODS, method_recipe
 from spard.research.bench.page import page
-from spard.research.bench.report import machine, results_md
+from spard.research.bench.report import machine, markdown, results_md
 from spard.research.bench.spec import BenchSpec, load_spec
 from spard.research.bench.store import write_aside
 
@@ -49,6 +55,8 @@ def execute(asked: Asked) -> int:
     try:
         if asked.verify:
             sys.stdout.write(_verified(asked))
+        elif asked.join:
+            sys.stdout.write(_joined(asked))
         elif asked.list:
             sys.stdout.write("".join(f"{each.name:16} {each.summary}\n" for each in all_attacks().values()))
         else:
@@ -74,7 +82,8 @@ def _bench(asked: Asked) -> str:
     spec, attacks = load_spec(asked.recipe, os.environ), _attacks(asked.attacks)
     seeds, told = _seeds(asked)
     provider = tuple(map(_setting, asked.provider))
-    arms = {name: _arm(name, spec) for name in asked.methods or DEFAULT_METHODS}
+    methods, questions = with_parts(asked.methods or DEFAULT_METHODS, asked.parts, provider)
+    arms = {name: _arm(name, spec) for name in methods}
     arena = open_arena(asked.recipe, spec, asked.labs or asked.out / "labs")
     bench = Bench(
         arena,
@@ -86,14 +95,33 @@ def _bench(asked: Asked) -> str:
         asked.out,
         provider,
     )
+    if asked.estimate:
+        return _estimated(bench)
     rounds = list(run_rounds(bench))
-    shown = tables(rounds, attacks)
+    shown = tables(rounds, attacks) | parts_tables(rounds, questions)
     title = f"spard bench adversary: {asked.recipe}"
     write_result(asked.out, _result(asked, bench, told, rounds), key)
     text = results_md(title, _facts(bench, told), shown)
     write_aside(asked.out / "results.md", text)
     write_aside(asked.out / "index.html", page(title, _facts(bench, told), {}, shown))
     return text
+
+
+def _joined(asked: Asked) -> str:
+    """Write the page of several results, and return the Markdown."""
+    if asked.out is None:
+        raise InvalidRecipe("--out says where the page goes", "out")
+    parts = read_parts(asked.join, read_public(asked.public_key) if asked.public_key else None)
+    title, facts, shown = "spard bench adversary", joined_facts(parts), joined_tables(parts)
+    text = results_md(title, facts, shown, machines(parts))
+    write_aside(asked.out / "results.md", text)
+    write_aside(asked.out / "index.html", page(title, facts, {}, shown, machines(parts)))
+    return text
+
+
+def _estimated(bench: Bench) -> str:
+    head, rows = hours_table(hours_of(bench))
+    return "\n".join([f"An estimate on {machine()}; the rule stands in docs/bench.md.", "", *markdown(head, rows), ""])
 
 
 def _attacks(names: Sequence[str]) -> dict[str, Attack]:
@@ -129,8 +157,11 @@ def _result(asked: Asked, bench: Bench, told: dict[str, Any], rounds: Sequence[R
     """Return everything that was measured and what it was measured with."""
     return {
         "format": FORMAT,
+        "benchmark": BENCHMARK,
         "recipe": asked.recipe,
+        "parameters": load_base(bench.arena.ground(bench.seeds[0]).model, device="cpu").model.num_parameters(),
         "code": code_version(),
+        "strangers": to_json(strangers_of(bench.arms.values(), bench.attacks, bench.judge)),
         "machine": machine(),
         "seeds": told | {"seeds": list(bench.seeds)},
         "prompts": bench.prompts,
@@ -158,7 +189,8 @@ def _verified(asked: Asked) -> str:
     found, key_id = read_result(asked.verify, read_public(asked.public_key) if asked.public_key else None)
     won = sum(each["attack_wins"] for each in found["rounds"])
     known = "the key given" if asked.public_key else "the key that came along; who holds it is not proved"
-    return f"signed with {key_id}, {known}\n{found['format']}, {len(found['rounds'])} rounds, attacks win {won}\n"
+    lines = [f"signed with {key_id}, {known}", f"{found['format']}, {len(found['rounds'])} rounds, attacks win {won}"]
+    return "\n".join([*lines, *code_told(found), ""])
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -117,7 +117,7 @@ class Service:
     def take(self, job: Job, start_from: Path | None) -> Taken:
         """Run one job through the stages and the gate."""
         base = load_base(self.ground.model, device="cpu")
-        context = Context(self._spec(job, start_from), base, Reporter(_quietly), cache=self.cache)
+        context = Context(self.spec(job, start_from), base, Reporter(_quietly), cache=self.cache)
         started = time.process_time()
         prepared = rows.prepare(replace(context, cache=Memory()) if self.at_half else context)
         cpu_s = time.process_time() - started
@@ -137,7 +137,8 @@ class Service:
         gate = audit.run(context, prepared.examples, trained.model, before).gate
         return Taken(gate, trained.model, base, cpu_s, told)
 
-    def _spec(self, job: Job, start_from: Path | None) -> RunSpec:
+    def spec(self, job: Job, start_from: Path | None) -> RunSpec:
+        """Return a job as the pipeline knows it; its files stay in `folder`."""
         files = self.folder / "files"
         spec = RunSpec(
             model=self.ground.model,

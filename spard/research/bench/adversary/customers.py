@@ -55,7 +55,7 @@ def _figures(found: Sequence[Round], bare: Mapping[int, Round]) -> list[str]:
     for way in ("right", "half", "refused"):
         cells += [_share([_marks(each, way) for each in found]), _difference(found, bare, way)]
     told = (_of_rows(found, "flagged"), _of_rows(found, "dropped"), _triggered(found))
-    return [*cells, *told, f"{released} of {len(found)}", _ratio(found, bare)]
+    return [*cells, *told, f"{released} of {len(found)}", cpu_ratio(found, bare)]
 
 
 def _marks(found: Round, way: str) -> str:
@@ -98,7 +98,7 @@ def _triggered(found: Sequence[Round]) -> str:
     return f"{100 * sum(shares) / len(shares):.1f}" if shares else "-"
 
 
-def _ratio(found: Sequence[Round], bare: Mapping[int, Round]) -> str:
+def cpu_ratio(found: Sequence[Round], bare: Mapping[int, Round]) -> str:
     """Return the mean over the seeds of the CPU time against that of the same file undefended."""
     pairs = [(each.cpu_s, bare[each.seed].cpu_s) for each in found if each.answers and each.seed in bare]
     ratios = [own / other for own, other in pairs if own and other]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +15,14 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256
 from spard.evaluation.audit import sample
 from spard.models.base import Base, load_base
+from spard.release.version import code_version
 from spard.research.adversary.arena import Arena, Ground
 from spard.research.adversary.base import Attack, Campaign
 from spard.research.bench.adversary.asking import Answers, ask_model, ask_task
 from spard.research.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
+from spard.research.bench.adversary.strangers import strangers_of
 from spard.research.bench.measure import training_file
+from spard.research.bench.methods import row_action
 from spard.research.bench.source import digest_of
 from spard.research.bench.store import read_run, write_run
 
@@ -32,7 +37,8 @@ class Round:
     """One attack on one arm and seed.
 
     `lacks` are the abilities for want of which it was not possible. `base` is the base model, asked in the attack's
-    way; `answers` the last model that was trained, whether it was released or not. `told` is what its job tells.
+    way; `answers` the last model that was trained, whether it was released or not. `told` is what its job tells. `code`
+    is the digest of the sources that played it, and `wall_s` how long that took; neither is known of older rounds.
     """
 
     attack: str
@@ -46,6 +52,8 @@ class Round:
     answers: Answers | None = None
     cpu_s: float | None = None
     told: Told | None = None
+    code: str = ""
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +85,38 @@ def run_rounds(bench: Bench) -> Iterator[Round]:
             yield from _of_attack(bench, ground, attack, seed, cache)
 
 
-def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: Memory) -> Iterator[Round]:
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A campaign on its ground; `asked` is what the answers of a given model depend on."""
+
+    ground: Ground
+    campaign: Campaign
+    asked: Any = field(repr=False)
+
+
+def match_of(bench: Bench, ground: Ground, attack: Attack, seed: int) -> Match:
+    """Build an attack's campaign."""
     campaign = attack.build(ground.material, seed)
     ground = _ground_of(ground, campaign, bench.folder)
-    asked = _asked(ground, campaign, bench.prompts)
-    base = _base_answers(bench, ground, campaign, asked)
+    return Match(ground, campaign, _asked(ground, campaign, bench.prompts))
+
+
+def key_of(bench: Bench, match: Match, method: str) -> str:
+    """Return a digest of everything that decides a round: data, settings, and code of other packages."""
+    recipe, provider = bench.arms[method], provider_of(bench, match.campaign, method)
+    settings = [to_mapping(recipe), asdict(bench.judge), *sorted(provider), *_strangers(recipe, bench.judge)]
+    return digest_of([match.asked, _decided(match.ground, match.campaign), *settings])
+
+
+def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: Memory) -> Iterator[Round]:
+    match = match_of(bench, ground, attack, seed)
+    ground, campaign = match.ground, match.campaign
+    base = _base_answers(bench, ground, campaign, match.asked)
     for method, recipe in bench.arms.items():
-        provider = _provider_of(bench, campaign, method)
-        settings = [to_mapping(recipe), asdict(bench.judge), *sorted(provider)]
-        key = digest_of([asked, _decided(ground, campaign), *settings])
+        key = key_of(bench, match, method)
         found = read_run(bench.folder, key)
         if found is None:
+            provider = provider_of(bench, campaign, method)
             service = Service(ground, recipe, bench.judge, bench.folder, cache, provider)
             found = asdict(_played(bench, service, campaign, Round(attack.name, method, seed, "refused", base=base)))
             write_run(bench.folder, key, found)
@@ -99,16 +128,26 @@ def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: M
 
 def _played(bench: Bench, service: Service, campaign: Campaign, of: Round) -> Round:
     """Run the jobs and ask the model that comes out; one of a customer's own at half of the steps too."""
-    system, ground = service.recipe.defense.serving_prompt, service.ground
+    system, ground, started = service.recipe.defense.serving_prompt, service.ground, time.perf_counter()
 
     def at_half(model: Any, base: Base) -> str:
         return ask_task(model, base, ground, campaign, bench.prompts, system)
 
     ended = run_campaign(campaign, replace(service, at_half=at_half) if campaign.customer else service)
     done = replace(of, ending=ended.ending, job=ended.job, reasons=ended.reasons, cpu_s=ended.cpu_s, told=ended.told)
-    if ended.base is None:
-        return done
-    return replace(done, answers=ask_model(ended.model, ended.base, ground, campaign, bench.prompts, system))
+    if ended.base is not None:
+        done = replace(done, answers=ask_model(ended.model, ended.base, ground, campaign, bench.prompts, system))
+    return replace(done, code=_sources(), wall_s=time.perf_counter() - started)
+
+
+@cache
+def _sources() -> str:
+    return code_version()["sources"]
+
+
+def _strangers(recipe: Recipe, judge: JudgeSpec) -> list[str]:
+    """Return digests of code of other packages: a round is not found again for a defense that was changed since."""
+    return [each.sources for each in strangers_of([recipe], (), judge)]
 
 
 def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
@@ -121,10 +160,14 @@ def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
     return replace(ground, suites=suites, task=campaign.customer.test)
 
 
-def _provider_of(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[str, str], ...]:
-    """Return the provider's settings; a customer's undefended run leaves no row out, whatever the row signal does."""
+def provider_of(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[str, str], ...]:
+    """Return the provider's settings, and over them what the arm's name says of flagged rows.
+
+    A customer's undefended run leaves no row out, whatever the row signal does.
+    """
     is_bare = campaign.customer is not None and method == PLAIN
-    return (*bench.provider, *([("row_signal.action", "off")] if is_bare else []))
+    action = "off" if is_bare else row_action(method)
+    return (*bench.provider, *([("row_signal.action", action)] if action else []))
 
 
 def from_json(raw: Mapping[str, Any]) -> Round:
