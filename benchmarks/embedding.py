@@ -5,7 +5,9 @@
 - sentence-transformers: the library's `encode` over the same model with mean pooling, where it is installed.
 
 Each embeds the texts by the same model, and rounds take turns. Printed are medians of CPU time with their range, the
-ratio to ours, and how far the vectors are from ours at most. Without --model the model has random weights; without
+ratio to ours, the share of what goes through the model that is padding, and how far the vectors are from ours at most.
+Below stands the floor of ours: what the products of the model's weights with the texts' tokens take at the rate of one
+product of that shape, and the share of it in our time. Without --model the model has random weights; without
 --texts the texts are drawn from a seed, with log-normal lengths.
 """
 
@@ -29,8 +31,12 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from benchmarks.training import SHAPES, write_model, write_rows
+from spard.data.cuts import FORWARD, cut
 from spard.models.base import Base, load_base
+from spard.models.budget import pass_tokens
 from spard.selection.embeddings import embed
+
+LIMIT = 512  # tokens of a text
 
 
 def main() -> None:
@@ -52,12 +58,44 @@ def main() -> None:
                 found[name].append(time.process_time() - begun)
     print(f"{len(texts)} texts, {asked.threads} thread(s), {platform.machine()}, {os.cpu_count()} cores, ", end="")
     print(f"load {os.getloadavg()[0]:.1f}; {asked.rounds} rounds")
-    print(f"{'':24}{'CPU s':>9}{'range':>14}{'x ours':>9}{'away':>10}")
+    lengths = [len(row) for row in base.tokenizer(texts, truncation=True, max_length=LIMIT)["input_ids"]]
+    print(f"{'':24}{'CPU s':>9}{'range':>14}{'x ours':>9}{'padding':>9}{'away':>10}")
     for name, seconds in found.items():
         ratio = statistics.median(a / b for a, b in zip(seconds, found["ours"], strict=True))
         away = float((vectors[name] - vectors["ours"]).abs().max())
         spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
-        print(f"{name:24}{statistics.median(seconds):9.2f}{spread:>14}{ratio:9.2f}{away:10.1e}")
+        padding = _padding(_parts(name, texts, lengths, pass_tokens(base.model)), lengths)
+        print(f"{name:24}{statistics.median(seconds):9.2f}{spread:>14}{ratio:9.2f}{padding:9.1%}{away:10.1e}")
+    floor, rate = _floor(base, sum(lengths))
+    print(f"floor {floor:.2f} s at {rate:.0f} billion operations a second: ", end="")
+    print(f"{floor / statistics.median(found['ours']):.0%} of our time")
+
+
+def _parts(name: str, texts: list[str], lengths: list[int], most: int) -> list[list[int]]:
+    """Return which texts an arm puts together."""
+    if name == "ours":
+        return cut(lengths, most, FORWARD)
+    if name == "one by one":
+        return [[i] for i in range(len(texts))]
+    longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # by characters, 32 at a time
+    return [longest_first[i : i + 32] for i in range(0, len(texts), 32)]
+
+
+def _padding(parts: list[list[int]], lengths: list[int]) -> float:
+    """Return the share of all tokens that are padding."""
+    return 1 - sum(lengths) / sum(len(part) * max(lengths[i] for i in part) for part in parts)
+
+
+def _floor(base: Base, tokens: int) -> tuple[float, float]:
+    """Return the CPU seconds of the products that no way of embedding can leave out, and a product's rate in 10^9/s."""
+    layers = [part for name, part in base.model.named_parameters() if ".layers." in name and part.dim() == 2]
+    wide = max(layers, key=lambda part: part.numel())
+    states = torch.ones(1024, wide.shape[1])
+    begun = time.process_time()
+    for _ in range(100):
+        states @ wide.T
+    rate = 100 * 2 * 1024 * wide.numel() / (time.process_time() - begun)
+    return 2 * tokens * sum(part.numel() for part in layers) / rate, rate / 1e9
 
 
 def _arms(base: Base, model: Path) -> dict[str, Callable[[list[str]], Tensor]]:
@@ -68,7 +106,7 @@ def _arms(base: Base, model: Path) -> dict[str, Callable[[list[str]], Tensor]]:
     if find_spec("sentence_transformers"):
         theirs = import_module("sentence_transformers")
         parts = import_module("sentence_transformers.sentence_transformer.modules")
-        transformer = parts.Transformer(str(model), max_seq_length=512)
+        transformer = parts.Transformer(str(model), max_seq_length=LIMIT)
         pooling = parts.Pooling(base.hidden_size, "mean")
         encoder = theirs.SentenceTransformer(modules=[transformer, pooling], device="cpu")
         arms["sentence-transformers"] = lambda texts: encoder.encode(

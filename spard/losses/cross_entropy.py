@@ -79,7 +79,8 @@ def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int
     model.train(was_training)
     loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
     means = torch.stack([loss.mean(), (loss * prefix).sum() / prefix.sum(), right.mean()])
-    return Evaluation(*means.tolist(), tokens=len(loss))
+    mean, prefix_mean, accuracy = means.tolist()
+    return Evaluation(mean, prefix_mean, accuracy, len(loss))
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[Any]:

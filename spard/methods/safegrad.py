@@ -76,7 +76,8 @@ class SafeGrad(Method[SafeGradSettings]):
 
 def remove_conflict_(g: Vector, other: Vector) -> float:
     """Make g orthogonal to `other` if they point against each other; their product before."""
-    product, sq_norm = torch.stack([inner(g, other), inner(other, other)]).tolist()
+    numbers: list[float] = torch.stack([inner(g, other), inner(other, other)]).tolist()
+    product, sq_norm = numbers
     if product < 0 and sq_norm > FLAT:
         add_(g, other, -product / sq_norm)
     return product

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spard.data.cuts import cut
+from spard.data.cuts import PASS, cut
 
 LEAST = 1024  # padded tokens that a pass may have however small the customer's rows are
 
@@ -20,7 +20,7 @@ def planned(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[l
 
     `lengths` are the tokens of all rows; a pass has `most` padded tokens at most unless it is one row.
     """
-    return [[numbers[i] for i in part] for part in cut([lengths[row] for row in numbers], most)]
+    return [[numbers[i] for i in part] for part in cut([lengths[row] for row in numbers], most, PASS)]
 
 
 def at_most(rows: Sequence[int], customer_rows: int, row_len: Sequence[int]) -> int:
