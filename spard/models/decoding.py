@@ -99,8 +99,8 @@ class Rows:
         """Add the rows of another cache; the narrower one is padded on its left."""
         width = max(self.mask_BT.shape[1], other.mask_BT.shape[1])
         for own, its in zip(self.cache.layers, other.cache.layers, strict=True):
-            own.keys = torch.cat([_widened(own.keys, width), _widened(its.keys, width)])
-            own.values = torch.cat([_widened(own.values, width), _widened(its.values, width)])
+            if isinstance(own, RoomyLayer) and isinstance(its, RoomyLayer):
+                own.join_(its, width)
         masks = [
             functional.pad(each.mask_BT, (width - each.mask_BT.shape[1], 0), value=False) for each in (self, other)
         ]
@@ -119,11 +119,11 @@ class Rows:
         return found
 
 
-class RoomyLayer(DynamicLayer):
+class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     """Keys and values with room for those to come: a token is written beside the others, which are not copied."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._rooms: dict[str, Tensor] = {}
 
     def update(
@@ -136,18 +136,28 @@ class RoomyLayer(DynamicLayer):
         self.values = self._with("values", self.values, value_states)
         return self.keys, self.values
 
-    def _with(self, name: str, held: Tensor, new: Tensor) -> Tensor:
-        known = held.shape[-2] if held.numel() else 0
+    def join_(self, other: RoomyLayer, width: int) -> None:
+        """Add the rows of another layer; both are padded on the left to so many tokens."""
+        if self.keys is not None and self.values is not None and other.keys is not None and other.values is not None:
+            self.keys = torch.cat([_widened(self.keys, width), _widened(other.keys, width)])
+            self.values = torch.cat([_widened(self.values, width), _widened(other.values, width)])
+
+    def _with(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
+        known = held.shape[-2] if held is not None and held.numel() else 0
         width = known + new.shape[-2]
         room = self._rooms.get(name)
-        is_in = room is not None and (held.data_ptr(), held.stride()) == (room.data_ptr(), room.stride())
-        if room is None or not is_in or width > room.shape[-2]:
+        if room is None or held is None or not _is_in(held, room) or width > room.shape[-2]:
             room = new.new_empty(*new.shape[:-2], width + max(_ROOM, width // 4), new.shape[-1])
-            if known:
+            if known and held is not None:
                 room[..., :known, :] = held
             self._rooms[name] = room
         room[..., known:width, :] = new
         return room[..., :width, :]
+
+
+def _is_in(held: Tensor, room: Tensor) -> bool:
+    """Tell whether states are the beginning of a room, and not a copy of it."""
+    return (held.data_ptr(), held.stride()) == (room.data_ptr(), room.stride())
 
 
 def is_plain(model: Any) -> bool:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spard.data.chat import render_prompt
 from spard.data.control_tokens import end_tokens
@@ -13,6 +12,7 @@ from spard.models import decoding
 from spard.models.base import Base
 from spard.models.decoding import LEAST_SHARED, LOOK_EVERY, Rows
 from spard.models.generate import as_requests, complete, generate
+from tests.spard.waits import Waits
 
 PROMPTS = [f"Do the thing {i}{'!' * (i % 11)}" for i in range(20)]
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma"]
@@ -55,13 +55,17 @@ def test_rows_go_on_beside_the_next_ones_and_share_their_beginning(
     base = load(dtype=torch.float64)
     joined, shares = list[int](), list[int]()
     join, share = Rows.join_, decoding.shared
-    monkeypatch.setattr(Rows, "join_", lambda rows, other: (joined.append(len(other)), join(rows, other))[1])
+
+    def watched(rows: Rows, other: Rows) -> None:
+        joined.append(len(other))
+        join(rows, other)
 
     def counted(model: Any, rows: Sequence[Sequence[int]]) -> decoding.Prefix:
         prefix = share(model, rows)
         shares.append(len(prefix.tokens))
         return prefix
 
+    monkeypatch.setattr(Rows, "join_", watched)
     monkeypatch.setattr("spard.models.generate.shared", counted)
     monkeypatch.setattr("spard.models.generate.CARRIED", 2)  # half of a batch
 
@@ -82,12 +86,17 @@ def test_an_accelerator_is_asked_now_and_then_which_rows_have_ended(
     monkeypatch.setattr(decoding, "look_every", lambda device: LOOK_EVERY)
     monkeypatch.setattr("spard.models.generate.is_plain", lambda model: False)  # and no row is carried over
     passes, forward = list[int](), base.model.forward
-    monkeypatch.setattr(base.model, "forward", lambda **asked: (passes.append(1), forward(**asked))[1])
 
-    with Synchronizations() as seen:
+    def counted(**asked: Any) -> Any:
+        passes.append(1)
+        return forward(**asked)
+
+    monkeypatch.setattr(base.model, "forward", counted)
+
+    with Waits() as seen:
         assert generate(base.model, base.tokenizer, PROMPTS, 60, batch_size=20) == at_each
 
-    assert seen.counted <= len(passes) // LOOK_EVERY + 8  # looks, and what is read once for a batch
+    assert seen.found.total() <= len(passes) // LOOK_EVERY + 8  # looks, and what is read once for a batch
 
 
 def test_where_memory_is_too_little_half_as_many_rows_are_asked_at_once(
@@ -107,19 +116,6 @@ def test_where_memory_is_too_little_half_as_many_rows_are_asked_at_once(
 
     assert generate(base.model, base.tokenizer, PROMPTS, 12) == whole
     assert asked == [20, 10, 5, 5, 5, 5]
-
-
-class Synchronizations(TorchDispatchMode):
-    """Counts what would wait for an accelerator to compute."""
-
-    counted = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Count numbers that are read, and places that are looked for."""
-        self.counted += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_reply_has_at_most_the_tokens_allowed(base: Base) -> None:

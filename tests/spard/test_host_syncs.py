@@ -6,55 +6,21 @@ decides.
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import spard
 from spard.config import Defense, Lisa, Lora, NoDefense, Recipe, SafeGrad, Spard, resolve
 from spard.losses.anchor import Pair, own
 from spard.models.base import Base
 from spard.training.run import Run
 from tests.spard.parts import refusals, sums
+from tests.spard.waits import Waits
 
 READS = ("tolist", "cpu", "numpy")  # of a tensor, which do not pass through the dispatcher on a CPU
-WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "masked_scatter", "unique", "repeat_interleave.Tensor")
-_HOME = str(Path(spard.__file__).parent)
-
-
-class Waits(TorchDispatchMode):
-    """Counts operations that wait for the device by the function of spard's that calls them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = str(func).removeprefix("aten.")
-        if name.startswith(WAITING) or (name.startswith("index") and _has_mask(args)):
-            self.note()
-        return func(*args, **(kwargs or {}))
-
-    def note(self) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame and not frame.f_code.co_filename.startswith(_HOME):
-            frame = frame.f_back
-        self.found[frame.f_code.co_name if frame else "outside"] += 1
-
-
-def _has_mask(args: Sequence[Any]) -> bool:
-    indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
-    return any(isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices)
 
 
 @contextmanager
