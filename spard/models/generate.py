@@ -16,7 +16,8 @@ from spard.data.chat import render_question
 from spard.data.control_tokens import end_tokens
 from spard.errors import is_gpu_out_of_memory
 from spard.models.budget import generated_rows
-from spard.models.decoding import Replies, Rows, advance_, begin, is_plain, shared
+from spard.models.decoding import Replies, Rows, advance_, begin, shared
+from spard.models.kv_cache import is_plain
 from spard.models.sampling import Sampler
 from spard.models.sharding import inference, is_sharded
 

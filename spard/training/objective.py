@@ -23,12 +23,12 @@ from spard.losses.gradients import (
     Gradient,
     Loss,
     Unread,
-    over_passes,
     penalty_gradient,
     preference_gradient,
     utility_gradient,
     with_penalty,
 )
+from spard.losses.pieces import over_passes
 from spard.losses.preference import laid_out
 from spard.losses.vectors import Vector
 from spard.methods import Method
