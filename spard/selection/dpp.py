@@ -214,13 +214,17 @@ def _orthonormal(rows_MD: Tensor, basis_KD: Tensor) -> Tensor:
     """Return an orthonormal basis of what the rows add to the span of the basis.
 
     By Cholesky factors of their products (Yamamoto et al., 2015), twice: the rows of one window gain within `FRESH` of
-    each other, so that they are far from dependent.
+    each other, so that they are far from dependent. They are residuals; in between, what rounding left is taken out.
     """
-    Q_MD = _project(rows_MD / rows_MD.norm(dim=1, keepdim=True), basis_KD)
-    for _ in range(2):
-        L_MM = torch.linalg.cholesky(Q_MD @ Q_MD.T)
-        Q_MD = torch.linalg.solve_triangular(L_MM, Q_MD, upper=False)
-    return _project(Q_MD, basis_KD)
+    Q_MD = _orthogonal(rows_MD / rows_MD.norm(dim=1, keepdim=True))
+    return _orthogonal(_project(Q_MD, basis_KD))
+
+
+def _orthogonal(rows_MD: Tensor) -> Tensor:
+    """Return an orthonormal basis of rows but for rounding, by the Cholesky factor of their products."""
+    L_MM = torch.linalg.cholesky(rows_MD @ rows_MD.T)
+    Q_MD: Tensor = torch.linalg.solve_triangular(L_MM, rows_MD, upper=False)
+    return Q_MD
 
 
 def bytes_of(rows_BD: Tensor) -> Iterator[bytes]:
