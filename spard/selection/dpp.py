@@ -30,7 +30,7 @@ __all__ = ["Greedy", "fill", "greedy", "quality", "select"]
 
 TIE = 1e-12  # gains within this share of the best are equal; the lowest index wins
 FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
-WINDOW = 384
+WINDOW, WIDEST = 64, 256  # rows of a window where they are long, where they are short
 _LISTED = 2**16  # rows at a time
 COLUMNS = 32  # products of a window's best rows with all of it that are made together
 
@@ -58,8 +58,9 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
     """
     quality_N = quality_N.to(pool_ND.device, torch.float64)
     own_N = quality_N if among is None else quality_N[among]
-    k, size = min(k, len(own_N)), WINDOW + len(own_N) // 256
-    limit = max(size, 4 * BLOCK // max(1, pool_ND.shape[1]))
+    k, columns = min(k, len(own_N)), max(1, pool_ND.shape[1])
+    size = min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
+    limit = max(size, 4 * BLOCK // columns)
     rows = Contenders(pool_ND, own_N, beta, among, least=max(size, 4 * k))
     window = _Window(rows.basis_KD)
     indices: list[int] = []
@@ -70,6 +71,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
         if best * (1 - TIE) <= rows.beyond:
             rows.look_at_more(best)
             continue
+        rows.tighten(size)
         places_B, rest_C = _window(rows.bound_C, size)
         residual_BD = window.move(rows, places_B)
         limits = _Limits(rest_C, rows.beyond, rows.floor(places_B), last=size >= limit)
@@ -86,7 +88,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
             continue
         else:
             size = min(2 * size, limit)
-        rows.bound_C[places_B] = gain_B  # exact
+        rows.measured(places_B, gain_B)
 
     rank, indices = len(indices), _filled(pool_ND, own_N, among, indices, k)
     return Greedy(indices, [g * rows.unit for g in gains], quality_N[indices].tolist(), rank, rows.sweeps)
@@ -214,13 +216,17 @@ def _orthonormal(rows_MD: Tensor, basis_KD: Tensor) -> Tensor:
     """Return an orthonormal basis of what the rows add to the span of the basis.
 
     By Cholesky factors of their products (Yamamoto et al., 2015), twice: the rows of one window gain within `FRESH` of
-    each other, so that they are far from dependent.
+    each other, so that they are far from dependent. They are residuals; in between, what rounding left is taken out.
     """
-    Q_MD = _project(rows_MD / rows_MD.norm(dim=1, keepdim=True), basis_KD)
-    for _ in range(2):
-        L_MM = torch.linalg.cholesky(Q_MD @ Q_MD.T)
-        Q_MD = torch.linalg.solve_triangular(L_MM, Q_MD, upper=False)
-    return _project(Q_MD, basis_KD)
+    Q_MD = _orthogonal(rows_MD / rows_MD.norm(dim=1, keepdim=True))
+    return _orthogonal(_project(Q_MD, basis_KD))
+
+
+def _orthogonal(rows_MD: Tensor) -> Tensor:
+    """Return an orthonormal basis of rows but for rounding, by the Cholesky factor of their products."""
+    L_MM = torch.linalg.cholesky(rows_MD @ rows_MD.T)
+    Q_MD: Tensor = torch.linalg.solve_triangular(L_MM, rows_MD, upper=False)
+    return Q_MD
 
 
 def bytes_of(rows_BD: Tensor) -> Iterator[bytes]:
