@@ -59,9 +59,10 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
     quality_N = quality_N.to(pool_ND.device, torch.float64)
     own_N = quality_N if among is None else quality_N[among]
     k, columns = min(k, len(own_N)), max(1, pool_ND.shape[1])
-    size = min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
+    rows = Contenders(pool_ND, own_N, beta, among, least=max(WIDEST, 4 * k))
+    is_small = len(rows.rows_C) <= 4 * WIDEST
+    size = max(WIDEST, len(rows.rows_C) // 2) if is_small else min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
     limit = max(size, 4 * BLOCK // columns)
-    rows = Contenders(pool_ND, own_N, beta, among, least=max(size, 4 * k))
     window = _Window(rows.basis_KD)
     indices: list[int] = []
     gains: list[float] = []
