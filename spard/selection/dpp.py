@@ -59,12 +59,11 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
     quality_N = quality_N.to(pool_ND.device, torch.float64)
     own_N = quality_N if among is None else quality_N[among]
     k, columns = min(k, len(own_N)), max(1, pool_ND.shape[1])
-    size = min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
+    rows = Contenders(pool_ND, own_N, beta, among, least=max(WIDEST, 4 * k))
+    size = _first_window(len(rows.rows_C), columns)
     limit = max(size, 4 * BLOCK // columns)
-    rows = Contenders(pool_ND, own_N, beta, among, least=max(size, 4 * k))
     window = _Window(rows.basis_KD)
-    indices: list[int] = []
-    gains: list[float] = []
+    indices, gains = list[int](), list[float]()
 
     while len(indices) < min(k, pool_ND.shape[1]) and (bool((rows.bound_C > 0).any()) or rows.beyond > 0):
         best = float(rows.bound_C.max())
@@ -92,6 +91,13 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
 
     rank, indices = len(indices), _filled(pool_ND, own_N, among, indices, k)
     return Greedy(indices, [g * rows.unit for g in gains], quality_N[indices].tolist(), rank, rows.sweeps)
+
+
+def _first_window(rows: int, columns: int) -> int:
+    """Return how many rows a window has until it is too small: half of a small pool, else few where rows are long."""
+    if rows <= 4 * WIDEST:
+        return max(WIDEST, rows // 2)
+    return min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
 
 
 def _filled(pool_ND: Vectors, own_N: Tensor, among: Tensor | None, chosen: list[int], k: int) -> list[int]:
