@@ -30,7 +30,7 @@ __all__ = ["Greedy", "fill", "greedy", "quality", "select"]
 
 TIE = 1e-12  # gains within this share of the best are equal; the lowest index wins
 FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
-WINDOW = 384
+WINDOW, WIDEST = 64, 256  # rows of a window where they are long, where they are short
 _LISTED = 2**16  # rows at a time
 COLUMNS = 32  # products of a window's best rows with all of it that are made together
 
@@ -58,9 +58,11 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
     """
     quality_N = quality_N.to(pool_ND.device, torch.float64)
     own_N = quality_N if among is None else quality_N[among]
-    k, size = min(k, len(own_N)), WINDOW + len(own_N) // 256
-    limit = max(size, 4 * BLOCK // max(1, pool_ND.shape[1]))
-    rows = Contenders(pool_ND, own_N, beta, among, least=max(size, 4 * k))
+    k, columns = min(k, len(own_N)), max(1, pool_ND.shape[1])
+    rows = Contenders(pool_ND, own_N, beta, among, least=max(WIDEST, 4 * k))
+    is_small = len(rows.rows_C) <= 4 * WIDEST
+    size = max(WIDEST, len(rows.rows_C) // 2) if is_small else min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
+    limit = max(size, 4 * BLOCK // columns)
     window = _Window(rows.basis_KD)
     indices: list[int] = []
     gains: list[float] = []
@@ -70,6 +72,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
         if best * (1 - TIE) <= rows.beyond:
             rows.look_at_more(best)
             continue
+        rows.tighten(size)
         places_B, rest_C = _window(rows.bound_C, size)
         residual_BD = window.move(rows, places_B)
         limits = _Limits(rest_C, rows.beyond, rows.floor(places_B), last=size >= limit)
@@ -86,7 +89,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
             continue
         else:
             size = min(2 * size, limit)
-        rows.bound_C[places_B] = gain_B  # exact
+        rows.measured(places_B, gain_B)
 
     rank, indices = len(indices), _filled(pool_ND, own_N, among, indices, k)
     return Greedy(indices, [g * rows.unit for g in gains], quality_N[indices].tolist(), rank, rows.sweeps)
