@@ -2,8 +2,9 @@
 
 Gains only fall, so an old gain bounds a new one, and before anything is known of a row its squared weight does. Rows
 are looked at in the order of their weights: those that come later are bounded together by the largest weight among
-them, and most of a large pool is never read. After each window one float32 product of the others with the new
-directions lowers their bounds: a sweep.
+them, and most of a large pool is never read. Float32 products with the directions that a bound does not take in yet
+lower it. Those of all rows are a sweep, which is made once a row outside the front may be picked; in between only the
+front, the rows whose bounds the sweep left largest, keeps up.
 """
 
 from __future__ import annotations
