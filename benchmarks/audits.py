@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from benchmarks.embedding import text_of
 from benchmarks.training import SHAPES, write_model, write_rows
 from spard.data.control_tokens import end_tokens
 from spard.models.base import Base, load_base
@@ -44,7 +45,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="spard-audits-") as folder:
         rows = asked.prompts or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
         model = write_model(Path(folder) / "model", rows, asked.size, asked.seed)
-        prompts = [_question(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
+        prompts = [text_of(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
         base = load_base(str(model))
     _end_replies(base, asked.seed)
     arms = _arms(base, asked.tokens)
@@ -95,11 +96,6 @@ def _end_replies(base: Base, seed: int) -> None:
     """Have some tokens of the vocabulary end a reply, beside those that do."""
     drawn = random.Random(seed).sample(range(base.model.config.vocab_size), int(ENDING * base.model.config.vocab_size))
     base.model.generation_config.eos_token_id = sorted({*drawn, *end_tokens(base.tokenizer)})
-
-
-def _question(row: dict[str, object]) -> str:
-    messages = row.get("messages")
-    return str(messages[0]["content"] if isinstance(messages, list) else row.get("prompt") or row.get("question"))
 
 
 def _arguments() -> argparse.Namespace:
