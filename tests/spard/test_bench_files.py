@@ -167,7 +167,7 @@ def test_every_kind_leaves_tables_and_a_page(
 ) -> None:
     monkeypatch.setenv("POOL", "pool.jsonl")
     rows = {"methods": 4, "selection": 3, "sweep": 5, "similarity": 3, "overhead": 4, "map": 0}
-    rows |= {"parts": 5, "curves": 4}
+    rows |= {"parts": 7, "curves": 4}
 
     status = main([kind, "--recipe", str(recipe), "--seeds", "1", "--out", str(tmp_path), "--device", "cpu", *options])
 
