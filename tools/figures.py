@@ -1,4 +1,4 @@
-"""The figures of docs/science.md, drawn from the tables of docs/results.md.
+"""The figures of docs/science.md, drawn from the tables of docs/results-earlier.md.
 
 python -m tools.figures
 """
@@ -48,7 +48,7 @@ DRAWINGS = (
 
 def table(section: str) -> list[dict[str, str]]:
     """Return the first table below a heading, a mapping for each row."""
-    text = (DOCS / "results.md").read_text(encoding="utf-8").split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    text = (DOCS / "results-earlier.md").read_text(encoding="utf-8").split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
     found = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
     head, _, *rows = [
         [cell.strip() for cell in line.strip()[1:-1].split("|")] for line in (found or [""])[0].splitlines()
