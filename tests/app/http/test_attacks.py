@@ -29,14 +29,19 @@ from tests.app.http.test_results import ARCHIVE
 
 VERBS = ("get", "head", "post", "put", "patch", "delete", "options", "trace", "propfind", "connect")
 OPEN = ("/healthz", "/readyz", "/metrics", "/v1/signing_keys")
-OVERRIDES = [
-    {"x-http-method-override": "DELETE"},
-    {"x-method-override": "DELETE"},
-    {"x-http-method": "DELETE"},
-    {"x-original-url": "/v1/admin/keys", "x-rewrite-url": "/v1/admin/keys"},
-    {"x-forwarded-for": "127.0.0.1", "x-real-ip": "127.0.0.1", "x-tenant-id": "org-provider"},
-    {"openai-organization": "org-provider", "openai-project": "org-provider"},
-]
+# Each would make another request of this one, if it were heard; sent together, as no two of them mean the same.
+OVERRIDES = {
+    "x-http-method-override": "DELETE",
+    "x-method-override": "DELETE",
+    "x-http-method": "DELETE",
+    "x-original-url": "/v1/admin/keys",
+    "x-rewrite-url": "/v1/admin/keys",
+    "x-forwarded-for": "127.0.0.1",
+    "x-real-ip": "127.0.0.1",
+    "x-tenant-id": "org-provider",
+    "openai-organization": "org-provider",
+    "openai-project": "org-provider",
+}
 PATHS = [
     "..", "../..", "..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "%252e%252e%252f", "..%5c", "%00", "a%00b", "/etc/passwd",
     "%2fetc%2fpasswd", "....//", "file-0%0a", "' OR 1=1", "%ff%fe", "x" * 300, "$(id)", "`id`", "{{7*7}}",
@@ -59,16 +64,13 @@ def test_no_verb_opens_a_route_without_a_key(service: Service) -> None:
     assert tried > 500
 
 
-@pytest.mark.parametrize("headers", OVERRIDES, ids=lambda headers: next(iter(headers)))
-def test_no_header_makes_another_request_of_it(
-    headers: dict[str, str], service: Service, customer: TestClient, upload: Upload
-) -> None:
+def test_no_header_makes_another_request_of_it(service: Service, customer: TestClient, upload: Upload) -> None:
     file_id = upload(rows(10)).json()["id"]
     for path in (f"{FILES}/{file_id}", FILES, JOBS, "/v1/models"):
-        assert customer.get(path, headers=headers).json() == customer.get(path).json()
+        assert customer.get(path, headers=OVERRIDES).json() == customer.get(path).json()
     for _, path, _ in routes(service):
         if path.startswith(PROVIDER):
-            assert customer.get(filled(path), headers=headers).status_code in (403, 405), path
+            assert customer.get(filled(path), headers=OVERRIDES).status_code in (403, 405), path
 
 
 def test_no_field_moves_a_request_to_another_project(service: Service, customer: TestClient, upload: Upload) -> None:
@@ -81,15 +83,17 @@ def test_no_field_moves_a_request_to_another_project(service: Service, customer:
         assert stranger.post(JOBS, json=ask).status_code == 400
 
 
-@pytest.mark.parametrize("odd", PATHS)
-def test_no_id_leads_out_of_the_storage(odd: str, service: Service, tmp_path: Path) -> None:
+def test_no_id_leads_out_of_the_storage(service: Service, tmp_path: Path) -> None:
+    """Every route that takes an id meets a third of the odd ones, and each of these a third of the routes."""
     client = service.client("org-customer", "admin", "customer")
     (tmp_path / "secret").write_text("root:x:0:0")
-    for verb, path, _ in routes(service):
-        if "{" in path:
-            got = client.request(verb, re.sub(r"\{\w+\}", lambda _: odd, path))
-            assert got.status_code < 500, (verb, path)
-            assert "root:" not in got.text, (verb, path)
+    taking = sorted((verb, path) for verb, path, _ in routes(service) if "{" in path)
+    for n, (verb, path) in enumerate(taking):
+        for odd in PATHS[n % 3 :: 3]:
+            got = client.request(verb, re.sub(r"\{\w+\}", lambda _, odd=odd: odd, path))
+            assert got.status_code < 500, (verb, path, odd)
+            assert "root:" not in got.text, (verb, path, odd)
+    assert len(taking) > len(PATHS)
     assert (tmp_path / "secret").exists()
 
 
