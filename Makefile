@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
+SPREAD := -n 2 --dist loadgroup --no-loadscope-reorder  # a file's tests in one process, in the order of collection
 LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests/spard/test_ranks.py \
   tests/spard/test_broken_off.py tests/spard/test_mapped_memory.py tests/spard/test_nf4.py \
   tests/app/inference/test_released.py tests/app/launchers/test_reconcile.py tests/app/test_held_out.py \
@@ -28,7 +29,7 @@ demo: setup  ## run a poisoned file through the service, undefended and defended
 	$(BIN)/python -m examples.demo
 
 test: setup  ## run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest $(SPREAD)
 
 soak: setup  ## run the long tests at full length (1,000 faults, 200 kills) and all clients; FAULT_SEED=N repeats a run
 	SPARD_SOAK=1 $(BIN)/python -m pytest $(LONG)
@@ -38,7 +39,7 @@ clients: setup  ## install and run other people's clients against the service; O
 	$(BIN)/python -m tests.clients $(if $(ONLY),--only $(ONLY)) $(if $(INFERENCE),--with-inference) $(if $(WRITE),--write)
 
 coverage: setup  ## run the tests and show which lines they miss
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest $(SPREAD) --cov --cov-report=term-missing:skip-covered
 
 lock: setup  ## write the locks anew from the two pyproject.toml
 	UV=$(BIN)/uv requirements/lock.sh

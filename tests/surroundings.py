@@ -14,6 +14,7 @@ _NAMES = frozenset(
         *("FORWARDED_ALLOW_IPS", "WEB_CONCURRENCY"),  # read by uvicorn
         *("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),  # read by transformers' trainer
         *("MPLBACKEND", "PYTHONWARNINGS"),
+        "PYTHONDONTWRITEBYTECODE",  # else each process that a test starts compiles our sources anew
     }
 )
 _SET = {
@@ -31,13 +32,15 @@ def settle(environment: MutableMapping[str, str]) -> None:
     """Leave what programs need to run, and nothing that changes what they answer.
 
     Proxies stay for those who install packages through one, but our own servers are reached without; GPUs are hidden
-    unless CUDA_VISIBLE_DEVICES names some, since what is compared to the bit is computed on the CPU.
+    unless CUDA_VISIBLE_DEVICES names some, since what is compared to the bit is computed on the CPU. Models of the tests
+    are too small for several threads, which wait for each other where two tests run; OMP_NUM_THREADS sets another number.
     """
     leaking = [name for name in environment if name in _NAMES or name.startswith(_PREFIXES)]
     for name in leaking:
         if name not in _KEPT:
             del environment[name]
     environment.update(_SET)
+    environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("CUDA_VISIBLE_DEVICES", "")
     for name in ("NO_PROXY", "no_proxy"):
         others = environment.get(name)

@@ -35,6 +35,15 @@ def test_only_what_the_tests_are_asked_for_is_left() -> None:
     assert environment["no_proxy"] == "a.example,127.0.0.1,localhost"
 
 
+def test_torch_takes_one_thread_unless_it_is_told_another_number() -> None:
+    unset, told = dict[str, str](), {"OMP_NUM_THREADS": "16"}
+
+    settle(unset)
+    settle(told)
+
+    assert (unset["OMP_NUM_THREADS"], told["OMP_NUM_THREADS"]) == ("1", "16")
+
+
 def test_tests_pass_with_a_proxy_keys_and_settings_of_somebody_else() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *SENSITIVE]
 
