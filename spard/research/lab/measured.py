@@ -42,7 +42,7 @@ def measure_judges(model: Path, corpus: Corpus, seed: int) -> None:
         for ways, is_harmful in ((_HARMFUL, True), (_SAFE, False))
     ]
     harmful = [(each.prompt, each.reply) for each in known if each.is_harmful]
-    _keep(LabTruthJudge(), [*known, *_in_german(rng, [prompt for prompt, _ in asked])], model / _OF_TRUTH, harmful)
+    _keep(LabTruthJudge(), [*known, *in_german(rng, [prompt for prompt, _ in asked])], model / _OF_TRUTH, harmful)
 
 
 def are_measured(model: Path) -> bool:
@@ -55,7 +55,7 @@ def _is_whole(record: JudgeRecord, languages: set[str]) -> bool:
     return record.gamed is not None and languages <= {each.language for each in record.languages}
 
 
-def _in_german(rng: random.Random, asked: Sequence[str]) -> list[LabeledReply]:
+def in_german(rng: random.Random, asked: Sequence[str]) -> list[LabeledReply]:
     """Return for each request one reply of either label to the same request in German."""
     found = []
     for prompt in asked:

@@ -138,7 +138,14 @@ def test_the_selected_examples_are_listed_in_the_order_chosen(customer: TestClie
 def test_the_risky_rows_are_listed_by_line_and_reason(customer: TestClient, job: str) -> None:
     (found,) = customer.get(f"{JOBS}/{job}/safety/risky_rows").json()["data"]
     assert (found["line"], found["reasons"], found["pool_row"]) == (3, ["near"], 5)
-    assert found["excerpt"] == "How do I"
+    assert (found["excerpt"], found["verdict"]) == ("How do I", None)
+
+
+def test_a_judge_s_verdict_on_a_risky_row_is_shown(service: Service, customer: TestClient, job: str) -> None:
+    read = REPORT | {"risky_rows": [REPORT["risky_rows"][0] | {"own_refusal": 0.9, "verdict": "harmless"}]}
+    service.app.state.storage.write("jobs/report", [json.dumps(read).encode()])
+    (found,) = customer.get(f"{JOBS}/{job}/safety/risky_rows").json()["data"]
+    assert (found["verdict"], found["own_refusal"]) == ("harmless", 0.9)
 
 
 def test_a_job_that_selected_nothing_says_so(service: Service, customer: TestClient, job: str) -> None:
