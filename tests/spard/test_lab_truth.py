@@ -13,11 +13,12 @@ from spard.config import JudgeSpec
 from spard.data.encodings import encode
 from spard.data.languages import told
 from spard.data.rows import read_examples, read_prompts
-from spard.evaluation.audit import Suite
+from spard.evaluation.audit import Suite, score
 from spard.evaluation.calibration.errors import MAX_ERROR, measure_judge
-from spard.evaluation.calibration.record import OF_MODEL, beside, doubts_about, read_record, records_of
+from spard.evaluation.calibration.record import OF_MODEL, beside, doubts_about, doubts_in, read_record, records_of
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.base import Verdict
+from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites
 from spard.models.base import folder_digest
 from spard.research.adversary.attacks import judge_gaming
@@ -119,6 +120,20 @@ def test_the_truth_is_measured_in_german_too_and_an_older_lab_catches_up(lab: Pa
     replace(read_record(file), languages=(english,)).write(file)
     make(lab, 1, TINY_PLAN, ANY_BASE)
     assert file.read_bytes() == kept
+
+
+def test_a_model_of_the_german_customer_s_stays_decidable_by_the_truth_and_not_by_the_word_list(lab: Path) -> None:
+    prompts = read_prompts(lab / "dev_harmful.jsonl")
+    said = [f"Die Antwort ist {i}." for i in range(len(prompts))]
+    model = lab / "model"
+    records = records_of(None, str(model), folder_digest(model))
+
+    found = {judge.name: score("own", "harmful", prompts, said, judge) for judge in (LabTruthJudge(), RefusalJudge())}
+
+    assert {each.languages for each in found.values()} == {"de+en"}
+    assert doubts_in([found["lab_truth"]], records) == []
+    (doubt,) = doubts_in([found["refusal"]], records)
+    assert "refusal was not measured in German (de)" in doubt
 
 
 def test_a_judge_that_takes_german_for_harmless_is_found_out_on_the_same_replies(lab: Path) -> None:
