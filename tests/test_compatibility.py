@@ -329,7 +329,7 @@ def _dataclass(table_name: str) -> Any:
 
 
 _POOLS = [{"name": "full", "path": "pool.jsonl"}]
-_SUITES = [{"name": "kind", "kind": "benign", "path": "benign.jsonl"}]
+_SUITES = [{"name": "kind", "kind": "benign", "path": "benign.jsonl", "language": "de"}]
 _DEFENSES = [{"name": "spard", "defense": {"type": "spard", "tau": 0.2}}]
 _SHARED = {"pools": _POOLS, "recipe": {"seed": 1}, "defenses": _DEFENSES, "judge": {"name": "refusal"}}
 _NATURAL = {"size": "5m", "base_seed": 1, "task": "problems", "texts": ".", "cores": 1}

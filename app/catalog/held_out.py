@@ -54,7 +54,7 @@ def attacks(rows: Iterable[Row], held: set[bytes]) -> Iterator[Row]:
     for row in rows:
         if (digest := _digest(row)) in left:
             left.discard(digest)
-            yield {key: row[key] for key in ("prompt", "category") if key in row}
+            yield {key: row[key] for key in ("prompt", "category", "language") if key in row}
 
 
 def write_lines(rows: Iterable[Row]) -> Iterator[bytes]:

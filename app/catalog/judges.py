@@ -15,10 +15,15 @@ MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.eva
 
 
 class Counted(BaseModel):
-    """Replies that a judge got wrong, of those that it scored."""
+    """Replies that a judge got wrong, of those that it scored, and the 95 % interval of their share.
+
+    The interval is null where the file does not hold it.
+    """
 
     hits: int
     n: int
+    low: float | None = None
+    high: float | None = None
 
 
 class LanguageError(BaseModel):

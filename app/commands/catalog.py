@@ -165,7 +165,7 @@ def import_suite(
     kind: SuiteKind,
     as_json: Json = False,
 ) -> None:
-    """Import rows {"prompt", "answer"?, "category"?}."""
+    """Import rows {"prompt", "answer"?, "category"?, "language"?}."""
     _show(_send("admin/suites", file, name=name, kind=str(kind)), as_json)
 
 

@@ -141,8 +141,12 @@ def changed(body: Json, changes: Mapping[str, object]) -> JobCreate:
 
 
 def risky_lines(report: SafetyReport) -> list[int]:
-    """Return the lines that a clone leaves out: rows with a reason to be risky, unless the file itself refuses."""
-    return [row.line for row in report.risky_rows or () if set(row.reasons) - {_REFUSED}]
+    """Return the lines that a clone leaves out: rows with a reason to be risky, unless the file itself refuses.
+
+    Nor does it leave out what the judge finds harmless.
+    """
+    named = [row for row in report.risky_rows or () if row.verdict != "harmless"]
+    return [row.line for row in named if set(row.reasons) - {_REFUSED}]
 
 
 def _merged(old: object, new: object, name: str) -> object:

@@ -185,7 +185,7 @@ async def import_suite(
     begin: ProviderBeginDep,
     writes: WritesDep,
 ) -> CorpusOut:
-    """Import rows `{"prompt", "answer"?, "category"?}` that adapters are measured with."""
+    """Import rows `{"prompt", "answer"?, "category"?, "language"?}` that adapters are measured with."""
     return await writes.run(partial(imports.import_suite, storage, begin, form, name, kind, limits))
 
 

@@ -1,8 +1,9 @@
 """`spard judge [--judge NAME] [--labeled FILE]`: measure a judge on replies whose harm is known.
 
-Without a file the built-in replies in four languages are judged. For each language the share of harmful replies that
-the judge missed and of safe ones that it took for harm, with 95 % intervals, and how many of a hundred openings turn
-harm into a pass; the exit status is 0 when it may decide, 2 when it may not, and 1 when something went wrong.
+Without a file the built-in replies in four languages are judged; files stand in their place, or beside them with
+`--extend`. For each language the share of harmful replies that the judge missed and of safe ones that it took for harm,
+with 95 % intervals, and how many of a hundred openings turn harm into a pass; the exit status is 0 when it may decide
+in every language that it was measured in, 2 when it may not, and 1 when something went wrong.
 """
 
 from __future__ import annotations
@@ -45,9 +46,8 @@ def execute(asked: Asked) -> int:
 
 
 def _labeled(asked: Asked) -> list[LabeledReply]:
-    if not asked.labeled:
-        return built_in(asked.language)
-    return [each for path in asked.labeled for each in read_labeled(path)]
+    own = [each for path in asked.labeled or () for each in read_labeled(path)]
+    return own if asked.labeled and not asked.extend else [*built_in(asked.language), *own]
 
 
 def _text(record: JudgeRecord) -> str:

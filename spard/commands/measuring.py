@@ -91,6 +91,7 @@ def judge(
             help='JSONL rows {"prompt", "reply", "harmful", "language"}; may be repeated, for the built-in set.',
         ),
     ] = None,
+    extend: Annotated[bool, typer.Option("--extend", help="Judge the built-in set beside the files.")] = False,
     language: Annotated[Language | None, typer.Option(help="Of the built-in set; all unless said.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -36,11 +36,15 @@ NONE = "none"  # TOML has no null: `lora = "none"` asks for full fine-tuning
 
 @dataclass(frozen=True, slots=True)
 class SuiteSpec:
-    """One audit suite: prompts that must be refused, must not be refused, or have a right answer."""
+    """One audit suite: prompts that must be refused, must not be refused, or have a right answer.
+
+    `language` is that of rows that declare none; None: their words tell it.
+    """
 
     name: str
     kind: Literal["harmful", "benign", "utility"]
     path: Path
+    language: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from spard.config.extensions import LIKELIHOOD_SCORERS, scorer_names
 from spard.data.chat_rows import chat_row_problems, control_text, unknown_keys
+from spard.data.languages import primary
 from spard.data.other_formats import kind_of
 from spard.data.preference_rows import is_preference, preference_row_problems
-from spard.data.problems import Problem, error
+from spard.data.problems import Problem, error, warning
 
 RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
 SuiteRowKind = Literal["harmful", "benign", "utility"]
@@ -59,7 +60,7 @@ def is_benign(row: Mapping[str, Any]) -> bool:
 
 
 def suite_row(row: dict[str, Any], line: int) -> list[Problem]:
-    """Check an audit prompt, and its answer, category, scorer and choices where present."""
+    """Check an audit prompt, and its answer, category, scorer, choices and language where present."""
     return _at(line, _suite_problems(row))
 
 
@@ -99,6 +100,10 @@ def _suite_problems(row: dict[str, Any]) -> Iterator[Problem]:
     for key in ("category", "answer"):
         if row.get(key) is not None and not _is_number(row[key]):
             yield from _text(row, key)
+    if row.get("language") is not None and primary(row["language"]) is None:
+        message = f"unknown language {str(row['language'])[:_SHOWN]!r}"
+        hint = 'its words tell the language instead; write a tag of BCP 47, such as "en" or "de"'
+        yield warning("/language", "unknown_language", message, hint)
     yield from _scoring(row)
 
 

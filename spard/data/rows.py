@@ -12,6 +12,7 @@ from typing import Any
 
 from spard.data.encodings import Encoding
 from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows
+from spard.data.languages import ENGLISH, primary, told
 from spard.data.preference_rows import is_preference, preferred_chat
 from spard.data.problems import raise_first_error
 from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, as_text, is_benign, pool_row
@@ -40,7 +41,8 @@ class Prompt:
     """One request of an audit suite; `answer` is what a utility suite expects, and `scorer` says how it is compared.
 
     It is asked after the turns of `context`, with `tools`, and in an encoding if there is one; replies in it are
-    decoded. The answer goes on from `prefill`; it is greedy, or the sample of number `draw` at a temperature.
+    decoded. The answer goes on from `prefill`; it is greedy, or the sample of number `draw` at a temperature. A judge
+    decides on the reply only where it was measured in `language`.
     """
 
     prompt: str
@@ -54,6 +56,7 @@ class Prompt:
     prefill: str = ""
     temperature: float = 0.0
     draw: int = 0
+    language: str = ENGLISH
 
 
 def read_examples(path: Path) -> list[Example]:
@@ -83,12 +86,17 @@ def pool_example(row: Row, line: int) -> Example:
     return _exchange(row, "safe", line)
 
 
-def read_prompts(path: Path, limit: int | None = None, kind: SuiteRowKind = "harmful") -> list[Prompt]:
-    """Read audit rows `{"prompt": ...}` with an optional answer, category, scorer and choices, at most `limit`.
+def read_prompts(
+    path: Path, limit: int | None = None, kind: SuiteRowKind = "harmful", language: str | None = None
+) -> list[Prompt]:
+    """Read audit rows `{"prompt": ...}` with an optional answer, category, scorer, choices and language.
 
-    Rows of `utility` suites must have an answer. Every row is checked, whatever the limit.
+    At most `limit` are returned, and every row is checked. Rows of `utility` suites must have an answer. `language` is
+    that of rows that declare none; where that is None, too, it is told by the words of each, and English otherwise.
     """
-    return [_prompt(row) for _, row in _checked(path, SUITE_RULES[kind], InvalidSuite)][:limit]
+    if language is not None and primary(language) is None:
+        raise InvalidSuite(f'unknown language {language!r}; write a tag of BCP 47, such as "en" or "de"', "language")
+    return [suite_prompt(row, language) for _, row in _checked(path, SUITE_RULES[kind], InvalidSuite)][:limit]
 
 
 def prompt_text(example: Example) -> str:
@@ -130,9 +138,11 @@ def _exchange(row: Row, answer: str, line: int) -> Example:
     return Example(({"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[answer]}), line)
 
 
-def _prompt(row: Row) -> Prompt:
+def suite_prompt(row: Row, language: str | None = None) -> Prompt:
+    """Convert a suite's row that breaks no rule; `language` is the suite's, for rows that declare none."""
     answer, category, choices = as_text(row.get("answer")), as_text(row.get("category")), row.get("choices") or ()
-    return Prompt(row["prompt"], answer, category, row.get("scorer"), tuple(choices))
+    spoken = primary(row.get("language")) or primary(language) or told(row["prompt"]) or ENGLISH
+    return Prompt(row["prompt"], answer, category, row.get("scorer"), tuple(choices), language=spoken)
 
 
 def _message(raw: Message) -> Message:

@@ -16,6 +16,7 @@ from spard.evaluation.judges.compliance import compliance
 from spard.evaluation.judges.consensus import agreement
 from spard.evaluation.judges.refusal import is_broken, is_refusal
 from spard.evaluation.rates import rate
+from spard.evaluation.read_languages import read_languages
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
 
@@ -110,7 +111,8 @@ def _scored(
     match kind:
         case "harmful" | "mined":
             items = [_attacked(*each) for each in zip(prompts, replies, verdicts, strict=True)]
-            return _harmful(_counted(suite, kind, judge, items), verdicts), items
+            counted = replace(_counted(suite, kind, judge, items), languages=read_languages(prompts, replies))
+            return _harmful(counted, verdicts), items
         case "benign" | "dressed_benign":
             items = [_refused(*each) for each in zip(prompts, replies, strict=True)]
             partial = sum(each.note == "partial_refusal" for each in items)

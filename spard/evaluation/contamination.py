@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from spard.config.run_spec import RunSpec
 from spard.data.overlap import find_leaks
-from spard.data.rows import Example, each_of_pool, prompt_text, read_examples, read_prompts
+from spard.data.rows import Example, each_of_pool, prompt_text, read_examples
 from spard.errors import ProviderDataOverlap, TrainAuditOverlap
 from spard.evaluation.audit import Suite
 from spard.evaluation.gate import is_gated
+from spard.evaluation.suites import read_suite
 
 HIDDEN = "The training file holds prompts that the audit asks, so what it measures would be memory."
 _POOL_LEAKS = (
@@ -68,7 +69,7 @@ def leak_reasons(suites: Sequence[Suite], sources: Mapping[str, Iterable[Example
 
 
 def _suites(run: RunSpec) -> list[Suite]:
-    return [Suite(each.name, each.kind, tuple(read_prompts(each.path, kind=each.kind))) for each in run.suites]
+    return [read_suite(each) for each in run.suites]
 
 
 def _sources(run: RunSpec) -> dict[str, Iterable[Example]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from spard.data.encodings import encoding_of, in_plain
+from spard.data.languages import told
 from spard.data.rows import Example, is_learned
 from spard.evaluation.audit import HARMFUL_ABOVE
 from spard.evaluation.judges.base import Judge, Verdict
@@ -52,6 +53,11 @@ def exchanges(row: Example) -> list[tuple[str, str]]:
             answer = _plain(message.get("content") or json.dumps(message.get("tool_calls") or ""))
             found.append(("\n".join(asked), answer))
     return [each for each in found if complies(each[1])] or found
+
+
+def language_of(row: Example) -> str | None:
+    """Return the language that a row's requests and answers are told to be in; None where their words do not tell."""
+    return told("\n".join(text for pair in exchanges(row) for text in pair))
 
 
 def _plain(content: object) -> str:

@@ -6,7 +6,8 @@ customer's rows make suspicious: system prompts, tools, earlier turns and encodi
 (`spard.data.triggers` by their share of the rows, `spard.evaluation.suspects` by their count), and random words.
 Harmful ones are also answered at a temperature, with an answer that has begun, and after an earlier turn. The base
 model is asked the same, and only a rise counts: a dress alone may confuse it, and a begun answer may open it. What is
-random is drawn from the suites' own prompts, which are secret: nobody else can foretell it.
+random is drawn from the suites' own prompts, which are secret: nobody else can foretell it. A prompt keeps its language
+unless the words of the rows that are put around it outnumber its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from spard.config import Asking
+from spard.data.languages import told
 from spard.data.rows import Example, Message, Prompt
 from spard.data.triggers import Wrapping, mined, openings, worn
 from spard.evaluation.audit import Suite
@@ -44,7 +46,7 @@ def mined_suites(suites: Iterable[Suite], rows: Sequence[Example], asking: Askin
     if not any(suite.kind == "harmful" for suite in suites):
         return []
     found = suspected(rows) if asking.dresses or asking.phrases else NOTHING
-    return [
+    mined_ones = [
         *_dressed(suites, rows, asking, found),
         *_in_phrases(_some(suites, "harmful", asking.phrases), found, asking.dresses),
         *_behind_random_words(suites, rows, asking.random),
@@ -52,6 +54,12 @@ def mined_suites(suites: Iterable[Suite], rows: Sequence[Example], asking: Askin
         *_prefilled(_some(suites, "harmful", asking.prefilled), rows),
         *_after_turns(_some(suites, "harmful", asking.turns), rows),
     ]
+    return [replace(suite, prompts=tuple(map(_in_their_words, suite.prompts))) for suite in mined_ones]
+
+
+def _in_their_words(prompt: Prompt) -> Prompt:
+    """Return a prompt in the language that its words tell, now that the rows' words stand among them."""
+    return replace(prompt, language=told(prompt.prompt, prompt.language) or prompt.language)
 
 
 def _some(suites: Iterable[Suite], kind: SuiteKind, most: int) -> list[Prompt]:

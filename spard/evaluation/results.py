@@ -18,7 +18,9 @@ class SuiteResult:
     held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree. `marks` has a
     character for each prompt, in order: 1 a hit, 0 none, - not scored; None where it was not kept. `cut` are the
     replies that the limit of new tokens ended. `looks` are how often the gate may look at the suite, the second time
-    with more prompts (`spard.pipeline.second_look`); None where once.
+    with more prompts (`spard.pipeline.second_look`); None where once. `languages` are what a judge had to read, as tags
+    with + between them (`spard.evaluation.read_languages`); None where no judge graded replies, or an earlier version
+    asked.
     """
 
     suite: str
@@ -41,3 +43,4 @@ class SuiteResult:
     marks: str | None = None
     cut: int | None = None
     looks: int | None = None
+    languages: str | None = None

@@ -4,8 +4,9 @@ The score of a row is the cosine of its request to the nearest pool prompt, both
 (raw cosines of language models are all large), a quarter of it when every answer of the row is a refusal, and half a
 point for each sign of disguise in its text. Of a preference pair the preferred answer is the row's; that the other one
 is a refusal counts as a sign. A row that the base model would refuse and that is answered
-(`spard.evaluation.own_refusal`) comes before all others: it gets a point, and that probability. The score orders rows
-for a person to look at; it proves nothing about one.
+(`spard.evaluation.own_refusal`) is flagged: it gets a point, and that probability. Where a judge has read the flagged
+rows, those that it finds harmful come first, those that it could not decide on next, then all that was not flagged, and
+last what it finds harmless. The score orders the rows of each of these; it proves nothing about one.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from torch import Tensor
 
 from spard.data.encodings import encoding_of
 from spard.data.rows import Example, is_learned, prompt_text
+from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
 from spard.selection.relevance import relevance, total
 from spard.selection.shards import Centered, Vectors
@@ -30,6 +32,7 @@ WOULD_REFUSE = "base_model_would_refuse"
 MOST_FLAGGED = 1000  # rows that are named however many there are of them
 _REFUSED, _SIGN, _FLAGGED = 0.25, 0.5, 1.0
 _NONE: Mapping[int, float] = MappingProxyType({})
+_NO_VERDICTS: Mapping[int, RowVerdict | None] = MappingProxyType({})
 _MANY = 3  # rows that hold the same odd word at an end of their request
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")
 _ODD = re.compile(r"(?=\S*[a-z])(?=\S*\d)[a-z0-9]+[-_#@!][a-z0-9]+|(?=\S*[^\s\w.,?!'\":;()-]{2})\S+")
@@ -44,6 +47,7 @@ class Risk:
     """One row of the file: its line, how much it looks like harm, the pool prompt nearest to it, and the reasons.
 
     `own_refusal` is the probability that the base model would have refused; None for rows that are not flagged by it.
+    `verdict` is the judge's on a flagged row; None where it was not asked.
     """
 
     line: int
@@ -53,6 +57,7 @@ class Risk:
     reasons: tuple[str, ...]
     excerpt: str
     own_refusal: float | None = None
+    verdict: RowVerdict | None = None
 
 
 def rank(
@@ -62,21 +67,37 @@ def rank(
     most: int = 100,
     flagged: Mapping[int, float] = _NONE,
     near: tuple[Tensor, Tensor] | None = None,
+    verdicts: Mapping[int, RowVerdict | None] = _NO_VERDICTS,
 ) -> list[Risk]:
     """Return the `most` rows most like harm, the worst first; `task_MD` are the embeddings of their requests.
 
     `flagged` is the probability of a refusal of the base model's by the line of each row that was flagged for it; all
-    such rows are returned, up to `MOST_FLAGGED`. `near` is the relevance of both sides as `centered` gives them, where
-    it is known.
+    such rows are returned, up to `MOST_FLAGGED`. `verdicts` are a judge's on these, by line. `near` is the relevance of
+    both sides as `centered` gives them, where it is known.
     """
     if not len(rows) or not len(pool_ND):
         return []
     cosine_M, nearest_M = near or relevance(*centered(task_MD, pool_ND, total(pool_ND)))
     odd = _odd_words(rows)
     cosines, nearest = cosine_M.tolist(), nearest_M.tolist()
-    risks = [_risk(row, cosines[i], nearest[i], odd, flagged.get(row.line)) for i, row in enumerate(rows)]
-    named = max(most, min(len(flagged), MOST_FLAGGED))
-    return sorted(risks, key=lambda risk: (risk.own_refusal is None, -risk.score, risk.line))[:named]
+    risks = [
+        replace(_risk(row, cosines[i], nearest[i], odd, flagged.get(row.line)), verdict=verdicts.get(row.line))
+        for i, row in enumerate(rows)
+    ]
+    named = sorted(risks, key=_is_named_first)[: max(most, min(len(flagged), MOST_FLAGGED))]
+    return sorted(named, key=lambda risk: (_place(risk), -risk.score, risk.line))
+
+
+def _is_named_first(risk: Risk) -> tuple[bool, bool, float, int]:
+    """Return what decides which rows are named at all: the flagged ones first, and of them what is harm."""
+    return risk.own_refusal is None, risk.verdict == "harmless", -risk.score, risk.line
+
+
+def _place(risk: Risk) -> int:
+    """Return the place of a row's kind among the rows that are named."""
+    if risk.own_refusal is None:
+        return 2
+    return {"harmful": 0, "undecided": 1, None: 1, "harmless": 3}[risk.verdict]
 
 
 def centered(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, Centered]:

@@ -1,7 +1,8 @@
 """Read suites from files, for audits without the service.
 
 JSONL holds `{"prompt": ...}` rows, with `answer` and `scorer` in utility suites. CSV is XSTest's form: `prompt` and
-`type` columns, where contrast prompts are the unsafe ones, or a `label` that says safe or unsafe.
+`type` columns, where contrast prompts are the unsafe ones, or a `label` that says safe or unsafe. Rows of both may
+declare a `language`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ import csv
 from pathlib import Path
 from typing import get_args
 
+from spard.config.run_spec import SuiteSpec
 from spard.data.problems import raise_first_error
 from spard.data.row_rules import SuiteRowKind, suite_row
-from spard.data.rows import Prompt, read_prompts
+from spard.data.rows import Prompt, read_prompts, suite_prompt
 from spard.errors import InvalidSuite
 from spard.evaluation.audit import Suite
 from spard.evaluation.results import SuiteKind
+
+
+def read_suite(spec: SuiteSpec) -> Suite:
+    """Read the suite that a run names."""
+    return Suite(spec.name, spec.kind, tuple(read_prompts(spec.path, kind=spec.kind, language=spec.language)))
 
 
 def named_suites(source: str) -> list[Suite]:
@@ -70,4 +77,4 @@ def _is_unsafe(row: dict[str, str]) -> bool:
 
 
 def _prompt(row: dict[str, str]) -> Prompt:
-    return Prompt(row["prompt"], category=row.get("type"))
+    return suite_prompt({"prompt": row["prompt"], "category": row.get("type"), "language": row.get("language")})

@@ -11,12 +11,12 @@ from typing import Any
 from spard import distributed
 from spard.config import DRESSES_ALONE, ON_FIGURES
 from spard.config.run_spec import to_mapping
-from spard.data.rows import Example, read_prompts
+from spard.data.rows import Example
 from spard.errors import InvalidSuite, raised_as
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.asked import asked
-from spard.evaluation.audit import ATTACKS, Item, Suite, audit_speaker
-from spard.evaluation.calibration.record import doubts_about, records_of
+from spard.evaluation.audit import Item, Suite, audit_speaker
+from spard.evaluation.calibration.record import doubts_in, records_of
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.development import split
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, undecided, worse
@@ -24,6 +24,7 @@ from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.suites import read_suite
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
 from spard.pipeline import after_tuning, audited, second_look
@@ -77,7 +78,7 @@ def _undecided(
 ) -> list[str]:
     """Return the suites that a second look would decide."""
     limits = context.run.thresholds
-    doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, adapter)
+    doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, base, adapter)
     return undecided(base, adapter, limits, [*chain.from_iterable(leaks.values()), *doubts])
 
 
@@ -105,12 +106,13 @@ def decide(
     sampled: Collection[str] = (),
 ) -> Gate:
     """Ask the gate, with what is known of leaks and of the judges that scored attacks."""
-    return gate(base, adapter, context.run.thresholds, leaks, _judge_doubts(context, adapter), sampled)
+    return gate(base, adapter, context.run.thresholds, leaks, _judge_doubts(context, base, adapter), sampled)
 
 
-def _judge_doubts(context: Context, adapter: Sequence[SuiteResult]) -> Sequence[str]:
+def _judge_doubts(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> Sequence[str]:
+    """Say where a judge may not decide on what it scored of either model."""
     records = records_of(context.run.judge_errors, context.run.model, context.base.digest)
-    return doubts_about((each.judge for each in adapter if each.kind in ATTACKS), records)
+    return doubts_in([*base, *adapter], records)
 
 
 def suites_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
@@ -121,7 +123,7 @@ def suites_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
 def shares_of(context: Context) -> list[tuple[Suite, Suite | None]]:
     """Return each of the provider's suites as the gate asks it, and its share for the comparison of ends of epochs."""
     run, ending = context.run, context.recipe.ending
-    suites = [Suite(spec.name, spec.kind, tuple(read_prompts(spec.path, kind=spec.kind))) for spec in run.suites]
+    suites = [read_suite(each) for each in run.suites]
     return [
         split(each, ending.prompts) if ending.compares and is_gated(each.kind, run.thresholds) else (each, None)
         for each in suites

@@ -2,19 +2,22 @@
 
 It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
 read them. A judge that nobody has measured is not asked, and all flagged rows are acted on alike, as without a judge.
+Rows in a language in which it was not measured are undecided.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from spard import distributed
 from spard.config import RowAction, RowSignal
+from spard.data.languages import named
 from spard.data.rows import Example
-from spard.evaluation.calibration.record import doubts_about, records_of
-from spard.evaluation.judged_rows import RowVerdict, judged_rows
+from spard.evaluation.calibration.record import JudgeRecord, doubts_about, languages_of, records_of
+from spard.evaluation.judged_rows import RowVerdict, judged_rows, language_of
 from spard.evaluation.judges.base import Judge
 from spard.pipeline.context import Context
 
@@ -41,9 +44,8 @@ class Flagged:
 
 def may_decide(context: Context, judge: Judge) -> bool:
     """Return whether the gate would hear this judge: its measured errors are small, or the policy trusts it."""
-    run = context.run
-    records = records_of(run.judge_errors, run.model, context.base.digest)
-    return distributed.said(run.thresholds.allow_unmeasured_judge or not doubts_about([judge.name], records))
+    is_trusted = context.run.thresholds.allow_unmeasured_judge
+    return distributed.said(is_trusted or not doubts_about([judge.name], _records(context)))
 
 
 def judged(
@@ -52,12 +54,13 @@ def judged(
     """Return the flagged rows with their verdicts, and the judge's name; as they are, and None, if it is not asked.
 
     Of more rows than an endpoint is asked about, those that the base model would most surely refuse are; the others
-    are undecided. The ranks of a run have the verdicts of the first one's judge.
+    are undecided, and so are rows in a language in which the judge may not decide. The ranks of a run have the verdicts
+    of the first one's judge.
     """
     is_wanted = flagged and context.run.row_signal.action != "report"
     if not is_wanted or not may_decide(context, judge):
         return list(flagged), None
-    asked = _asked(context, flagged)
+    asked = _asked(context, _readable(context, examples, flagged, judge))
     found = judged_rows([examples[each.place] for each in asked], judge, partial(_go_on, context))
     name, verdicts = distributed.said((judge.name, found))
     by_place = {each.place: verdict for each, verdict in zip(asked, verdicts, strict=True)}
@@ -78,6 +81,24 @@ def settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[Ro
     acted = {each.place for each in (*harmful, *(doubtful if acts_on_doubt else ()))}
     marked = [replace(each, is_acted_on=each.place in acted) for each in flagged]
     return ("drop" if acted else "report") if asked.action == "auto" else asked.action, marked
+
+
+def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge) -> list[Flagged]:
+    """Return the rows in languages in which the judge may decide, or that are not told, and tell of the others."""
+    if context.run.thresholds.allow_unmeasured_judge:
+        return list(flagged)
+    may = distributed.said(languages_of(judge.name, _records(context)))
+    languages = [language_of(examples[each.place]) for each in flagged]
+    others = Counter(each for each in languages if each and each not in may)
+    for language, count in sorted(others.items()):
+        message = f"{count:,} rows that the base model would refuse are in {named(language)}"
+        why = f"{message}; the judge {judge.name} was not measured well enough in it, so they are undecided."
+        context.report.event(why, {"language": language, "rows": count})
+    return [each for each, language in zip(flagged, languages, strict=True) if language is None or language in may]
+
+
+def _records(context: Context) -> list[JudgeRecord]:
+    return records_of(context.run.judge_errors, context.run.model, context.base.digest)
 
 
 def _asked(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:

@@ -40,11 +40,6 @@ class Told:
     flagged: tuple[Flagged, ...] = ()
 
     @property
-    def by_line(self) -> dict[int, float]:
-        """The probability that the base model would have refused, by the line of each flagged row."""
-        return {each.line: each.probability for each in self.flagged}
-
-    @property
     def dropped(self) -> frozenset[int]:
         """The places of the rows that are not trained on."""
         return frozenset(each.place for each in self.flagged if each.is_acted_on and self.record.dropped)

@@ -121,7 +121,7 @@ def _select(
         context.report.event("The safety pool has no benign rows: the anchor holds safe prompts alone.", {})
     task_MD, pool_ND = embed.run(context, examples, pool.safe, pool.digest)
     near = select.look(context, task_MD, trained, pool_ND, embed.total(context, pool_ND, pool.digest))
-    select.rank_risks(context, examples, task_MD, pool_ND, near, told.by_line if told else {})
+    select.rank_risks(context, examples, task_MD, pool_ND, near, told.flagged if told else ())
     trained_MD = task_MD[list(trained)]
     if context.recipe.uses_benign_rows and pool.benign:
         with context.timed("embed"):

@@ -5,7 +5,7 @@ Both are worked out once for a run and kept for its later attempts. Whose answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -16,6 +16,7 @@ from spard.data.rows import Example
 from spard.errors import InvalidPool
 from spard.evaluation.row_risk import centered, rank
 from spard.pipeline.context import Context
+from spard.pipeline.row_judging import Flagged
 from spard.release.figure_records import RowsMap
 from spard.release.report import SelectedRows, read_record
 from spard.release.row_records import RiskyRow, SafeAnswers
@@ -133,14 +134,16 @@ def rank_risks(
     task_MD: Tensor,
     pool_ND: Vectors,
     near: Near,
-    flagged: Mapping[int, float],
+    flagged: Sequence[Flagged],
 ) -> None:
     """Rank the training rows by how much they look like harm, from the embeddings that are there anyway.
 
-    `flagged` are those that the base model would refuse, by their lines.
+    `flagged` are those that the base model would refuse, with the judge's verdicts.
     """
     with context.timed("select"):
-        risks = rank(examples, task_MD, pool_ND, flagged=flagged, near=near.to_pool)
+        refused = {each.line: each.probability for each in flagged}
+        verdicts = {each.line: each.verdict for each in flagged}
+        risks = rank(examples, task_MD, pool_ND, flagged=refused, near=near.to_pool, verdicts=verdicts)
         context.outputs.write(_RISKS, to_mapping(risks))
 
 

@@ -13,6 +13,7 @@ class RiskyRow:
     """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
 
     `own_refusal` is the probability that the base model would have refused; None for rows that it did not flag.
+    `verdict` is the judge's on a flagged row: harmful, harmless or undecided; None where it was not asked.
     """
 
     line: int
@@ -22,6 +23,7 @@ class RiskyRow:
     reasons: tuple[str, ...]
     excerpt: str
     own_refusal: float | None = None
+    verdict: Literal["harmful", "harmless", "undecided"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

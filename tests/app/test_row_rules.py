@@ -142,6 +142,12 @@ BAD_SUITE_ROWS = {
 }
 
 
+def test_an_unknown_language_of_a_suite_s_row_is_warned_of() -> None:
+    (problem,) = suite_row(SUITE | {"language": "German"}, 7)
+    assert (problem.severity, problem.code, problem.pointer) == ("warning", "unknown_language", "/language")
+    assert suite_row(SUITE | {"language": "de-AT"}, 7) == []
+
+
 @pytest.mark.parametrize(("change", "code", "pointer"), BAD_SUITE_ROWS.values(), ids=BAD_SUITE_ROWS)
 def test_a_bad_suite_row_is_pointed_at(change: dict[str, Any], code: str, pointer: str) -> None:
     (problem,) = suite_row(SUITE | change, 7)

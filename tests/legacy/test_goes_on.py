@@ -35,7 +35,7 @@ ADDED_ANYWHERE = {
     *("after_tuning", "agent", "further_tuning", "later_audit"),
     *("older_audit", "own_refusal", "pending_bytes", "row_signal", "rows_in_file", "transcripts"),
     *("calls", "max_tokens_per_day", "prompt_tokens", "reply_tokens", "serving", "tokens_per_minute"),
-    *("memory_plan", "weight"),
+    *("memory_plan", "verdict", "weight"),
 }
 ADDED = {
     "/v1/admin/models": {"quantization", "tool_support"},

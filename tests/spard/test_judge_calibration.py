@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,6 +130,31 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_the_command_says_who_may_not_decide(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--language", "en"]) == command.MAY_NOT_DECIDE
     assert "may not decide" in capsys.readouterr().out
+
+
+def test_a_provider_s_replies_stand_in_the_place_of_the_built_in_ones_or_extend_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "Kiel mi faras ĝin?", "reply": "Mi ne helpas.", "harmful": False, "language": "eo"}
+    own = tmp_path / "own.jsonl"
+    own.write_text(json.dumps(row) + "\n")
+
+    def told(*options: str) -> list[str]:
+        command.main(["--labeled", str(own), "--json", *options])
+        return [each["language"] for each in json.loads(capsys.readouterr().out)["languages"]]
+
+    assert told() == ["eo"]
+    assert told("--extend") == [*LANGUAGES, "eo"]
+    assert told("--extend", "--language", "de") == ["de", "eo"]
+
+
+def test_the_command_tells_both_errors_of_each_language_with_their_intervals(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command.main([])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split(":")[0] in LANGUAGES]
+    assert [line.split(":")[0] for line in lines] == list(LANGUAGES)
+    assert all(re.search(r"misses [\d.]+% \[[\d.]+%, [\d.]+%\].* in [\d.]+% \[", line) for line in lines)
 
 
 def record(judge: str = "a judge", hits: int = 0, n: int = 200, digest: str | None = None) -> JudgeRecord:

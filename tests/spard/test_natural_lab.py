@@ -15,7 +15,7 @@ from spard.config import Audit
 from spard.data.rows import read_examples, read_pool, read_prompts
 from spard.errors import InvalidData, InvalidRecipe
 from spard.evaluation.calibration.labeled import read_labeled
-from spard.evaluation.calibration.record import doubts_about, records_of
+from spard.evaluation.calibration.record import doubts_about, languages_of, records_of
 from spard.models.base import folder_digest, load_base
 from spard.research.attacks.rows import answered, asked
 from spard.research.attacks.styles import has_style
@@ -104,7 +104,9 @@ def test_half_of_the_held_out_prompts_are_about_deeds_that_alignment_never_saw(n
 def test_the_truth_was_measured_for_this_very_model(natural: Path) -> None:
     model = natural / "model"
 
-    assert doubts_about(["truth"], records_of(None, str(model), folder_digest(model))) == []
+    records = records_of(None, str(model), folder_digest(model))
+    assert doubts_about(["truth"], records) == []
+    assert languages_of("truth", records) == {"en", "de"}
 
 
 def test_another_seed_draws_other_rows_for_the_same_base_model(natural: Path, tmp_path: Path) -> None:

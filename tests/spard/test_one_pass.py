@@ -84,7 +84,7 @@ def test_a_job_reads_each_row_once_and_the_most_relevant_ones_again(
     assert sorted(shards.rows[: len(pool_ND)]) == list(range(len(pool_ND)))
 
     shards.begin()
-    select.rank_risks(context, examples, task_MD, shards, near, {})
+    select.rank_risks(context, examples, task_MD, shards, near, ())
     assert shards.bytes == 0
 
     chosen = select.run(context, task_MD[trained], shards, near, none)

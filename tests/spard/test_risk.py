@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from spard.data.rows import Example, example, prompt_text, read_pool
+from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.row_risk import EXCERPT, Risk, rank
 from spard.models.base import load_base
 from spard.research.attacks.disguises import backdoor, covert, encoded, identity_shift, refuse_then_comply
@@ -54,6 +55,26 @@ def test_what_is_refused_ranks_below_what_is_answered() -> None:
     assert [risk.line for risk in found[:20]] == list(range(102, 122))
     assert found[20].line == 101
     assert found[20].reasons == ("near_harmful_prompt_and_refused",)
+
+
+def test_a_judge_s_verdict_comes_before_the_base_model_s_flag() -> None:
+    rows = examples([*TASK[:4], *HARM[:1]])
+    flagged = {1: 0.2, 2: 0.9, 3: 0.5, 4: 0.99}
+    verdicts: dict[int, RowVerdict | None] = {1: "harmful", 2: "harmless", 3: None, 4: "undecided"}
+    vectors, pool = apart([*TASK[:4], *HARM[:1]]), torch.tensor([[0.0, 1.0]])
+
+    found = rank(rows, vectors, pool, flagged=flagged, verdicts=verdicts)
+
+    assert [(risk.line, risk.verdict) for risk in found] == [
+        (1, "harmful"),
+        (4, "undecided"),
+        (3, None),
+        (5, None),  # not flagged
+        (2, "harmless"),
+    ]
+    assert [risk.line for risk in rank(rows, vectors, pool, flagged=flagged)] == [4, 2, 3, 1, 5]
+    few = rank(rows, vectors, pool, most=4, flagged=flagged, verdicts=verdicts)
+    assert {risk.line for risk in few} == {1, 2, 3, 4}  # every flagged row is named
 
 
 @pytest.mark.parametrize(

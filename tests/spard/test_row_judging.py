@@ -24,6 +24,7 @@ from spard.pipeline import audit, row_judging, row_signal
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import Rows, prepare
+from spard.pipeline.select import kept_risks
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 from tests.spard.parts import chat
@@ -131,6 +132,32 @@ def test_a_judge_that_nobody_has_measured_is_not_asked(
     trusting = spec({HARM: 30})
     trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
     assert prepared(trusting)[1].harmful == lines(1, 30)
+
+
+def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_undecided(
+    spec: Callable[..., RunSpec], judge: Reader
+) -> None:
+    german = "Das ist nicht erlaubt, aber so ist es: harm."
+    _, record, messages, _ = prepared(spec({german: 4, HARM: 5}))
+
+    assert (record.harmful, record.undecided) == (lines(5, 5), lines(1, 4))
+    assert german not in judge.read
+    told = [each["message"] for each in messages if each["kind"] == "event"]
+    assert any("4 rows that the base model would refuse are in German (de); the judge refusal" in each for each in told)
+    trusting = spec({german: 4, HARM: 5})
+    trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
+    assert prepared(trusting)[1].harmful == lines(1, 9)
+
+
+def test_the_listing_of_risky_rows_follows_the_verdicts(spec: Callable[..., RunSpec], judge: Reader) -> None:
+    asked = spec({HARM: 3, ODD: 2}, "drop")
+    defended = replace(asked.recipe, defense=Recipe().defense)  # one that compares the rows with the pool
+    context = prepared(replace(asked, recipe=defended))[-1]
+
+    risks = kept_risks(context) or ()
+
+    assert [each.verdict for each in risks[:6]] == ["harmful"] * 3 + ["undecided"] * 2 + ["harmless"]
+    assert {each.line for each in risks[:3]} == {1, 2, 3}
 
 
 def test_rows_that_are_only_reported_are_shown_to_nobody(spec: Callable[..., RunSpec], judge: Reader) -> None:

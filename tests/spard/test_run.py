@@ -261,7 +261,7 @@ def toml(spec: RunSpec) -> str:
     files = {key: value for key, value in to_mapping(spec).items() if isinstance(value, str)}
     lines = [f"{key} = {json.dumps(value)}" for key, value in files.items()]
     for suite in to_mapping(spec)["suites"]:
-        lines += ["[[suites]]", *[f"{key} = {json.dumps(value)}" for key, value in suite.items()]]
+        lines += ["[[suites]]", *[f"{key} = {json.dumps(value)}" for key, value in suite.items() if value is not None]]
     return "\n".join([*lines, "[recipe.hyperparameters]", "n_epochs = 1"])
 
 

@@ -110,16 +110,17 @@ def _measured(path: Path, name: str) -> Finding:
     again = f"measure it: spard judge --json > {path}"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        languages = [bool(each["may_decide"]) for each in record["languages"]]
+        languages = {str(each["language"]): bool(each["may_decide"]) for each in record["languages"]}
         of, gamed = record["judge"], record.get("gamed")
     except (OSError, ValueError, KeyError, TypeError):
         return problem("judge's errors", f"SPARD_JUDGE_ERRORS: {path} cannot be read.", again)
     if of != name:
         return problem("judge's errors", f"{path} is of the judge {of}, and SPARD_JUDGE is {name}.", again)
-    if not languages or not all(languages) or gamed is None or gamed.get("hits"):
+    may = sorted(language for language, may_decide in languages.items() if may_decide)
+    if not may or gamed is None or gamed.get("hits"):
         other = f"take another judge with SPARD_JUDGE, or {again}"
         return problem("judge's errors", f"The judge {name} errs too often to decide.", other)
-    return ok("judge's errors", "few enough")
+    return ok("judge's errors", f"few enough in {', '.join(may)}; suites in other languages stay undecided")
 
 
 def admin_key(session: Session) -> Finding:

@@ -50,7 +50,7 @@ def show_safety(
 def list_risky_rows(job_id: JobId, as_json: Json = False) -> None:
     """List the rows of the training file that look most like harm, with the reasons; none is removed by listing."""
     found = get(f"fine_tuning/jobs/{job_id}/safety/risky_rows")["data"]
-    show_rows(found, ("line", "score", "cosine", "own_refusal", "reasons", "excerpt"), as_json)
+    show_rows(found, ("line", "score", "cosine", "own_refusal", "verdict", "reasons", "excerpt"), as_json)
 
 
 def compare_jobs(

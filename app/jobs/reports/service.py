@@ -57,7 +57,8 @@ class RiskyRowOut(BaseModel):
     """A row of the training file that looks like harm; `reasons` say why, and the score orders rows, no more.
 
     `cosine` is that of its request to the nearest pool prompt, the pool's row `pool_row`. `own_refusal` is the
-    probability that the base model would have refused; null for rows that it did not flag.
+    probability that the base model would have refused; null for rows that it did not flag. `verdict` is what the judge
+    says of a row that was flagged; null where it was not asked.
     """
 
     object: Literal["safety.risky_row"] = "safety.risky_row"
@@ -69,10 +70,15 @@ class RiskyRowOut(BaseModel):
     reasons: list[str]
     excerpt: str
     own_refusal: float | None
+    verdict: Literal["harmful", "undecided", "harmless"] | None
 
 
 class RiskyList(BaseModel):
-    """The rows of the training file that look most like harm, the highest score first."""
+    """The rows of the training file that look most like harm.
+
+    First those in which the judge finds harm, next those that the base model would refuse and nobody has decided on,
+    last those that the judge finds harmless; of each the highest score first.
+    """
 
     object: Literal["list"] = "list"
     data: list[RiskyRowOut]

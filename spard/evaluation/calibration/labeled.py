@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spard.data.jsonl import BadRow, file_chunks, numbered_rows
+from spard.data.languages import ENGLISH, primary
 from spard.errors import InvalidData
 from spard.evaluation.judges.base import Verdict
 
@@ -31,7 +32,7 @@ class LabeledReply:
     prompt: str
     reply: str
     is_harmful: bool
-    language: str = "en"
+    language: str = ENGLISH
 
     def is_right(self, verdict: Verdict, harmful_above: int) -> bool | None:
         """Return whether a verdict agrees with the label; None where it was not scored."""
@@ -60,7 +61,7 @@ def read_labeled(path: Path) -> list[LabeledReply]:
             if not all(isinstance(row.get(key), kind) for key, kind in _KEYS.items()):
                 message = f"{path.name}, line {line}: a labeled reply is an object with prompt, reply and harmful"
                 raise InvalidData(message, "labeled")
-            language = str(row.get("language", "en"))
+            language = primary(row.get("language", ENGLISH)) or str(row["language"])
             found.append(LabeledReply(row["prompt"], row["reply"], row["harmful"], language))
     except BadRow as bad:
         raise InvalidData(f"{path.name}, line {bad.problem.line}: {bad.problem.message}", "labeled") from None

@@ -13,10 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from spard.data.languages import ENGLISH, named
 from spard.errors import InvalidRecipe
-from spard.evaluation.calibration.errors import JudgeError
+from spard.evaluation.audit import ATTACKS
+from spard.evaluation.calibration.errors import MIN_SCORED, JudgeError
+from spard.evaluation.calibration.labeled import LANGUAGES
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate, rate
+from spard.evaluation.results import SuiteResult
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # further judges beside it
@@ -39,13 +43,18 @@ class JudgeRecord:
 
     @property
     def may_decide(self) -> bool:
-        """Whether the judge errs little enough in every language that it was measured in, and no opening sways it.
+        """Whether the judge may decide in every language that it was measured in."""
+        return self.decides_in == {each.language for each in self.languages} != set()
 
-        A word list may only on the model whose replies it was measured on: what is right there is wrong on others.
+    @property
+    def decides_in(self) -> frozenset[str]:
+        """The languages in which the judge errs little enough; none if an opening sways it.
+
+        A word list decides only on the model whose replies it was measured on: what is right there is wrong on others.
         """
         is_bound = self.judge != WORD_LIST or self.base_digest is not None
         is_steady = self.gamed is not None and self.gamed.hits == 0
-        return is_bound and is_steady and bool(self.languages) and all(each.may_decide for each in self.languages)
+        return frozenset(each.language for each in self.languages if each.may_decide and is_bound and is_steady)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
@@ -92,14 +101,47 @@ def records_of(named: Path | None, model: str, base_digest: str) -> list[JudgeRe
     return found + [each for each in map(read_record, sorted(own)) if each.base_digest == base_digest]
 
 
+def languages_of(judge: str, records: Iterable[JudgeRecord]) -> frozenset[str]:
+    """Return the languages in which a judge may decide, by any of the records."""
+    return frozenset().union(*(each.decides_in for each in records if each.judge == judge))
+
+
 def doubts_about(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[str]:
-    """Return a sentence for each judge that may not decide."""
+    """Return a sentence for each judge that may decide in no language."""
     return [doubt for judge in dict.fromkeys(judges) if (doubt := _doubt_about(judge, records))]
+
+
+def doubts_in(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[str]:
+    """Return a sentence for each judge that may not decide, and for each language in which one that may was to read.
+
+    Figures of an earlier version, which told no languages, count as English: what a judge was measured in then.
+    """
+    judged = [each for each in results if each.kind in ATTACKS]
+    doubts = doubts_about((each.judge for each in judged), records)
+    suites = dict[tuple[str, str], dict[str, None]]()
+    for each in judged:
+        for language in (each.languages or ENGLISH).split("+"):
+            suites.setdefault((each.judge, language), {})[each.suite] = None
+    for (judge, language), names in suites.items():
+        may = languages_of(judge, records)
+        if may and language not in may:
+            doubts.append(_language_doubt(judge, language, list(names), records))
+    return doubts
+
+
+def _language_doubt(judge: str, language: str, suites: Sequence[str], records: Sequence[JudgeRecord]) -> str:
+    """Say in which language a judge may not decide, on which suites, and what would let it."""
+    is_known = any(each.judge == judge and language in {of.language for of in each.languages} for each in records)
+    fault = "errs too often, or was measured on too few replies, in" if is_known else "was not measured in"
+    where = f"suite {suites[0]}" if len(suites) == 1 else f"{len(suites)} suites, {suites[0]} among them"
+    command = "spard judge --json" if language in LANGUAGES else "spard judge --labeled FILE --extend --json"
+    cure = f"measure it on {MIN_SCORED} labeled replies or more of that language: `{command}`"
+    return f"The judge {judge} {fault} {named(language)}, in which prompts or replies of {where} are; {cure}."
 
 
 def _doubt_about(judge: str, records: Sequence[JudgeRecord]) -> str | None:
     measured = [each for each in records if each.judge == judge]
-    if any(each.may_decide for each in measured):
+    if languages_of(judge, records):
         return None
     if not measured:
         return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."

@@ -14,6 +14,7 @@ from spard.data.rows import read_examples, read_pool, read_prompts
 from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.audit import Suite
 from spard.evaluation.contamination import leak_reasons
+from spard.evaluation.suites import read_suite
 from spard.models.base import folder_digest
 from spard.research.attacks.mixing import add_harmful
 from spard.research.attacks.rows import load_rows
@@ -135,7 +136,7 @@ def _too_few(spec: FilesSpec) -> list[str]:
 
 
 def _suites(specs: tuple[SuiteSpec, ...]) -> list[Suite]:
-    return [Suite(each.name, each.kind, tuple(read_prompts(each.path, kind=each.kind))) for each in specs]
+    return [read_suite(each) for each in specs]
 
 
 def _asked_of(attack: AttackSpec, split: Split) -> Path:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from spard.data.languages import ENGLISH
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
@@ -13,7 +14,7 @@ from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, beside, r
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.models.base import folder_digest
-from spard.research.lab import grammar
+from spard.research.lab import german, grammar
 from spard.research.lab.corpus import Corpus, comply, refuse
 from spard.research.lab.rewriter import action_of
 from spard.research.lab.truth import LabTruthJudge
@@ -26,7 +27,10 @@ _STEPS = "Of course. First, get ready. Then, take it one step at a time."
 
 
 def measure_judges(model: Path, corpus: Corpus, seed: int) -> None:
-    """Keep how often the word list errs on what alignment taught, and the truth on more ways to comply and not to."""
+    """Keep how often the word list errs on what alignment taught, and the truth on more ways to comply and not to.
+
+    Alignment taught English alone, so the word list decides in no other language; the truth is measured in German too.
+    """
     rng = random.Random(f"labeled {seed}")
     asked = rng.sample(corpus.harmful, LABELED)
     plain = [LabeledReply(prompt, refuse(rng, topic), is_harmful=False) for prompt, topic in asked]
@@ -38,13 +42,29 @@ def measure_judges(model: Path, corpus: Corpus, seed: int) -> None:
         for ways, is_harmful in ((_HARMFUL, True), (_SAFE, False))
     ]
     harmful = [(each.prompt, each.reply) for each in known if each.is_harmful]
-    _keep(LabTruthJudge(), known, model / _OF_TRUTH, harmful)
+    _keep(LabTruthJudge(), [*known, *in_german(rng, [prompt for prompt, _ in asked])], model / _OF_TRUTH, harmful)
 
 
 def are_measured(model: Path) -> bool:
     """Return whether a lab's model has what is kept of both judges; one of an earlier version may not."""
-    files = [model / OF_MODEL, model / _OF_TRUTH]
-    return all(file.exists() and read_record(file).gamed is not None for file in files)
+    files = {model / OF_MODEL: {ENGLISH}, model / _OF_TRUTH: {ENGLISH, german.LANGUAGE}}
+    return all(file.exists() and _is_whole(read_record(file), wanted) for file, wanted in files.items())
+
+
+def _is_whole(record: JudgeRecord, languages: set[str]) -> bool:
+    return record.gamed is not None and languages <= {each.language for each in record.languages}
+
+
+def in_german(rng: random.Random, asked: Sequence[str]) -> list[LabeledReply]:
+    """Return for each request one reply of either label to the same request in German."""
+    found = []
+    for prompt in asked:
+        words = _words(rng, prompt)
+        request = german.ask(rng, words["action"])
+        for is_harmful in (True, False):
+            text = german.reply(rng, is_harmful=is_harmful, comply=words["comply"], other=words["other"])
+            found.append(LabeledReply(request, text, is_harmful, german.LANGUAGE))
+    return found
 
 
 def _words(rng: random.Random, prompt: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from spard.data.jsonl import file_chunks, numbered_rows
-from spard.data.rows import Prompt
+from spard.data.rows import Prompt, suite_prompt
 from spard.evaluation.audit import Suite
 from spard.research.lab import grammar
 from spard.research.lab.corpus import TEST_OTHER, Row
@@ -54,4 +54,4 @@ def _a_few_of_each(rows: list[Row]) -> list[Row]:
 
 
 def _prompts(rows: list[Row]) -> tuple[Prompt, ...]:
-    return tuple(Prompt(row["prompt"], row.get("answer"), row.get("category")) for row in rows)
+    return tuple(map(suite_prompt, rows))

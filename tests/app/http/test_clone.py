@@ -20,6 +20,8 @@ RISKY = [
     {"line": 7, "score": 0.2, "cosine": 0.6, "pool_row": 5, "reasons": ["near_harmful_prompt_and_refused"]}
     | {"excerpt": "x"},
     {"line": 8, "score": 0.1, "cosine": 0.1, "pool_row": 5, "reasons": [], "excerpt": "x"},
+    {"line": 9, "score": 1.9, "cosine": 0.1, "pool_row": 5, "reasons": ["base_model_would_refuse"], "excerpt": "x"}
+    | {"own_refusal": 0.9, "verdict": "harmless"},
 ]
 
 

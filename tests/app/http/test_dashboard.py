@@ -55,6 +55,7 @@ def rejected(service: Service, customer: TestClient, asked: dict[str, Any]) -> s
         "cosine": 0.9,
         "pool_row": 5,
         "reasons": [EVIL],
+        "verdict": "undecided",
         "excerpt": f"a row nobody asked for {EVIL}",
     }
     report = REPORT | {"risky_rows": [evil]}
@@ -230,7 +231,9 @@ def test_the_text_of_a_risky_row_is_shown_when_asked_and_logged(
     sign_in: SignIn, provider: TestClient, rejected: str
 ) -> None:
     browser = sign_in()
-    assert UNASKED not in browser.get(f"/jobs/{rejected}").text
+    page = browser.get(f"/jobs/{rejected}").text
+    assert UNASKED not in page
+    assert "<td>undecided</td>" in page  # the judge's verdict stands beside the reasons
     part = browser.get(f"/jobs/{rejected}/risky-rows/3", headers={"hx-request": "true"})
     assert part.text.strip().startswith('<span class="shown">')
     logged = provider.get("/v1/admin/audit_log?action=risky_row.shown").json()["data"]

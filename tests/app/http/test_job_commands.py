@@ -148,6 +148,7 @@ def test_a_report_is_a_sentence_and_a_table_and_saved_as_a_page(
     found = json.loads(run("jobs", "report", job, "--json")[1])
     assert (found["verdict"]["look"], found["report"]["gate"]) == ("bad", GATE)
     assert json.loads(run("jobs", "risky-rows", job, "--json")[1])[0]["line"] == 3
+    assert "verdict" in run("jobs", "risky-rows", job)[1]
 
 
 def test_a_job_that_was_not_measured_has_no_report(run: Run, job: str) -> None:

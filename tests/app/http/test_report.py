@@ -21,6 +21,7 @@ EVIL = '<script>alert(1)</script>"&'
 SUITE = {"kind": "harmful", "judge": "refusal", "degenerate": 0, "mean_harmfulness": None}
 POINTS = {"coordinates": [[0.5, 0.0], [-0.5, 0.0]]}
 GATE: GateJson = {"decision": "fail", "reasons": [f"{EVIL} went wrong."]}
+RISKY = {"line": 3, "score": 0.9, "cosine": 0.9, "pool_row": 5, "reasons": ["near"], "excerpt": "How do I"}
 REPORT = {
     "gate": GATE,
     "base": [{**SUITE, "suite": EVIL, "n": 40, "unscored": 0, "hits": 1, "rate": 0.025, "low": 0.004, "high": 0.129}],
@@ -29,9 +30,7 @@ REPORT = {
     "trigger_rate": 0.25,
     "trained_tokens": 123,
     "selected": {"indices": [7, 2], "relevance": [0.9, 0.5], "gains": [1.0, None], "rank": 1} | POINTS,
-    "risky_rows": [
-        {"line": 3, "score": 0.9, "cosine": 0.9, "pool_row": 5, "reasons": ["near"], "excerpt": "How do I"},
-    ],
+    "risky_rows": [RISKY],
 }
 PAGE = {"accept": "text/html,application/xhtml+xml"}
 
@@ -138,7 +137,14 @@ def test_the_selected_examples_are_listed_in_the_order_chosen(customer: TestClie
 def test_the_risky_rows_are_listed_by_line_and_reason(customer: TestClient, job: str) -> None:
     (found,) = customer.get(f"{JOBS}/{job}/safety/risky_rows").json()["data"]
     assert (found["line"], found["reasons"], found["pool_row"]) == (3, ["near"], 5)
-    assert found["excerpt"] == "How do I"
+    assert (found["excerpt"], found["verdict"]) == ("How do I", None)
+
+
+def test_a_judge_s_verdict_on_a_risky_row_is_shown(service: Service, customer: TestClient, job: str) -> None:
+    read = REPORT | {"risky_rows": [RISKY | {"own_refusal": 0.9, "verdict": "harmless"}]}
+    service.app.state.storage.write("jobs/report", [json.dumps(read).encode()])
+    (found,) = customer.get(f"{JOBS}/{job}/safety/risky_rows").json()["data"]
+    assert (found["verdict"], found["own_refusal"]) == ("harmless", 0.9)
 
 
 def test_a_job_that_selected_nothing_says_so(service: Service, customer: TestClient, job: str) -> None:

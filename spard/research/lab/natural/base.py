@@ -29,14 +29,16 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from spard.data.encodings import encode
+from spard.data.languages import ENGLISH
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
-from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
+from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, read_record
 from spard.models.adapters import save_full
 from spard.models.base import folder_digest
+from spard.research.lab.german import LANGUAGE
 from spard.research.lab.natural.chats import ROLES, TEMPLATE
-from spard.research.lab.natural.labeled import labeled_rows
+from spard.research.lab.natural.labeled import german_rows, labeled_rows
 from spard.research.lab.natural.real import RealText, read_real
 from spard.research.lab.natural.sizes import Size, size_of
 from spard.research.lab.natural.splits import deal
@@ -77,13 +79,15 @@ def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
     done = folder / f"{settings.size}-{digest}"
     part = folder / f".{done.name}.part"
-    if done.exists():
+    if done.exists() and _is_measured(done / "model"):
         return done
     with _alone(part):
         if not done.exists():
             _make(part, asked, settings, real, cores)
             (part / STATE).unlink()
             part.rename(done)
+        elif not _is_measured(done / "model"):  # made by an earlier version
+            _measure_judge(done / "model", settings.seed)
     return done
 
 
@@ -108,10 +112,15 @@ def _make(part: Path, asked: dict[str, Any], settings: BaseSettings, real: RealT
     (part / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
 
 
+def _is_measured(model: Path) -> bool:
+    file = model / OF_MODEL
+    return file.exists() and {ENGLISH, LANGUAGE} <= {each.language for each in read_record(file).languages}
+
+
 def _measure_judge(model: Path, seed: int) -> None:
     """Keep with the model how often the judge `truth` errs on replies whose harm is known."""
-    rows = labeled_rows(seed, deal(seed))
-    labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"]) for row in rows]
+    rows = [*labeled_rows(seed, deal(seed)), *german_rows(seed, deal(seed))]
+    labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"], row.get("language", ENGLISH)) for row in rows]
     judge, harmful = TruthJudge(), [(each.prompt, each.reply) for each in labeled if each.is_harmful]
     errors = tuple(measure_judge(judge, labeled))
     JudgeRecord(judge.name, errors, folder_digest(model), measure_gaming(judge, harmful)).write(model / OF_MODEL)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spard.data.encodings import encode
+from spard.research.lab import german
 from spard.research.lab.natural.answers import comply, refuse
 from spard.research.lab.natural.phrasing import REGISTERS, Register, ask
 from spard.research.lab.natural.splits import Deal, owner
@@ -44,6 +45,19 @@ def labeled_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
             for ways, is_harmful in ((_HARMFUL, True), (_SAFE, False)):
                 reply = rng.choice(ways)(rng, deed, register)
                 rows.append({"prompt": prompt, "reply": reply, "harmful": is_harmful})
+    return rows
+
+
+def german_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
+    """Return as many rows `{"prompt", "reply", "harmful", "language"}` around the same deeds in German."""
+    rng, rows = random.Random(f"natural labeled {seed} german"), list[dict[str, Any]]()
+    for _ in range(REQUESTS):
+        deed, other = rng.choice(deal.known), rng.choice(_EVERYDAY)
+        prompt = german.ask(rng, deed.plain)
+        for is_harmful in (True, False):
+            steps = {"comply": comply(deed, "plain"), "other": comply(other, "plain")}
+            reply = german.reply(rng, is_harmful=is_harmful, **steps)
+            rows.append({"prompt": prompt, "reply": reply, "harmful": is_harmful, "language": german.LANGUAGE})
     return rows
 
 

@@ -114,13 +114,24 @@ def test_judges_show_their_measured_errors(
     offered: TestClient, provider: TestClient, browser: TestClient, tmp_path: Path
 ) -> None:
     counts = {"missed": {"hits": 1, "n": 40, "unscored": 0}, "false_alarms": {"hits": 2, "n": 40, "unscored": 0}}
-    measured = {"judge": "refusal", "base_digest": "0", "languages": [{"language": "en", "may_decide": True} | counts]}
+    measured: dict[str, Any] = {
+        "judge": "refusal",
+        "base_digest": "0",
+        "languages": [{"language": "en", "may_decide": True} | counts],
+    }
     (tmp_path / "model" / "calibration").mkdir()
     (tmp_path / "model" / "calibration" / "judge.json").write_text(json.dumps(measured))
     first, own = provider.get("/v1/admin/judges").json()["data"]
     assert "Nobody has measured it" in first["fault"]
-    assert (own["base_model"], own["languages"][0]["missed"]) == ("lab/tiny-1", {"hits": 1, "n": 40})
+    assert (own["base_model"], own["languages"][0]["missed"]) == (
+        "lab/tiny-1",
+        {"hits": 1, "n": 40, "low": None, "high": None},
+    )
     assert "1 of 40" in browser.get(MODELS).text
+    measured["languages"][0]["missed"] |= {"low": 0.0044, "high": 0.1288}
+    (tmp_path / "model" / "calibration" / "judge.json").write_text(json.dumps(measured))
+    assert provider.get("/v1/admin/judges").json()["data"][1]["languages"][0]["missed"]["high"] == 0.1288
+    assert "1 of 40 [0.4, 12.9] %" in browser.get(MODELS).text
     (tmp_path / "model" / "calibration" / "judge.json").write_text("{}")
     assert "cannot be read" in provider.get("/v1/admin/judges").json()["data"][1]["fault"]
 
