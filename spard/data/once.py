@@ -1,4 +1,4 @@
-"""What is found in the same rows again is found once: a job asks several times what its training rows have in common."""
+"""What is found in the same rows is found once: a job asks several times what its training rows have in common."""
 
 from __future__ import annotations
 
