@@ -156,7 +156,7 @@ found = open("/.before" + {path!r}, "rb").read()
 def test_while_it_reads_ahead_a_child_reaches_the_model_and_nothing_else(
     house: tuple[Settings, Prey], tmp_path: Path
 ) -> None:
-    """Nor does it reach afterwards what only the walls around the reading let through."""
+    """Nor does it reach afterward what only the walls around the reading let through."""
     settings, found = house
     model, other = tmp_path / "model", tmp_path / "other"
     for path in (model, other):

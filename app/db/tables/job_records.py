@@ -93,7 +93,6 @@ class RecipeJson(TypedDict):
     learning_rate: float | None
     dpo: NotRequired[DpoJson | None]  # not of jobs of the method supervised
     ending: NotRequired[EndingJson]  # of jobs that compare ends of epochs
-    optimizer: NotRequired[str]  # of jobs whose moments are in 8 bits
 
 
 class ResolvedJson(TypedDict):

@@ -127,7 +127,7 @@ def test_moments_in_8_bits_need_less_of_a_gpu_and_stand_in_plan_and_job(
     job_id = customer.post(JOBS, json=full | {"optimizer": "adamw_8bit"}).json()["id"]
     with transaction(service.app.state.engine) as session:
         job = session.get_one(Job, job_id)
-        assert job.recipe["optimizer"] == "adamw_8bit"
+        assert dict(job.recipe)["optimizer"] == "adamw_8bit"
         assert request_of(job)["optimizer"] == "adamw_8bit"
 
 
