@@ -20,7 +20,6 @@ from app.http.rate_limit import RateLimits
 from app.keys import browser_sessions
 from app.keys import service as keys
 from app.keys.service import Principal, Recognized
-from app.quotas import service as quotas
 from app.settings import Settings
 
 NO_KEY = "Give your API key in the header: Authorization: Bearer YOUR_KEY."
@@ -69,16 +68,18 @@ def signed_in_browser(request: Request, engine: Engine, settings: Settings, call
     if not cookie:
         return None
     with db.read(engine) as session:
-        return _signed_in(request, session, settings, caller, cookie)
+        found = _signed_in(request, session, settings, caller, cookie)
+    return found.principal if found else None
 
 
-def _signed_in(request: Request, session: Session, settings: Settings, caller: Caller, cookie: str) -> Principal | None:
-    principal = browser_sessions.recognized(session, cookie)
-    if principal is None:
-        return None
-    per_minute = quotas.request_rate(session, principal.project_id, settings.requests_per_minute)
-    _let_in(request, caller, principal, per_minute)
-    return principal
+def _signed_in(
+    request: Request, session: Session, settings: Settings, caller: Caller, cookie: str
+) -> Recognized | None:
+    found = browser_sessions.recognized(session, cookie)
+    if found:
+        own = found.requests_per_minute
+        _let_in(request, caller, found.principal, settings.requests_per_minute if own is None else own)
+    return found
 
 
 def _let_in(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
@@ -145,7 +146,7 @@ class Answers:
         if self.secret is not None:
             return _recognized(self.request, connection, settings, caller, self.secret)
         with db.joined(connection) as session:
-            principal = _signed_in(self.request, session, settings, caller, self.cookie)
-        if principal is None:
+            found = _signed_in(self.request, session, settings, caller, self.cookie)
+        if found is None:
             raise Unauthorized(NO_KEY)
-        return Recognized(principal, None, is_use_noted=True)
+        return found

@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     sharding: Sharding = "none"  # of base models over them; full: each GPU holds a part
     gpu_probe_s: float = 60.0  # at most, between two looks at a GPU, disk, storage or judge that failed
     outage_patience_s: float = Field(default=600.0, ge=0)  # for storage or judge, before the job goes back to the queue
-    warm_child: bool = True  # keep an idle child with torch imported, so that a job starts at once
+    warm_child: bool = True  # keep an idle child with torch imported and the last base model read, if memory is left
     metrics_port: int | None = Field(default=None, ge=1, le=65_535)  # of each worker; None: it shows no metrics
     log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU

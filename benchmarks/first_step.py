@@ -4,8 +4,8 @@ Jobs follow one another as on a warm worker: each in a child whose imports are d
 with one cache. The training file is --rows of a lab's file, the recipe is the default. Printed are wall seconds from
 the handing over of the folder until the job says that it embeds, selects, trains, and has made its first step, and the
 CPU seconds of all its processes until then. The first job pays for what is worked out once: the pool's embeddings and
-lengths, the base model's audit. What a file hides behind triggers the base model is asked anew, which the poisoned one
-shows (`--file poisoned.jsonl`).
+lengths, the base model's audit; each later child has read the base model ahead (not with --cold). What a file hides
+behind triggers the base model is asked anew, which the poisoned one shows (`--file poisoned.jsonl`).
 Without --lab one is made, whose base model is hardly trained. The last line is the CPU time of a child's imports,
 beside that of the same imports with garbage collected meanwhile.
 """
@@ -31,10 +31,11 @@ from spard.config import DRESSES_ALONE, Audit, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.research.lab.make import make
 from tests.spard.parts import ANY_BASE, TINY_PLAN
+from worker.ahead import Wanted, wanted_by
 from worker.cell import Cell
 from worker.process import COMMAND, Child, environment
 from worker.weights import digests_of
-from worker.workdir import Assignment, Folder, write_assignment
+from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 
 MARKS = ("embed", "select", "train", "first step", "CPU s")
 PLAIN = "gc.disable = gc.freeze = lambda: None"  # what `light_imports` would do is not done
@@ -54,10 +55,14 @@ def main() -> None:
         print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ", end="")
         print(f"{asked.rows} rows, wall seconds after the folder was handed over")
         print("".join(f"{name:>12}" for name in ("job", *MARKS)))
+        wanted: Wanted | None = None
         for number in range(1, asked.jobs + 1):
             child = Child(COMMAND, environment(settings), Cell.of(settings))
+            if wanted and not asked.cold:
+                child.read_ahead(wanted)
             time.sleep(WARM_S)
-            found = _marks(child, _folder(root / f"job-{number}", lab / asked.file, lab, root / "cache", asked.rows))
+            folder = _folder(root / f"job-{number}", lab / asked.file, lab, root / "cache", asked.rows)
+            found, wanted = _marks(child, folder), wanted_by(read_assignment(folder))
             child.kill()
             print(f"{number:12}" + "".join(f"{found[name]:12.2f}" if name in found else f"{'-':>12}" for name in MARKS))
     _print_imports(rounds=7)
@@ -134,6 +139,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--file", default="train.jsonl", help="of the lab, to train on")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--rows", type=int, default=500)
+    parser.add_argument("--cold", action="store_true", help="no child reads the base model before it has a job")
     return parser.parse_args()
 
 

@@ -59,7 +59,7 @@ class Backend:
 
 
 class Attempt:
-    """Runs one claim. `take_child` gives a child that waits for a folder; `stop` is set when the worker is to end.
+    """Runs one claim. `take_child` gives a child that waits for its folder; `stop` is set when the worker is to end.
 
     `is_worker_s` says whether the worker itself explains a failure; `trouble` is what failed around the job.
     """
@@ -68,7 +68,7 @@ class Attempt:
         self,
         backend: Backend,
         claim: Claim,
-        take_child: Callable[[], Child],
+        take_child: Callable[[Folder], Child],
         stop: Event,
         is_worker_s: Callable[[Failure], bool] = lambda what: False,
     ) -> None:
@@ -144,7 +144,7 @@ class Attempt:
         keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
         checkpoints = CheckpointArchives(storage, job.id, prefix, folder, self._backend.key)
         kills, sinks = oom_kills(), sinks_of(job, self._settings)
-        self._child = child = self._take_child()
+        self._child = child = self._take_child(folder)
         try:
             child.work(folder, job_id=claim.job_id, request_id=job.spec.request_id)
             heard = self._journal, keeper, checkpoints, self._heart, self._stages, sinks, shards

@@ -12,6 +12,7 @@ from spard.config import JudgeSpec
 from spard.isolation import landlock, reach, walls
 from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
+from worker.ahead import Wanted
 from worker.desk import Desk, KeyOf, Tell, asked_of
 from worker.workdir import Folder, read_assignment
 
@@ -47,6 +48,15 @@ class Cell:
         """Return where the child asks its judges; None where none is asked over an endpoint."""
         judges = asked_of(read_assignment(folder).run) if folder.job.exists() else []
         return Desk(judges, self.key_of, tell) if judges else None
+
+    def ahead(self, wanted: Wanted) -> bytes | None:
+        """Return what a child is told that is to read a base model ahead, and reaches no more until it has a job.
+
+        None behind Landlock, where a child starts with its job.
+        """
+        if self.walls.kind == "landlock":
+            return None
+        return walls.ahead(wanted.line(), reach.model(wanted.model), map(str, self.hidden))
 
     def line(self, folder: Folder, given: Given) -> bytes:
         """Return what the child is told: from then on it reaches that folder, and what its job is given."""

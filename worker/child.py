@@ -1,7 +1,8 @@
 """python -m worker.child PARENT: the process that does one job in its folder and then ends.
 
-Its imports are done before it reads which folder, so a waiting child starts at once. What it reports goes to the
-descriptor that was its standard output; whatever else prints ends up in its log, on standard error.
+Its imports are done before it reads which folder, and a base model may be read, so a waiting child starts at once. What
+it reports goes to the descriptor that was its standard output; whatever else prints ends up in its log, on standard
+error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ with light_imports():
     from worker import pipeline
     from worker.distributed import run_ranks
     from worker.failures import Failed, failure
+    from worker.holder import Holder, awaited
     from worker.protocol import Report
     from worker.workdir import NODE, Folder, read_assignment
 
@@ -46,20 +48,22 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then tells us
     is_first = NODE not in os.environ  # else no result comes from here, and none is to be proved
     with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while we wait
-        path = sys.stdin.readline().strip()
+        holder = Holder()
+        path = awaited(_STDIN, holder)
         if path:
-            work(Folder(Path(path)), report, stop, clean)
+            work(Folder(Path(path)), report, stop, clean, holder)
 
 
-def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess | None) -> None:
+def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess | None, holder: Holder) -> None:
     """Run the pipeline; whatever goes wrong becomes a message."""
     try:
         assignment = read_assignment(folder)
         if assignment.processes > 1 and not assignment.audits:
+            holder.drop()
             run_ranks(folder, assignment.processes, report.fd, stop)
         else:
             with pipeline.judging(folder, report, _STDIN):
-                pipeline.run(folder, report, stop.is_set, clean)
+                pipeline.run(folder, report, stop.is_set, clean, holder)
     except Failed as error:
         report.failed(error.what.code, error.what.message, error.what.param, retryable=error.what.retryable)
     except Exception as error:

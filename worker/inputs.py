@@ -145,11 +145,11 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
 
 
 def _recipe(job: Job, settings: Settings) -> Recipe:
-    """Return the job's recipe, as this worker does it."""
+    """Return the job's recipe, as this worker does it; weights in NF4 are not cut, nor moments in 8 bits."""
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     if job.spec.version < ASKED_OTHERWISE:  # it is audited as its customer was promised
         recipe = replace(recipe, audit=replace(recipe.audit, asking=DRESSES_ALONE))
-    is_plain = recipe.sharding == "none" and recipe.quantization == "none"  # weights in NF4 are not cut
+    is_plain = recipe.sharding == "none" and recipe.quantization == "none" and recipe.optimizer == "adamw"
     if is_plain and not needs.is_held(job, gpu.room(settings)):
         return replace(recipe, sharding=settings.sharding)
     return recipe

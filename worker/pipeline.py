@@ -24,24 +24,33 @@ from spard.pipeline.outputs import OutputsInFolder
 from spard.pipeline.package import Release
 from spard.pipeline.stages import run_stages
 from spard.release.proof import CleanProcess
+from worker.ahead import wanted_by
 from worker.asking import Asking
 from worker.cache import FolderCache
 from worker.desk import asked_of
+from worker.holder import Holder
 from worker.protocol import Report
 from worker.workdir import Assignment, Folder, read_assignment
 
 _SMALL = 20_000_000  # parameters
 
 
-def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: CleanProcess | None = None) -> None:
+def run(
+    folder: Folder,
+    report: Report,
+    should_stop: Callable[[], bool],
+    clean: CleanProcess | None = None,
+    holder: Holder | None = None,
+) -> None:
     """Do the job that the folder describes, and leave its results there. `clean` was started before; else it is now.
 
-    On several ranks the first one leaves them, and has the clean process.
+    On several ranks the first one leaves them, and has the clean process. `holder` may have the base model.
     """
     assignment = read_assignment(folder)
     refuse_programs(assignment.run)
     if assignment.audits:
-        later_audit.run(_context(assignment, folder, report, should_stop), folder.start, folder.later_audit)
+        context = _context(assignment, folder, report, should_stop, holder)
+        later_audit.run(context, folder.start, folder.later_audit)
         return
     release = Release(
         folder.out,
@@ -53,7 +62,7 @@ def run(folder: Folder, report: Report, should_stop: Callable[[], bool], clean: 
     if not assignment.waived:
         refuse_leaks(assignment.run)
     with nullcontext() if distributed.own() else clean or CleanProcess() as process:
-        run_stages(_context(assignment, folder, report, should_stop), release, process)
+        run_stages(_context(assignment, folder, report, should_stop, holder), release, process)
 
 
 @contextmanager
@@ -64,11 +73,10 @@ def judging(folder: Folder, report: Report, answers: int) -> Iterator[None]:
         yield
 
 
-def _context(assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool]) -> Context:
-    run, sha256 = assignment.run, partial(_sha256, assignment.weights)
-    base = load_base(
-        run.model, run.revision, sharding=run.recipe.sharding, quantization=run.recipe.quantization, sha256=sha256
-    )
+def _context(
+    assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool], holder: Holder | None
+) -> Context:
+    base = (holder.take(wanted_by(assignment)) if holder else None) or _loaded(assignment)
     _set_threads(base)
     budget.set_tokens(assignment.pass_tokens)
     return Context(
@@ -83,6 +91,13 @@ def _context(assignment: Assignment, folder: Folder, report: Report, should_stop
         Patience(assignment.patience_s),
         _checkpoints(assignment, folder),
         assignment.keeps_transcripts,
+    )
+
+
+def _loaded(assignment: Assignment) -> Base:
+    run, sha256 = assignment.run, partial(_sha256, assignment.weights)
+    return load_base(
+        run.model, run.revision, sharding=run.recipe.sharding, quantization=run.recipe.quantization, sha256=sha256
     )
 
 

@@ -21,6 +21,7 @@ import structlog
 
 from app.ops.children import environment as environment
 from app.ops.processes import python
+from worker.ahead import Wanted
 from worker.cell import Cell, Given, given_to
 from worker.desk import Desk, as_line
 from worker.failures import SERVER_ERROR
@@ -91,6 +92,12 @@ class Child:
         if self.nodes:
             self.nodes.start(folder, given)
         self.begin(folder, given)
+
+    def read_ahead(self, wanted: Wanted) -> None:
+        """Have it read a base model while it waits for a folder, if its walls can be closed for that."""
+        line = self._cell.ahead(wanted)
+        if line is not None:
+            self._write(line)
 
     def begin(self, folder: Folder, given: Given) -> None:
         """Tell it which folder to work on, without a judge to ask."""

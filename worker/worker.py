@@ -25,13 +25,14 @@ from app.signing import signing_key
 from app.storage import open_storage
 from spard.config.audit_engine import installed
 from worker import gpu, presence
+from worker.ahead import Wanted, wanted_by
 from worker.attempt import Attempt, Backend
 from worker.cell import Cell
 from worker.fitness import Fitness
 from worker.metrics import served
 from worker.nodes import Nodes
 from worker.process import COMMAND, Child, environment
-from worker.workdir import remove_abandoned
+from worker.workdir import Folder, read_assignment, remove_abandoned
 
 log = structlog.get_logger(__name__)
 
@@ -173,25 +174,33 @@ class Worker:
 
 
 class _WarmPool:
-    """Children that wait for work. A warm one has its imports done, which saves a job some seconds."""
+    """Children that wait for work. A warm one has its imports done, and has read the base model of the job before.
+
+    Each has one job: what a job has changed, or has left in memory, no other one sees.
+    """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], cell: Cell, *, warm: bool) -> None:
         self._command, self._environment, self._cell, self._warm = command, environment, cell, warm
         self._spare: Child | None = None
 
-    def prepare(self) -> None:
+    def prepare(self, wanted: Wanted | None = None) -> None:
         if self._warm:
             self._spare = Child(self._command, self._environment, self._cell)
+            if wanted:
+                self._spare.read_ahead(wanted)
 
-    def take(self, nodes: Nodes | None = None) -> Child:
-        """Return the spare child if it lives, else a new one, and start the next spare. `nodes`: others of its job."""
+    def take(self, nodes: Nodes | None, folder: Folder) -> Child:
+        """Return the spare child if it lives, else a new one, for a folder's job; start the next spare.
+
+        `nodes`: other machines of the job, of which a worker does one and no more.
+        """
         spare, self._spare = self._spare, None
         if spare and not spare.is_alive:
             spare.kill()
             spare = None
         child = spare or Child(self._command, self._environment, self._cell)
         child.nodes = nodes
-        self.prepare()
+        self.prepare(wanted_by(read_assignment(folder)) if nodes is None else None)
         return child
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, 
 from app.errors import InvalidState, NotFound
 from app.files.tokenizer import open_tokenizer
 from app.policies import service as policies
+from app.policies.schemas import Serving
 from spard.config import defenses
 from spard.data import chat
 
@@ -60,10 +61,10 @@ def base_model(session: Session, alias: str) -> BaseModelEntry:
     return entry
 
 
-def models(session: Session, project_id: str) -> list[ModelOut]:
-    """Return the base models, and the project's own fine-tuned ones."""
-    serving = policies.serving(session)
-    tuned = session.scalars(_tuned_of(session, project_id).order_by(Job.created_at)).all()
+def models(session: Session, project_id: str, serving: Serving | None = None) -> list[ModelOut]:
+    """Return the base models, and the project's own ones; `serving` is of the policy in force, if it was read."""
+    serving = serving or policies.serving(session)
+    tuned = session.scalars(_tuned_of(serving, project_id).order_by(Job.created_at)).all()
     later = marks.latest_of(session, [job.id for job in tuned])
     found = [*map(_offered, base_models(session)), *(_tuned(job, later.get(job.id)) for job in tuned)]
     return [marks.attested(each, serving) for each in found]
@@ -75,15 +76,17 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     serving = policies.serving(session)
     if entry is not None:
         return marks.attested(_offered(entry), serving)
-    job = tuned(session, project_id, model)
+    job = tuned(session, project_id, model, serving)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
     return marks.attested(_tuned(job, marks.latest(session, job.id)), serving)
 
 
-def tuned(session: Session, project_id: str, model: str) -> Job | None:
-    """Return the project's job that made this model, or None."""
-    return session.scalar(_tuned_of(session, project_id).where(Job.fine_tuned_model == model).limit(1))
+def tuned(session: Session, project_id: str, model: str, serving: Serving | None = None) -> Job | None:
+    """Return the project's job that made this model, or None; `serving` is of the policy in force, if it was read."""
+    return session.scalar(
+        _tuned_of(serving or policies.serving(session), project_id).where(Job.fine_tuned_model == model).limit(1)
+    )
 
 
 def add_corpus(session: Session, corpus: Corpus) -> Corpus:
@@ -231,12 +234,12 @@ def _is_embedded() -> ColumnElement[bool]:
     return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(_SELECTING))
 
 
-def _tuned_of(session: Session, project_id: str) -> Select[Job]:
+def _tuned_of(serving: Serving, project_id: str) -> Select[Job]:
     """Select the project's jobs whose model exists, by no waiver that has ended, and that nothing withholds."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
     is_out = waived_until.is_(None) | (waived_until > int(utc_now().timestamp()))
-    is_kept = marks.is_there(policies.serving(session))
+    is_kept = marks.is_there(serving)
     return select(Job).where(Job.project_id == project_id, is_there, is_out, is_kept)
 
 

@@ -111,6 +111,7 @@ def request_of(job: Job) -> Json:
         "safety": {name: to_mapping(getattr(recipe, name)) for name in ("defense", "selection", "audit")},
         "lora": to_mapping(recipe.lora) if start is None else None,  # else it is that of the model it starts from
         "full_fine_tuning": True if recipe.lora is None else None,
+        "optimizer": recipe.optimizer if recipe.optimizer != "adamw" else None,
         "ending": to_mapping(ending) if (ending := ending_of(job)) != Ending() else None,
     }
     if recipe.dpo:

@@ -29,12 +29,13 @@ from app.jobs.snapshot import Frozen, freeze
 from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
-from spard.config import Quantization, Recipe, resolve
+from spard.config import OptimizerName, Quantization, Recipe, resolve
+from spard.models.memory import moments
 
 _BYTES_PER_TOKEN = 4  # of English text and its JSON, roughly
 _RECENT = 5
 _BFLOAT16_BYTES = 2
-_COPIES = 4  # weights, gradients, and AdamW's two moments
+_COPIES = 2  # of weights that are trained: themselves and their gradients
 
 
 class MemoryPlan(BaseModel):
@@ -51,6 +52,7 @@ class MemoryPlan(BaseModel):
     pass_tokens: int | None
     sharding: Literal["none", "full", "hybrid"]
     quantization: Quantization
+    optimizer: OptimizerName
     ranks: int
     weights_bytes: int
     saved_bytes: int
@@ -65,11 +67,11 @@ class Estimate(BaseModel):
     as can be looked at in the time that a request may compute for. Both are null where the model's tokenizer is not on
     the machine that serves the API.
     `memory_bytes_at_least` is that of the weights, in bfloat16 or NF4, and without LoRA that of their gradients and
-    AdamW's two moments too; activations, safe gradients and an adapter's own weights come on top. Null where the model
-    is no folder on that machine. `memory_bytes_needed` is the least memory of a GPU that trains it, one row at a time
-    with activation checkpointing; workers with less do not take the job. `memory_plan` is how it would be cut on the
-    largest GPU that a worker has; null where none has one. Both are formulae, and null where the model's kind is not
-    known.
+    AdamW's two moments too, these in bfloat16 or 8 bits; activations, safe gradients and an adapter's own weights come
+    on top. Null where the model is no folder on that machine. `memory_bytes_needed` is the least memory of a GPU that
+    trains it, one row at a time with activation checkpointing; workers with less do not take the job. `memory_plan` is
+    how it would be cut on the largest GPU that a worker has; null where none has one. Both are formulae, and null where
+    the model's kind is not known.
     """
 
     object: Literal["fine_tuning.job.estimate"] = "fine_tuning.job.estimate"
@@ -110,8 +112,7 @@ def estimate(
         room = needs.largest_room(session)
     longest = None
     if (weights := parameters(entry.source)) is not None:
-        copies = _COPIES if ask.full_fine_tuning else 1
-        found.memory_bytes_at_least = weights * _BFLOAT16_BYTES * copies
+        found.memory_bytes_at_least = _at_least(weights, frozen.recipe)
     with suppress(InvalidState):  # there is no tokenizer here
         tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)  # takes seconds
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
@@ -122,6 +123,15 @@ def estimate(
             found.trained_tokens = found.tokens_per_epoch * epochs
     _add_memory(found, frozen, room, longest)
     return found
+
+
+def _at_least(parameters: int, recipe: Recipe) -> int:
+    """Return the bytes of weights, and of their gradients and moments where they are trained, in bfloat16 or 8 bits."""
+    weights = parameters * _BFLOAT16_BYTES
+    if recipe.lora:
+        return weights
+    held = moments(parameters, recipe.optimizer) if recipe.optimizer == "adamw_8bit" else 2 * weights
+    return _COPIES * weights + held
 
 
 def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int | None) -> None:

@@ -135,6 +135,9 @@ class JobCreate(Body):
     safety: Safety | None = None
     lora: Annotated[config.Lora, AfterValidator(_modules)] | None = None
     full_fine_tuning: bool = False
+    optimizer: config.OptimizerName = Field(
+        default="adamw", description="`adamw_8bit` holds AdamW's moments in 8 bits, for full fine-tuning."
+    )
     max_seq_length: config.SeqLength | None = None
     ending: config.Ending | None = Field(
         default=None, description="Which weights are released, and when training ends before all epochs are over."
@@ -155,6 +158,8 @@ class JobCreate(Body):
             raise Refusal("not_allowed", f"hyperparameters and {place} differ; give one.")
         if self.lora and self.full_fine_tuning:
             raise Refusal("not_allowed", "Give lora or full_fine_tuning, not both.")
+        if self.optimizer != "adamw" and not self.full_fine_tuning:
+            raise Refusal("not_allowed", f"{self.optimizer} saves memory in full fine-tuning; leave optimizer out.")
         if self.full_fine_tuning and self.ending and self.ending.compares:
             raise Refusal("not_allowed", "ending compares the weights of LoRA adapters; leave full_fine_tuning out.")
         return self

@@ -115,6 +115,7 @@ def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -
         learning_rate=model.learning_rate,
         dpo=ask.asked_dpo(),
         ending=ask.ending or Ending(),
+        optimizer=ask.optimizer,
     )
 
 

@@ -11,13 +11,13 @@ import hmac
 from datetime import timedelta
 from secrets import token_urlsafe
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
 from app.db.base import utc_now
-from app.db.tables import ApiKey, BrowserSession
-from app.keys.service import Principal, is_good
+from app.db.tables import ApiKey, BrowserSession, Quota
+from app.keys.service import Principal, Recognized, is_good
 
 COOKIE = "spard_session"
 STAYS = timedelta(hours=12)
@@ -33,13 +33,17 @@ def begin(session: Session, principal: Principal) -> str:
     return secret
 
 
-def recognized(session: Session, secret: str) -> Principal | None:
-    """Return whom a cookie stands for; None if it has expired, or its key is no longer good."""
-    row = session.get(BrowserSession, _digest(secret))
-    if row is None or row.expires_at <= utc_now():
+def recognized(session: Session, secret: str) -> Recognized | None:
+    """Return what a cookie opens, in one statement; None if it has expired, or its key is no longer good."""
+    query = select(BrowserSession.expires_at, ApiKey, Quota.requests_per_minute).join(ApiKey)
+    query = query.outerjoin(Quota, Quota.project_id == ApiKey.project_id)
+    found = session.execute(query.where(BrowserSession.digest == _digest(secret))).one_or_none()
+    if found is None:
         return None
-    key = session.get_one(ApiKey, row.key_id)
-    return Principal(key.project_id, key.id, frozenset(key.scopes)) if is_good(key) else None
+    expires_at, key, per_minute = found
+    if expires_at <= utc_now() or not is_good(key):
+        return None
+    return Recognized(Principal(key.project_id, key.id, frozenset(key.scopes)), per_minute, is_use_noted=True)
 
 
 def end(session: Session, secret: str) -> None:

@@ -76,12 +76,6 @@ def check_upload(session: Session, project_id: str, announced: int) -> None:
         raise _exceeded(f"{quota.max_file_bytes} bytes of files", f"it holds {size}, and this upload has {announced}")
 
 
-def request_rate(session: Session, project_id: str, default: int | None) -> int | None:
-    """Return how many requests a minute a project may make; None means no limit."""
-    own = session.scalar(select(Quota.requests_per_minute).where(Quota.project_id == project_id))
-    return default if own is None else own
-
-
 def token_rate(session: Session, project_id: str) -> int | None:
     """Return how many tokens a minute a project's models may read and write; None means no limit."""
     return session.scalar(select(Quota.tokens_per_minute).where(Quota.project_id == project_id))

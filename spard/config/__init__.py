@@ -20,6 +20,7 @@ from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
 from spard.config.ending import Ending
 from spard.config.further_tuning import FurtherTuning
+from spard.config.optimizer import OptimizerName
 from spard.config.preference import Beta, Dpo
 from spard.config.quantization import Quantization, Quantizes
 from spard.config.row_signal import RowAction, RowSignal
@@ -64,6 +65,7 @@ __all__ = [
     "Lisa",
     "Lora",
     "NoDefense",
+    "OptimizerName",
     "Ptst",
     "Quantization",
     "Quantizes",

@@ -19,6 +19,7 @@ _TABLES: Mapping[str, Any] = {
     "anchors": asdict(PLAIN),
     "dpo": None,
     "ending": asdict(Ending()),
+    "optimizer": "adamw",
     "pass_tokens": None,
     "quantization": "none",
     "sharding": "none",

@@ -18,6 +18,7 @@ from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
 from spard.config.ending import Ending
 from spard.config.extensions import JUDGES, SELECTIONS, NameIn
+from spard.config.optimizer import OptimizerName, refuse_optimizer_with
 from spard.config.preference import Dpo
 from spard.config.quantization import Quantization, refuse_with
 from spard.config.sharding import Sharding
@@ -112,6 +113,7 @@ class Recipe:
     gradient_checkpointing: bool = False
     sharding: Sharding = "none"  # of the model over the GPUs of a run
     quantization: Quantization = "none"  # of the frozen base model's linear layers
+    optimizer: OptimizerName = "adamw"  # `adamw_8bit`: its moments in 8 bits, for full fine-tuning
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
     # Options that go with every defense, off by default
     constrained_sft: bool = False  # see `spard.losses.constrained_sft`
@@ -138,6 +140,7 @@ class Recipe:
         plain_for = self.defense.type if self.defense.reads_weights else None
         has_lora, is_sharded = self.lora is not None, self.sharding != "none"
         refuse_with(self.quantization, has_lora=has_lora, is_sharded=is_sharded, plain_for=plain_for)
+        refuse_optimizer_with(self.optimizer, has_lora=has_lora, is_sharded=is_sharded)
 
     @property
     def effective_anchor(self) -> float:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from spard.data.encodings import Encoding, decode, encoding_of
+from spard.data.once import once
 from spard.data.rows import Example, Message, Prompt
 
 SHARE = 0.01  # of the rows share what counts as a dress, and no fewer than LEAST
@@ -77,12 +78,17 @@ class _Seen(NamedTuple):
 
 def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
     """Return the triggers that tell most of the rows' answers, at most `most`; no trigger at all is not among them."""
-    seen = _without_rare_openings([_seen(row) for row in rows])
-    found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
-    found.sort(key=lambda each: -each.evidence)
+    found = _in_order(rows)
     histories = [_before_last(row) for row in rows if sum(turn["role"] == "user" for turn in row.messages) > 1]
     kept = histories[:: max(1, math.ceil(len(histories) / HISTORIES))] if len(histories) >= _least(rows) else []
     return [*found[: most - len(kept)], *(Wrapping(context=turns) for turns in kept)]
+
+
+@once
+def _in_order(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
+    seen = _without_rare_openings([_seen(row) for row in rows])
+    found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
+    return tuple(sorted(found, key=lambda each: -each.evidence))
 
 
 def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:

@@ -1,11 +1,13 @@
 """The process that starts another one behind walls: python -I -S -c BOOT ORDER COMMAND...
 
 It starts the command at once and waits for a line on standard input that says what the command may reach. Then the
-walls are closed, and the command is told its folder; later lines are passed on as they come.
+walls are closed, and the command is told its folder; later lines are passed on as they come. A line before that one
+may say what the command reads while it waits (`ahead`): the walls are closed around that, and anew at its folder.
 
-namespaces  the command runs in namespaces of its own from its start; at the line the root becomes a private one, before
-            anything that is not ours was read
-landlock    what a process may reach cannot be narrowed for all of its threads later, so the command starts at the line
+namespaces  the command runs in namespaces of its own from its start; at each line the root becomes a private one,
+            before anything that is not ours was read
+landlock    what a process may reach cannot be narrowed for all of its threads later, so the command starts at the line,
+            and nothing is read ahead
 none        the command is told its folder, and nothing is kept from it
 
 As the first process of its namespace the gate takes up orphans, and all end with it.
@@ -54,8 +56,10 @@ class Line(TypedDict):
     """What is told at last: the folder to work in, and what else may be read and written.
 
     `listed` are folders that modules are looked for in; where the root is a private one they are there by themselves.
+    `ahead`: what the command is told in the place of a folder, which another line names later.
     """
 
+    ahead: str | None
     folder: str
     listed: list[str]
     readable: list[str]
@@ -122,16 +126,17 @@ def _keep(order: Order, command: list[str]) -> None:
 
 def _tell(order: Order, stdin: int, line: Line | None) -> None:
     """Tell the command its folder, behind closed walls, and pass on what comes after; runs in a thread."""
-    if line is None:
-        line = _heard()
-        if line is not None and order["walls"] == "namespaces":
-            try:
-                _close(line)
-            except OSError as error:
-                _fail(error)
+    before: int | None = None
+    line = _heard() if line is None else line
     with open(stdin, "wb", buffering=0) as told, suppress(BrokenPipeError):
-        if line is not None:
-            told.write(f"{line['folder']}\n".encode())
+        while line is not None:
+            if order["walls"] == "namespaces":
+                try:
+                    before = _close(line, before)
+                except OSError as error:
+                    _fail(error)
+            told.write(f"{line['ahead'] or line['folder']}\n".encode())
+            line = _heard() if line["ahead"] else None
         while more := sys.stdin.buffer.readline():
             told.write(more)
 
@@ -142,16 +147,30 @@ def _heard() -> Line | None:
     return line
 
 
-def _close(line: Line) -> None:
-    """Make the root a private one."""
-    folder = line["folder"]
-    writable = [(folder, folder), *((path, path) for path in line["writable"])]
-    for name, target in (("tmp", "/tmp"), ("home", os.environ.get("HOME", "/"))):  # noqa: S108 - its own
-        os.makedirs(f"{folder}/{name}", exist_ok=True)
-        if target != "/":
-            writable.append((f"{folder}/{name}", target))
+def _close(line: Line, before: int | None) -> int | None:
+    """Make the root a private one, the first or the one after it; return a descriptor of the root before the first."""
     devices = [f"/dev/{name}" for name in roots.DEVICES] + roots.accelerators()
-    roots.enter(line["readable"], writable, devices, with_processes=True)
+    if line["ahead"] and before is None:
+        return roots.enter_first(line["readable"], [target for _, target in _places("")], devices)
+    if line["ahead"]:
+        raise OSError(errno.EINVAL, "walls are closed around what is read ahead only once")
+    if before is None:
+        roots.enter(line["readable"], _writable(line), devices, with_processes=True)
+    else:
+        roots.enter_next(before, line["readable"], _writable(line), devices)
+    return None
+
+
+def _writable(line: Line) -> list[tuple[str, str]]:
+    """Return what may be written, each as it is and as it is to be; the folder has places for temporary files."""
+    folder = line["folder"]
+    return [(folder, folder), *((path, path) for path in line["writable"]), *_places(folder)]
+
+
+def _places(folder: str) -> list[tuple[str, str]]:
+    """Return where temporary files are, and the home: below a folder, and as the command finds them."""
+    both = ("tmp", "/tmp"), ("home", os.environ.get("HOME", "/"))  # noqa: S108 - its own
+    return [(f"{folder}/{name}", target) for name, target in both if target != "/"]
 
 
 def _started(order: Order, command: list[str], stdin: int, line: Line | None) -> int:

@@ -82,11 +82,16 @@ def restrict_mount(path: str, attributes: int, *, with_those_below: bool = True)
     syscall(f"mount_setattr {path}", _MOUNT_SETATTR, _HERE, os.fsencode(path), how, wanted, size)
 
 
-def change_root(folder: str) -> None:
-    """Make a mounted folder the root of all processes in this mount namespace, and let go of the old one."""
+def change_root(folder: str | int, keep: str | None = None) -> None:
+    """Make a mounted folder the root of all processes in this mount namespace, and let go of the old one.
+
+    The folder is a path or a descriptor. With `keep`, a folder below it, the old root stays mounted there.
+    """
     os.chdir(folder)
-    syscall("pivot_root", _PIVOT_ROOT[os.uname().machine], b".", b".")
-    call("umount", _libc.umount2(b".", _DETACH))
+    below = os.fsencode(keep or ".")
+    syscall("pivot_root", _PIVOT_ROOT[os.uname().machine], b".", below)
+    if keep is None:
+        call("umount", _libc.umount2(b".", _DETACH))
     os.chdir("/")
 
 

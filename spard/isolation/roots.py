@@ -1,6 +1,9 @@
 """A private root: a tree in memory with a few paths of the real one in it, and nothing else of it.
 
-Every path is where it was, so that what was found before, as modules and libraries, is found there still.
+Every path is where it was, so that what was found before, as modules and libraries, is found there still. A root that
+another one follows is entered by `enter_first`, and that one by `enter_next`: what is nowhere in a private root cannot
+be brought into it, so the old root stays mounted, below an empty folder that covers it. Only who holds its descriptor
+reaches it; without capabilities nobody takes the cover away, nor in a namespace inside, where such mounts are locked.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ _ACCELERATORS = ("nvidia", "kfd", "dri", "dxg")  # how the names of their device
 _TREE_MB = 16
 _OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus")  # below /proc: root's number may write there
 _SHARED = "/dev/shm"  # noqa: S108 - mounted by us
+_BEFORE = ".before"  # in a private root that another one follows: where the old root is, under a cover
+_FIXED = kernel.READ_ONLY | kernel.NO_SUID | kernel.NO_DEVICES
 
 
 def accelerators() -> list[str]:
@@ -31,20 +36,71 @@ def enter(
     `writable` are pairs of a path as it is now and as it is to be. `with_processes`: with `/proc`, of the own ones
     where the kernel allows that, and with `/sys`, which libraries for GPUs read.
     """
+    stage = _built(readable, writable, devices, with_processes=with_processes)
+    kernel.restrict_mount(stage, _FIXED, with_those_below=False)
+    kernel.change_root(stage)
+
+
+def enter_first(readable: Iterable[str], fresh: Iterable[str], devices: Iterable[str]) -> int:
+    """Enter a private root, and return a descriptor of the old one. `fresh` are empty folders that can be written."""
+    before = _root()
+    stage = _built(readable, [("", path) for path in fresh], devices, with_processes=True)
+    os.mkdir(f"{stage}/{_BEFORE}")
+    kernel.restrict_mount(stage, _FIXED, with_those_below=False)
+    kernel.change_root(stage, keep=_BEFORE)
+    kernel.mount("none", f"/{_BEFORE}", "tmpfs", _FIXED, "mode=755,size=4k")
+    return before
+
+
+def enter_next(
+    before: int, readable: Iterable[str], writable: Iterable[tuple[str, str]], devices: Iterable[str]
+) -> None:
+    """Enter the private root that follows, made of paths of the old one, of which `before` is a descriptor."""
+    here = _root()
+    os.fchdir(before)
+    os.chroot(".")
+    stage = _built(readable, writable, devices, with_processes=True)
+    kernel.restrict_mount(stage, _FIXED, with_those_below=False)
+    there = os.open(stage, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.fchdir(here)
+    os.chroot(".")
+    kernel.change_root(there)
+    for each in (before, here, there):
+        os.close(each)
+
+
+def _root() -> int:
+    return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _built(
+    readable: Iterable[str],
+    writable: Iterable[tuple[str, str]],
+    devices: Iterable[str],
+    *,
+    with_processes: bool,
+) -> str:
+    """Build the tree and return where it is mounted.
+
+    What is to be written at another path than its own is made if it is not there; "" is an empty folder in memory.
+    """
     read, write = list(readable), list(writable)
-    sources = [*read, *(source for source, _ in write), "/dev", "/proc", "/sys"]
+    for source in (source for source, target in write if source not in ("", target)):
+        os.makedirs(source, exist_ok=True)
+    sources = [*read, *(source for source, _ in write if source), "/dev", "/proc", "/sys"]
     stage = _free_folder(sources)
     kernel.mount("tmpfs", stage, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, f"mode=755,size={_TREE_MB}m")
     wanted = [(path, path, True) for path in read] + [(source, target, False) for source, target in write]
     for source, target, is_fixed in sorted(wanted, key=lambda each: each[1].count("/")):
-        _bind(source, stage + target, kernel.READ_ONLY if is_fixed else 0)
+        if source:
+            _bind(source, stage + target, kernel.READ_ONLY if is_fixed else 0)
+        else:
+            _add_fresh(stage + target)
     for device in devices:
         _bind(device, stage + device, None)
     if with_processes:
         _add_processes(stage)
-    fixed = kernel.READ_ONLY | kernel.NO_SUID | kernel.NO_DEVICES
-    kernel.restrict_mount(stage, fixed, with_those_below=False)
-    kernel.change_root(stage)
+    return stage
 
 
 def shows_own_processes() -> bool:
@@ -64,6 +120,11 @@ def _add_processes(stage: str) -> None:
     os.makedirs(stage + _SHARED)
     kernel.mount("tmpfs", stage + _SHARED, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES)
     os.symlink("/proc/self/fd", f"{stage}/dev/fd")
+
+
+def _add_fresh(target: str) -> None:
+    os.makedirs(target, exist_ok=True)
+    kernel.mount("tmpfs", target, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, f"mode=700,size={_TREE_MB}m")
 
 
 def _bind(source: str, target: str, attributes: int | None) -> None:

@@ -70,13 +70,25 @@ def behind(walls: Walls, command: Sequence[str], *, talks: Talks = "alone") -> l
 
 def line(folder: Path, readable: Iterable[str], writable: Iterable[str], hidden: Iterable[str]) -> bytes:
     """Return what the process behind walls is told, which closes them: where code lies, nothing in `hidden` is read."""
-    told: Line = {
-        "folder": str(folder),
+    return _line(None, str(folder), readable, writable, hidden)
+
+
+def ahead(told: str, readable: Iterable[str], hidden: Iterable[str]) -> bytes:
+    """Return what the process is told before it has a folder: until then it reaches no more than is said here."""
+    return _line(told, "", readable, (), hidden)
+
+
+def _line(
+    told: str | None, folder: str, readable: Iterable[str], writable: Iterable[str], hidden: Iterable[str]
+) -> bytes:
+    line: Line = {
+        "ahead": told,
+        "folder": folder,
         "listed": reach.checkouts(),
         "readable": [*reach.without(reach.program(), hidden), *readable],
         "writable": list(writable),
     }
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(line).encode() + b"\n"
 
 
 def python(module: str) -> list[str]:

@@ -57,12 +57,31 @@ def load_base(
     quantization: Quantization = "none",
     sha256: Callable[[Path], str] = file_sha256,
 ) -> Base:
-    """Load a causal language model; `source` is a folder or a hub id.
+    """Load a causal language model onto its device; `source` is a folder or a hub id.
+
+    With `sharding` each rank of a run keeps its part on its device. Nothing random takes place.
+    """
+    base = read_base(source, revision, device, dtype, as_stored=as_stored, quantization=quantization, sha256=sha256)
+    shard_(base.model, sharding, base.device)
+    return base
+
+
+def read_base(
+    source: str | Path,
+    revision: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    as_stored: bool = False,
+    quantization: Quantization = "none",
+    sha256: Callable[[Path], str] = file_sha256,
+) -> Base:
+    """Read a model into main memory, for a device that `shard_` brings it to; with `quantization` it is there at once.
 
     Without `dtype` it is bfloat16 on a GPU and float32 elsewhere, or that of the files if `as_stored`. With
-    `sharding` each rank of a run keeps its part on its device; with `quantization` linear layers but the head are in
-    NF4, which makes another model of it, with a digest of its own. `sha256` gives the digest of a file, for callers
-    that know it already. Nothing random takes place.
+    `quantization` linear layers but the head are in NF4, which makes another model of it, with a digest of its own.
+    `sha256` gives the digest of a file, for callers that know it already. Weights of the type that the files have are
+    mapped from them, and copied where they are changed.
     """
     folder = Path(source) if Path(source).is_dir() else None
     name = folder.name if folder else str(source)
@@ -82,7 +101,6 @@ def load_base(
     commit = getattr(model.config, "_commit_hash", None) or revision
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     nf4.keep_layout_(model)
-    shard_(model, sharding, place)
     return Base(model.eval(), tokenizer, digest_of(plain, quantization), place, origin(source, commit), quantization)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from spard.config import Quantization, Quantizes
+from spard.config import OptimizerName, Quantization, Quantizes
 from spard.models import memory
 from spard.models.memory import Trained
 from spard.models.shapes import Shape
@@ -75,6 +75,7 @@ class Plan:
     pass_tokens: int | None
     sharding: Literal["none", "full", "hybrid"]
     quantization: Quantization
+    optimizer: OptimizerName
     ranks: int
     weights_bytes: int
     saved_bytes: int
@@ -94,6 +95,8 @@ class Plan:
         parts = [pieces, *(["activation checkpointing"] if self.gradient_checkpointing else [])]
         if self.quantization != "none":
             parts.append(f"the model in {_NAMES[self.quantization]}")
+        if self.optimizer == "adamw_8bit":
+            parts.append("moments of AdamW in 8 bits")
         if self.ranks > 1:
             shared = "" if self.sharding == "none" else f", the model sharded ({self.sharding})"
             parts.append(f"{self.ranks} GPUs{shared}")
@@ -148,8 +151,13 @@ def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
     is_frozen = trained.lora is not None
     for is_quantized in holds[gpus.quantizes] if is_frozen and trained.quantization == "none" else (False,):
         held = replace(trained, quantization="nf4_double") if is_quantized else trained
-        for parts in cuts[gpus.shards] if held.quantization == "none" else (1,):
+        for parts in cuts[gpus.shards] if _is_cuttable(held) else (1,):
             yield held, parts
+
+
+def _is_cuttable(trained: Trained) -> bool:
+    """Whether GPUs can share out the model: not in NF4, and not with moments in 8 bits."""
+    return trained.quantization == "none" and trained.optimizer == "adamw"
 
 
 def need(shape: Shape, trained: Trained, longest: int, answers: int = 1) -> Need:
@@ -181,6 +189,7 @@ def _cut(
         pass_tokens=max(tokens, row) if is_cut else None,
         sharding="none" if parts == 1 else "full" if parts == gpus.count else "hybrid",
         quantization=trained.quantization,
+        optimizer=trained.optimizer,
         ranks=ranks,
         weights_bytes=memory.weights(shape, trained) // parts,
         saved_bytes=memory.saved(shape, trained, passed, checkpointing=checkpointing),
@@ -219,9 +228,9 @@ def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, r
 def _split(shape: Shape, trained: Trained) -> int:
     """Return the bytes that GPUs can share out: a frozen model's weights, of a trained one its moments and twin too.
 
-    Weights in NF4 are not cut.
+    What has weights in NF4, or moments in 8 bits, is not cut.
     """
-    if trained.quantization != "none":
+    if not _is_cuttable(trained):
         return 0
     weights = memory.weights(shape, trained)
     return weights if trained.lora else weights + memory.twin(shape, trained) + memory.trained_state(shape, trained)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spard.config import Lora, Quantization, Recipe
+from spard.config import Lora, OptimizerName, Quantization, Recipe
 from spard.models.shapes import Shape
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # what LoRA adapts unless asked otherwise
 _HALF, _SINGLE = 2, 4  # bytes of a number in bfloat16 and in float32
-_OPTIMIZED = 4 * _SINGLE  # a trained parameter: itself, its gradient and AdamW's two moments
+_BLOCK = 256  # moments in 8 bits with one scale
 _NF4_BLOCK, _SCALES_BLOCK = 64, 256  # weights with one scale, scales with one of their own
 _CHUNK = 2**27  # logits held at once, in elements: `spard.losses.cross_entropy`
 _LOGIT = 2 * _HALF + 3 * _SINGLE  # a logit and its gradient, both also in float32, and its logarithm
@@ -31,12 +31,14 @@ class Trained:
     quantization  how the linear layers of the frozen model are held
     has_twin      whether the model before training stays beside the one that is trained: never for adapters, which
                   are switched off to look at it
+    optimizer     how it holds the moments of the trained parameters
     """
 
     lora: Lora | None
     copies: int = 1
     quantization: Quantization = "none"
     has_twin: bool = False
+    optimizer: OptimizerName = "adamw"
 
     @classmethod
     def by(cls, recipe: Recipe) -> Trained:
@@ -46,7 +48,7 @@ class Trained:
         """
         vectors = recipe.uses_pool, recipe.ema is not None, recipe.defense.compares_models
         has_twin = recipe.lora is None and recipe.defense.compares_models
-        return cls(recipe.lora, sum(vectors), recipe.quantization, has_twin)
+        return cls(recipe.lora, sum(vectors), recipe.quantization, has_twin, recipe.optimizer)
 
     def targets(self, shape: Shape) -> list[tuple[int, int]]:
         """Return what goes into and comes out of each layer that LoRA adapts, within one decoder layer."""
@@ -96,8 +98,19 @@ def unpacked(shape: Shape, trained: Trained) -> int:
 
 def trained_state(shape: Shape, trained: Trained) -> int:
     """Return the bytes of gradients, moments and further copies, and of an adapter's own weights."""
-    each = _OPTIMIZED + trained.copies * _SINGLE - (_SINGLE if trained.lora is None else 0)
-    return trained.parameters(shape) * each
+    each = _SINGLE + trained.copies * _SINGLE + (_SINGLE if trained.lora else 0)
+    count = trained.parameters(shape)
+    return count * each + moments(count, trained.optimizer)
+
+
+def moments(parameters: int, optimizer: OptimizerName) -> int:
+    """Return the bytes of AdamW's two moments: in float32, or a byte each and a scale in float32 for each block.
+
+    What bitsandbytes keeps in float32, of parameters as small as norms and biases, is not counted.
+    """
+    if optimizer == "adamw":
+        return 2 * _SINGLE * parameters
+    return 2 * (parameters + -(-parameters // _BLOCK) * _SINGLE)
 
 
 def saved_per_token(shape: Shape, trained: Trained) -> int:

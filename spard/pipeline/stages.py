@@ -16,6 +16,7 @@ from spard.pipeline.package import Release
 from spard.pipeline.rows import prepare
 from spard.release.proof import CleanProcess
 from spard.release.report import Measured, SafetyReport, SelectedRows
+from spard.training import optimizers
 from spard.training.train import Trained
 
 
@@ -41,6 +42,7 @@ def run_stages(
     adapter, and each checkpoint that passed: start it early, it loads its libraries meanwhile. Of several ranks each
     does all of this, and the first one, which alone has a clean process, writes the results.
     """
+    optimizers.require(context.recipe)
     _refuse_several_ranks(context)
     context = led(context)
     audit.warn_of_leaks(context)

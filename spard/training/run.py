@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from numpy.random import SeedSequence
 from torch import Tensor
-from torch.optim import AdamW
 
 from spard import distributed
 from spard.config import Recipe, Resolved
@@ -37,6 +36,7 @@ from spard.training.ema import Ema
 from spard.training.identity import Identity
 from spard.training.layout import METHOD, Layout
 from spard.training.objective import Objective
+from spard.training.optimizers import open_optimizer, restore_, state_of
 from spard.training.references import References, validated
 from spard.training.resume_state import Saved, load, newest_first, save, save_together
 from spard.training.schedules import safe_rows, schedule
@@ -78,9 +78,7 @@ class Run:
         self.theta, self.layout = dict(zip(trained, self.vector, strict=True)), Layout(list(trained), self.vector)
         self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
         self.best = Best(recipe.ending, self.theta) if recipe.ending.compares else None
-        self.optimizer = AdamW(
-            self.theta.values(), lr=resolved.learning_rate, weight_decay=recipe.weight_decay, fused=True
-        )
+        self.optimizer = open_optimizer(recipe, self.theta.values(), resolved.learning_rate)
         self.validation, self.references = validation, None if recipe.dpo is None else References()
         self.lengths = [row.tokens for row in self.objective.task]
         self.customer_rows, self.steps_per_epoch = len(task), math.ceil(len(self.lengths) / resolved.batch_size)
@@ -147,7 +145,7 @@ class Run:
         """Save parameters, optimizer state and progress; all ranks have to where each has parts of them."""
         tensors: dict[str, Tensor] = {f"theta/{name}": part for name, part in self.theta.items()}
         for name, part in self.theta.items():
-            tensors |= {f"{key}/{name}": value for key, value in self.optimizer.state[part].items()}
+            tensors |= {f"{key}/{name}": value for key, value in state_of(self.optimizer, part).items()}
         tensors |= {f"{METHOD}{name}": value for name, value in self.method.state().items()}
         if self.ema:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
@@ -204,8 +202,7 @@ class Run:
             with torch.no_grad():
                 for name, part in self.theta.items():
                     part.copy_(tensors[f"theta/{name}"])
-                    moments = {key: tensors[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
-                    self.optimizer.state[part] = {key: value.to(part.device) for key, value in moments.items()}
+                restore_(self.optimizer, self.theta, tensors)
             if self.ema:
                 self.ema.restore(_under(_EMA, tensors))
             if self.references:

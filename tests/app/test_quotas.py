@@ -163,14 +163,6 @@ def test_a_limit_of_one_kind_is_none_of_the_other(projects: Engine) -> None:
         quotas.check_file(session, file_of(999, 99))
 
 
-def test_a_project_s_own_rate_goes_before_the_deployment_s(projects: Engine) -> None:
-    with transaction(projects) as session:
-        limited(session, OTHER, requests_per_minute=7)
-        assert [quotas.request_rate(session, each, 60) for each in (MINE, OTHER)] == [60, 7]
-        limited(session, requests_per_minute=None)
-        assert quotas.request_rate(session, MINE, 60) == 60
-
-
 def test_usage_sums_jobs_erased_jobs_and_files_of_each_project(projects: Engine) -> None:
     with transaction(projects) as session:
         add_job(session, seconds=1.0004, tokens=5)

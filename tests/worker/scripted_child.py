@@ -21,6 +21,7 @@ from app.ops.processes import die_with_parent
 from spard.config.patience import Patience
 from spard.digests import write_manifest
 from spard.errors import JudgeUnavailable
+from worker.ahead import wanted_in
 from worker.asking import Asking
 from worker.desk import llm_judges
 from worker.failures import failure
@@ -43,7 +44,10 @@ def main() -> None:
     behavior, parent = sys.argv[1:]
     die_with_parent(int(parent))
     report = Report(sys.stdout.fileno())
-    folder = Folder(Path(sys.stdin.readline().strip()))
+    told = sys.stdin.readline().strip()
+    while wanted_in(told):  # it reads nothing ahead
+        told = sys.stdin.readline().strip()
+    folder = Folder(Path(told))
     is_first = folder.root.name.endswith("-a1")
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))

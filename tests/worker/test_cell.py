@@ -19,6 +19,7 @@ from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
 from tests.spard.hostile import BITS, SECRET, WORD, Prey, prey
 from tests.worker.parts import job_folder
+from worker.ahead import Wanted
 from worker.cell import Cell
 from worker.process import Child, environment
 from worker.workdir import Folder, new_folder
@@ -118,6 +119,66 @@ def test_it_reaches_the_ports_that_ranks_listen_on_whoever_has_them(tmp_path: Pa
     with prey(tmp_path) as found:
         ways = {"network": found.ways()["network"]}
         assert bits_of(Settings(data_dir=tmp_path / "data"), kind, ways, "nodes") == {"network": BITS}
+
+
+# Tries its ways before it has a folder, and once more in it; says which bits it got, and which paths it could list.
+TRY_TWICE = """
+import json, os, sys
+def tried(ways, paths):
+    if os.fork():  # some ways leave the namespace
+        return os.wait()
+    bits, seen = {}, [path for path in paths if os.path.exists(path)]
+    for name, way in ways.items():
+        scope = {}
+        try:
+            exec(way, scope)
+        except BaseException:
+            pass
+        found = bytes(scope.get("found") or b"")[:32]
+        bits[name] = sum(bin(a & b).count("1") for a, b in zip(found, bytes.fromhex(secret)))
+    print(json.dumps({"kind": "bits", "bits": bits, "seen": seen}), flush=True)
+    os._exit(0)
+secret, ways, paths = json.loads(sys.stdin.readline())
+tried(ways, paths)
+tried(ways, [*paths, sys.stdin.readline().strip()])
+"""
+UNCOVER = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.umount2(b"/.before", 2)
+libc.unshare(0x10020000)  # a user and a mount namespace
+libc.umount2(b"/.before", 2)
+found = open("/.before" + {path!r}, "rb").read()
+"""
+
+
+@pytest.mark.skipif(walls.found().kind != "namespaces", reason="elsewhere walls do not close twice")
+def test_while_it_reads_ahead_a_child_reaches_the_model_and_nothing_else(
+    house: tuple[Settings, Prey], tmp_path: Path
+) -> None:
+    """Nor does it reach afterward what only the walls around the reading let through."""
+    settings, found = house
+    model, other = tmp_path / "model", tmp_path / "other"
+    for path in (model, other):
+        path.mkdir()
+    with new_folder(settings.work_dir(), "own-a1") as folder:
+        ways = found.ways() | {"under the cover": UNCOVER.format(path=str(found.file))}
+        paths = [str(model), str(other), str(folder.root)]
+        child = Child([sys.executable, "-P", "-c", TRY_TWICE], environment(settings), Cell(Walls("namespaces")))
+        with ExitStack() as ended:
+            ended.callback(child.kill)
+            hidden = map(str, Cell.of(settings).hidden)
+            child._write(walls.ahead(json.dumps([SECRET.hex(), ways, paths]), [str(model)], hidden))
+            waiting = child.receive(WAIT_S)
+            child.work(folder)
+            working = child.receive(WAIT_S)
+    none = dict.fromkeys(ways, 0)
+    assert waiting == {"kind": "bits", "bits": none, "seen": [str(model)]}
+    assert working == {"kind": "bits", "bits": none, "seen": [str(folder.root), str(folder.root)]}
+
+
+def test_behind_landlock_nothing_is_read_ahead(model: Path) -> None:
+    assert Cell(Walls("landlock")).ahead(Wanted(str(model), None, "none", {})) is None
 
 
 def test_a_worker_says_where_ports_cannot_be_kept_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,9 +107,9 @@ def _looked(look: Begin, viewer: Viewer, model: str) -> Asked:
 
 
 def _asked(session: Session, viewer: Viewer, model: str) -> Asked:
-    job, store = catalog.tuned(session, viewer.project_id, model), policies.serving(session).store
-    models = catalog.models(session, viewer.project_id)
-    return Asked(models, job.model if job else None, store.days if store else None)
+    serving, project_id = policies.serving(session), viewer.project_id
+    job, models = catalog.tuned(session, project_id, model, serving), catalog.models(session, project_id, serving)
+    return Asked(models, job.model if job else None, serving.store.days if serving.store else None)
 
 
 async def _ask(serving: Serving, viewer: Viewer, answer: Answer, question: str) -> None:

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from app.db import transaction
 from app.db.tables import Job
 from app.jobs import fleet, lease
+from app.jobs.clone import request_of
 from app.jobs.needs import Room
 from tests.app.http.conftest import JOBS, Service, rows
 from tests.app.http.test_results import MODEL, publish
@@ -106,6 +107,28 @@ def test_memory_is_at_least_that_of_the_weights(
     assert offered.post("/v1/admin/models", json=entry).status_code == 200
     found = customer.post(URL, json=asked | {"full_fine_tuning": True}).json()
     assert found["memory_bytes_at_least"] == 4 * 2 * 210
+    found = customer.post(URL, json=asked | {"full_fine_tuning": True, "optimizer": "adamw_8bit"}).json()
+    assert found["memory_bytes_at_least"] == 2 * 2 * 210 + 2 * (210 + 4)  # a scale for up to 256 moments
+
+
+def test_moments_in_8_bits_need_less_of_a_gpu_and_stand_in_plan_and_job(
+    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA_8B))
+    entry = {"alias": "lab/tiny-1", "source": str(tmp_path / "model"), "allow_full_fine_tuning": True}
+    assert offered.post("/v1/admin/models", json=entry).status_code == 200
+    with transaction(service.app.state.engine) as session:
+        fleet.note(session, fleet.Presence("large", "gpu-1", "0", [], [], 192 << 30))
+    full = asked | {"full_fine_tuning": True}
+    wide, narrow = (customer.post(URL, json=full | {"optimizer": each}).json() for each in ("adamw", "adamw_8bit"))
+    assert 40 << 30 < wide["memory_bytes_needed"] - narrow["memory_bytes_needed"] < 60 << 30
+    assert narrow["memory_plan"]["optimizer"] == "adamw_8bit"
+    assert "moments of AdamW in 8 bits" in narrow["memory_plan"]["text"]
+    job_id = customer.post(JOBS, json=full | {"optimizer": "adamw_8bit"}).json()["id"]
+    with transaction(service.app.state.engine) as session:
+        job = session.get_one(Job, job_id)
+        assert dict(job.recipe)["optimizer"] == "adamw_8bit"
+        assert request_of(job)["optimizer"] == "adamw_8bit"
 
 
 def test_the_memory_of_a_job_is_planned_for_the_largest_gpu_that_is_there(

@@ -44,6 +44,7 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
         "out_of_range",
         "method.dpo.hyperparameters.beta",
     ),
+    "moments in 8 bits of an adapter": ({"optimizer": "adamw_8bit"}, "not_allowed", ""),
     "an epoch of all weights": ({"full_fine_tuning": True, "ending": {"keep": "best"}}, "not_allowed", ""),
     "no patience at all": ({"ending": {"patience": 0}}, "out_of_range", "ending.patience"),
     "the second best": ({"ending": {"keep": "second"}}, "not_allowed", "ending.keep"),

@@ -13,12 +13,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event, insert, select
 
 from app import db
-from app.db.tables import Job
+from app.db.tables import Job, Quota
 from tests.app.http.conftest import JOBS, Service
 
 QUEUED = 100
 MOST = 6
-MOST_OF_A_PAGE = 8  # of them three recognize the browser
 BACKGROUND = {"outbox", "webhooks", "retention", "reaper", "garbage"}  # threads that ask the database too
 
 
@@ -100,5 +99,32 @@ def test_the_provider_s_pages_cost_a_handful_too(service: Service, provider: Tes
         with counted(service.app.state.engine) as statements:
             answer = browser.get(f"/provider{page}")
         assert answer.status_code == 200, page
-        assert len(statements) <= MOST_OF_A_PAGE, (page, statements)
+        assert len(statements) <= MOST, (page, statements)
+    browser.close()
+
+
+OWN_PAGES = ("/jobs", "/jobs/new", "/files", "/models", "/chat", "/compare")
+
+
+def test_a_customer_s_pages_cost_a_handful_too(service: Service, customer: TestClient, queued: list[str]) -> None:
+    browser = TestClient(service.app, headers={"accept": "text/html"})
+    browser.post("/sign-in", data={"key": service.add_key("org-customer", "customer")})
+    for page in OWN_PAGES:
+        with counted(service.app.state.engine) as statements:
+            answer = browser.get(page)
+        assert answer.status_code == (400 if page == "/compare" else 200), page
+        assert len(statements) <= MOST, (page, statements)
+    browser.close()
+
+
+def test_a_browser_is_recognized_by_one_statement_with_its_project_s_own_rate(service: Service) -> None:
+    browser = TestClient(service.app, headers={"accept": "text/html"})
+    browser.post("/sign-in", data={"key": service.add_key("org-customer", "customer")})
+    with db.transaction(service.app.state.engine) as session:
+        session.add(Quota(project_id="org-customer", requests_per_minute=2))
+    with counted(service.app.state.engine) as statements:
+        answers = [browser.get("/files").status_code for _ in range(3)]
+    assert answers == [200, 200, 429]
+    assert sum("browser_sessions" in each for each in statements) == 3
+    assert not any("FROM quotas" in each for each in statements)
     browser.close()

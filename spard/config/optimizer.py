@@ -1,0 +1,24 @@
+"""How the optimizer holds its moments. Only the standard library is used."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from spard.errors import InvalidRecipe
+
+OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
+"""adamw: two moments in float32 for each trained parameter; adamw_8bit: 8 bits each, by bitsandbytes."""
+
+_PARAM = "recipe.optimizer"
+
+
+def refuse_optimizer_with(optimizer: OptimizerName, *, has_lora: bool, is_sharded: bool) -> None:
+    """Raise `InvalidRecipe` for what does not go with moments in 8 bits, or gains nothing by them."""
+    if optimizer == "adamw":
+        return
+    if has_lora:
+        message = f"{_PARAM}: {optimizer} saves memory in full fine-tuning; an adapter's moments are few, set adamw"
+        raise InvalidRecipe(message, _PARAM)
+    if is_sharded:
+        message = f"{_PARAM}: the moments of {optimizer} are not cut over GPUs; set sharding = none"
+        raise InvalidRecipe(message, _PARAM)

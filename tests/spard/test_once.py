@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spard.data.once import once
+from spard.data.rows import Example
+
+
+def rows(*texts: str) -> list[Example]:
+    return [Example(({"role": "user", "content": text},), line) for line, text in enumerate(texts)]
+
+
+def test_the_same_rows_are_looked_at_once_and_others_anew() -> None:
+    asked = list[int]()
+
+    @once
+    def longest(rows: Sequence[Example]) -> int:
+        asked.append(len(rows))
+        return max(len(row.messages[0]["content"]) for row in rows)
+
+    some = rows("a", "bbb")
+    found = [longest(some), longest(list(some)), longest(some[:1]), longest(some), longest(rows("a", "bbbb"))]
+    assert found == [3, 3, 1, 3, 4]
+    assert asked == [2, 1, 2, 2]
+
+
+def test_rows_that_were_added_to_a_list_are_seen() -> None:
+    @once
+    def count(rows: Sequence[Example]) -> int:
+        return len(rows)
+
+    some = rows("a")
+    first = count(some)
+    some += rows("b")
+    assert (first, count(some)) == (1, 2)

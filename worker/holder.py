@@ -1,0 +1,111 @@
+"""The base model that a child reads before it has a job. It is given away once: a process has one job and then ends."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+from pathlib import Path
+
+from app.catalog.weights import parameters
+from app.inference.memory import available_mb
+from spard.models.ahead import may_keep, may_read
+from spard.models.base import Base, read_base
+from spard.models.sharding import shard_
+from worker.ahead import Wanted, wanted_in
+
+_SINGLE = 4  # bytes of a number in float32
+_LOOK_S = 1.0  # between two looks at the memory that is left
+
+log = logging.getLogger(__name__)
+
+
+class Holder:
+    """Holds at most one base model, in main memory, while nobody else needs that."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Wanted, Base] | None = None
+        self._size = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds none."""
+        return self._held is None
+
+    def hold(self, wanted: Wanted) -> None:
+        """Read a base model, if memory is left for it; one that cannot be read is the next job's to tell of."""
+        self.drop()
+        size, free = _bytes(wanted), _free_bytes()
+        if size is None or not may_read(size, free):
+            log.info("no base model is read ahead: it takes %s bytes, and %s are free", size, free)
+            return
+        try:
+            base = read_base(
+                wanted.model,
+                wanted.revision,
+                quantization=wanted.quantization,
+                sha256=lambda path: wanted.weights[path.name],
+            )
+        except Exception:
+            log.exception("the base model was not read ahead")
+            return
+        if base.model.device.type == "cpu":  # in NF4 a model is read onto its GPU, which others may need
+            self._held, self._size = (wanted, base), size
+        self.look()
+
+    def look(self) -> None:
+        """Let go of the base model if memory is short."""
+        if self._held and not may_keep(self._size, _free_bytes()):
+            log.info("the base model that was read ahead is dropped: memory is short")
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of the base model."""
+        self._held = None
+        gc.collect()
+
+    def take(self, wanted: Wanted | None) -> Base | None:
+        """Give away the base model, on its device, if it is the one that is wanted; hold none from then on."""
+        held, self._held = self._held, None
+        if held and held[0] == wanted:
+            log.info("the base model was read ahead")
+            shard_(held[1].model, "none", held[1].device)
+            return held[1]
+        del held
+        gc.collect()
+        return None
+
+
+def awaited(stdin: int, holder: Holder) -> str:
+    """Return the first folder that is told, or "" if the input ends; read ahead what lines before it ask for.
+
+    No byte after its line is read: what comes then is for the job.
+    """
+    while True:
+        if not holder.is_empty and not select.select([stdin], [], [], _LOOK_S)[0]:
+            holder.look()
+            continue
+        line = _line(stdin)
+        wanted = wanted_in(line)
+        if wanted is None:
+            return line
+        holder.hold(wanted)
+
+
+def _line(stdin: int) -> str:
+    found = bytearray()
+    while (byte := os.read(stdin, 1)) not in (b"", b"\n"):
+        found += byte
+    return found.decode().strip()
+
+
+def _bytes(wanted: Wanted) -> int | None:
+    """Return the most that a model takes in main memory: its weights in float32; None where that is not known."""
+    count = parameters(wanted.model) if Path(wanted.model).is_dir() else None
+    return None if count is None else _SINGLE * count
+
+
+def _free_bytes() -> int:
+    """Return the bytes that can still be taken; 0 where the system does not tell."""
+    return (available_mb() or 0) << 20
