@@ -32,8 +32,9 @@ def settle(environment: MutableMapping[str, str]) -> None:
     """Leave what programs need to run, and nothing that changes what they answer.
 
     Proxies stay for those who install packages through one, but our own servers are reached without; GPUs are hidden
-    unless CUDA_VISIBLE_DEVICES names some, since what is compared to the bit is computed on the CPU. Models of the tests
-    are too small for several threads, which wait for each other where two tests run; OMP_NUM_THREADS sets another number.
+    unless CUDA_VISIBLE_DEVICES names some, since what is compared to the bit is computed on the CPU. The tests'
+    models are too small for several threads, which wait for each other where two tests run; OMP_NUM_THREADS sets
+    another number.
     """
     leaking = [name for name in environment if name in _NAMES or name.startswith(_PREFIXES)]
     for name in leaking:

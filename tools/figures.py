@@ -48,7 +48,8 @@ DRAWINGS = (
 
 def table(section: str) -> list[dict[str, str]]:
     """Return the first table below a heading, a mapping for each row."""
-    text = (DOCS / "results-earlier.md").read_text(encoding="utf-8").split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    page = (DOCS / "results-earlier.md").read_text(encoding="utf-8")
+    text = page.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
     found = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
     head, _, *rows = [
         [cell.strip() for cell in line.strip()[1:-1].split("|")] for line in (found or [""])[0].splitlines()
