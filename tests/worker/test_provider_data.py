@@ -20,6 +20,7 @@ from spard.release.proof import CleanProcess
 from tests.spard.parts import chat
 from tests.worker.parts import HARMFUL, PLAIN, POOL, TRAINING, UTILITY, job_folder, lines
 from worker.child import work
+from worker.holder import Holder
 from worker.protocol import Report, parse
 from worker.workdir import Folder
 
@@ -31,7 +32,7 @@ def said(folder: Folder, path: Path) -> list[dict[str, Any]]:
     """Run a job and return its messages."""
     fd = os.open(path, os.O_CREAT | os.O_WRONLY)
     with CleanProcess() as clean:
-        work(folder, Report(fd), Event(), clean)
+        work(folder, Report(fd), Event(), clean, Holder())
     os.close(fd)
     return [message for line in path.read_bytes().split(b"\n") if (message := parse(line))]
 
