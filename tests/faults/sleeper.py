@@ -117,7 +117,7 @@ def _serve(backend: Backend, stop: Event, guards: Path) -> None:
             if claim is None:
                 time.sleep(settings.poll_s)
                 continue
-            Attempt(backend, claim, lambda _: cast(Child, Sleeper()), stop).run()
+            Attempt(backend, claim, lambda folder: cast(Child, Sleeper()), stop).run()
             _die_if_doomed(backend, claim, guards)
             _write_as_zombie(backend, claim, guards)
         except Exception as error:  # a worker lives on
