@@ -84,8 +84,9 @@ class Service:
             return keys.create(session, project, "test", list(scopes), owner)[1]
 
     def client(self, project: str, *scopes: str, owner: str | None = None) -> TestClient:
-        """Shares the one running application."""
+        """Shares the one running application, and its event loop: a client of its own would start one per request."""
         client = TestClient(self.app)
+        client.portal = self.http.portal
         client.headers["authorization"] = f"Bearer {self.add_key(project, *scopes, owner=owner)}"
         return client
 
