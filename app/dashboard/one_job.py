@@ -17,13 +17,11 @@ from app.db import Begin
 from app.db.tables import TERMINAL
 from app.deps import BeginDep, LookDep, QuickStorageDep
 from app.errors import AppError, NotFound
-from app.jobs import clone, later_audits, owners, service, transcripts
-from app.jobs.later_schemas import LaterAuditOut
+from app.jobs import clone, owners, service, transcripts
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import ROWS_SHOWN, read_report
 from app.storage import Storage
 
-_EVENTS = 100
 _AT_ONCE = 25  # transcripts
 
 
@@ -51,10 +49,7 @@ class OneJob:
     def page(self, problem: AppError | None = None) -> Response:
         """Show the job; `problem` is what kept a form of the page from being done."""
         with self.look() as session:
-            project_id = self._project(session)
-            gathered = gather(session, project_id, self.job_id)
-            events = service.latest_messages(session, project_id, self.job_id, _EVENTS)
-            later = [LaterAuditOut.model_validate(each) for each in later_audits.of_job(session, self.job_id)]
+            gathered = gather(session, self.viewer.project_id if self.is_own else None, self.job_id)
         seen = read(self.storage, gathered)
         return self._rendered(
             "job_live" if "hx-request" in self.request.headers else "job",
@@ -63,10 +58,10 @@ class OneJob:
             is_over=seen.job.status in TERMINAL,
             report=seen.report,
             view=seen.view(),
-            events=events,
-            later=later,
-            artifacts=seen.artifacts,
-            findings=seen.findings,
+            log=gathered.log,
+            later=gathered.later,
+            artifacts=gathered.artifacts,
+            findings=gathered.findings,
             risky=len(clone.risky_lines(seen.report)) if seen.report else 0,
             problem=problem,
         )

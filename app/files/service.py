@@ -18,11 +18,11 @@ from app.files.schemas import FileDeleted, FileOut, Validation
 from app.http.pagination import Page, page
 from app.storage import Storage
 
-_LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())
+LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())  # matches files that have not expired
 _NAMES = [name for name in FileOut.model_fields if name != "object"]
 _SHOWN = db.Prepared(
     select(*(getattr(File, name) for name in _NAMES)).where(
-        File.project_id == bindparam("project_id"), File.id == bindparam("file_id"), _LIVES
+        File.project_id == bindparam("project_id"), File.id == bindparam("file_id"), LIVES
     ),
     lambda row: FileOut.model_validate(dict(zip(_NAMES, row, strict=True))),
 )
@@ -143,7 +143,7 @@ def is_unfit(file: File) -> bool:
 
 def _of(project_id: str) -> Select[File]:
     """Select the project's files that have not expired."""
-    return select(File).where(File.project_id == project_id, _LIVES)
+    return select(File).where(File.project_id == project_id, LIVES)
 
 
 def _unknown(file_id: str, param: str | None = None) -> NotFound:

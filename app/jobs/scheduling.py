@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, bindparam, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from app import db
 from app.db import now
@@ -42,13 +42,17 @@ _PLACE = _PLACES.subquery()
 _RANKS = select(_PLACE.c.id, _PLACE.c.project_id, _PLACE.c.place).where(
     _PLACE.c.id.in_(bindparam("jobs", expanding=True))
 )
-_SAME = (Job.priority == bindparam("priority_is")) & (Job.created_at < bindparam("created"))
-_AHEAD = db.Prepared(
-    select(func.count()).where(
-        Job.project_id == bindparam("project"),
-        Job.status == JobStatus.queued,
-        or_(Job.priority < bindparam("priority_is"), _SAME),
-    ),
+_EARLIER = aliased(Job)
+_SAME = (_EARLIER.priority == bindparam("priority_is")) & (_EARLIER.created_at < bindparam("created"))
+_AHEAD = select(func.count()).where(
+    _EARLIER.project_id == bindparam("project"),
+    _EARLIER.status == JobStatus.queued,
+    or_(_EARLIER.priority < bindparam("priority_is"), _SAME),
+)
+_LENGTHS_AND_AHEAD = db.Prepared(
+    select(Job.project_id, func.count(), _AHEAD.scalar_subquery())
+    .where(Job.status == JobStatus.queued)
+    .group_by(Job.project_id),
     tuple,
 )
 
@@ -117,13 +121,12 @@ def positions(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, int]:
     """Return the positions in the queue, from 1, of those of the jobs that are queued, if all projects take turns.
 
     However many jobs are asked about, these are two statements. One job's place is counted and not ranked, which is
-    cheaper by far in a long queue.
+    cheaper by far in a long queue, and counted with the lengths of the queues.
     """
     queued_jobs = [job for job in jobs if job.status == JobStatus.queued]
     if not queued_jobs:
         return {}
-    lengths: dict[str, int] = dict(_LENGTHS.all(reader))
-    ranks = _rank_of(reader, queued_jobs[0]) if len(queued_jobs) == 1 else _ranks(reader, queued_jobs)
+    lengths, ranks = _place(reader, queued_jobs[0]) if len(queued_jobs) == 1 else _places(reader, queued_jobs)
     found = {}
     for job_id, project_id, rank in ranks:
         ahead = rank - 1
@@ -131,16 +134,18 @@ def positions(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, int]:
     return found
 
 
-def _ranks(reader: db.Reader, jobs: Collection[AnyJob]) -> Iterable[Ranked]:
-    """Return the ids of queued jobs, their projects, and their ranks within these."""
+def _places(reader: db.Reader, jobs: Collection[AnyJob]) -> tuple[dict[str, int], list[Ranked]]:
+    """Return how many jobs wait in each project; and of queued jobs their projects and their ranks within these."""
     asked = {"projects": list({job.project_id for job in jobs}), "jobs": [job.id for job in jobs]}
-    return [(found.id, found.project_id, found.place) for found in db.rows(reader, _RANKS, asked)]
+    ranks = [(found.id, found.project_id, found.place) for found in db.rows(reader, _RANKS, asked)]
+    return dict(_LENGTHS.all(reader)), ranks
 
 
-def _rank_of(reader: db.Reader, job: AnyJob) -> Iterable[Ranked]:
-    """Return the same of one queued job."""
-    [(ahead,)] = _AHEAD.all(reader, project=job.project_id, priority_is=job.priority, created=job.created_at)
-    return [(job.id, job.project_id, ahead + 1)]
+def _place(reader: db.Reader, job: AnyJob) -> tuple[dict[str, int], list[Ranked]]:
+    """Return the same for one queued job, in one statement."""
+    found = _LENGTHS_AND_AHEAD.all(reader, project=job.project_id, priority_is=job.priority, created=job.created_at)
+    ahead = found[0][2] if found else 0
+    return {project_id: count for project_id, count, _ in found}, [(job.id, job.project_id, ahead + 1)]
 
 
 def _standings(

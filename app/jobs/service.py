@@ -160,13 +160,6 @@ def list_events(session: Session, project_id: str, job_id: str, after: str | Non
     return Page(rows[:limit], len(rows) > limit)
 
 
-def latest_messages(session: Session, project_id: str, job_id: str, limit: int) -> list[JobEvent]:
-    """Return what a person is told of a job, the latest first."""
-    job = get(session, project_id, job_id)
-    told = (JobEvent.job_id == job.id) & (JobEvent.type == "message")
-    return list(session.scalars(select(JobEvent).where(told).order_by(JobEvent.seq.desc()).limit(limit)))
-
-
 def metrics(session: Session, project_id: str, job_id: str) -> list[StepMetrics]:
     """Every step's numbers."""
     job = get(session, project_id, job_id)

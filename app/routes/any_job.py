@@ -13,7 +13,7 @@ from app.db import Begin
 from app.deps import AdminDep, AfterQuery, BeginDep, LookDep, QuickStorageDep, ReadDep, ReadsDep
 from app.jobs import later_audits, owners, service, transcripts
 from app.jobs.later_schemas import LaterAuditList
-from app.jobs.reports.gather import gather, read, verdict_of
+from app.jobs.reports.gather import gather, gather_reports, read, verdict_of
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
     ROWS_SHOWN,
@@ -105,7 +105,7 @@ async def retrieve_any_job_s_verdict(
 
     def found() -> VerdictOut:
         with look() as session:
-            gathered = gather(session, project_id, job_id)
+            [gathered] = gather_reports(session, project_id, [job_id])
         return verdict_of(read(storage, gathered))
 
     return await reads.answer(found)

@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
 from app.http.download import DOWNLOAD, Attachment, download
 from app.jobs import service, transcripts
-from app.jobs.reports.gather import gather, read, verdict_of
+from app.jobs.reports.gather import gather, gather_reports, read, verdict_of
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
     JobSafetyReport,
@@ -82,7 +82,7 @@ async def retrieve_verdict(
 
     def found() -> VerdictOut:
         with look() as session:
-            gathered = gather(session, caller.project_id, job_id)
+            [gathered] = gather_reports(session, caller.project_id, [job_id])
         return verdict_of(read(storage, gathered))
 
     return await reads.answer(found)

@@ -36,7 +36,7 @@ def _file_page(
 ) -> Response:
     """Render a file; `problem` is what kept it from being deleted."""
     file = service.get(session, viewer.project_id, file_id)
-    found = service.validation(session, viewer.project_id, file_id)
+    found = service.listed(file, file.problems or [])
     status = problem.status if problem else 200
     return page(request, "file", viewer, status=status, file=file, validation=found, problem=problem)
 

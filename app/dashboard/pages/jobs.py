@@ -17,7 +17,7 @@ from app.deps import AfterQuery, LimitsDep, LookDep, QuickStorageDep, ReadDep, S
 from app.errors import AppError, InvalidRequest
 from app.jobs import clone, service
 from app.jobs.clone import JobClone
-from app.jobs.reports.gather import gather, read
+from app.jobs.reports.gather import gather_reports, read
 from app.jobs.submissions import Submission
 
 router = APIRouter(include_in_schema=False)
@@ -84,7 +84,7 @@ async def compare_page(
             with look() as session:
                 return _list(request, viewer, session, problem=problem)
         with look() as session:
-            gathered = [gather(session, viewer.project_id, job_id) for job_id in dict.fromkeys(ids)]
+            gathered = gather_reports(session, viewer.project_id, list(dict.fromkeys(ids)))
         seen = [read(storage, each) for each in gathered]
         return page(request, "compare", viewer, jobs=[(each.job, each.view()) for each in seen])
 

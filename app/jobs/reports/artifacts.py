@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
-from app.db.tables import DeletedModel, File, Job, JobStatus
+from app.db.tables import JobStatus
+from app.jobs.reports.page_rows import JobFile, PageJob
+from app.jobs.rows import JobRow
 from spard.release.archive import folder_name
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what its --max-lora-rank may be
@@ -45,15 +45,14 @@ class Artifacts:
     lines: Lines | None
 
 
-def artifacts(session: Session, job: Job) -> Artifacts:
-    """Look up the files that a job has left and that are still there."""
-    rows = session.scalars(select(File).where(File.project_id == job.project_id, File.id.in_(job.result_files or [])))
-    adapter = job.adapter if job.status == JobStatus.succeeded and session.get(DeletedModel, job.id) is None else None
+def artifacts(kept: PageJob, left: Mapping[str, JobFile]) -> Artifacts:
+    """List the files that a job has left and that are still there; `left` has them by their ids."""
+    job, adapter = kept.row, kept.adapter if kept.row.status == JobStatus.succeeded else None
     own = adapter["storage_key"] if adapter else ""
     found = [
-        Artifact(row.filename, f"/v1/files/{row.id}/content", row.bytes, row.sha256)
-        for row in rows
-        if row.storage_key != own
+        Artifact(file.filename, f"/v1/files/{file.id}/content", file.bytes, file.sha256)
+        for file in map(left.get, job.result_files or [])
+        if file is not None and file.storage_key != own
     ]
     if adapter is None:
         return Artifacts(tuple(found), None)
@@ -63,7 +62,7 @@ def artifacts(session: Session, job: Job) -> Artifacts:
     return Artifacts((archive, *found), _lines(job, archive.name))
 
 
-def _lines(job: Job, archive: str) -> Lines:
+def _lines(job: JobRow, archive: str) -> Lines:
     folder, lora = folder_name(job.id), job.recipe["lora"]
     verify = f"spard verify {archive} --key-set signing_keys.json\ntar xzf {archive}"
     kind = "AutoModelForCausalLM" if lora is None else "AutoPeftModelForCausalLM"

@@ -1,52 +1,53 @@
-"""What the page of a job is made of: the rows in one transaction, then, without one, the reports from the storage."""
+"""What pages of jobs are made of: the rows in one transaction, then, without one, the reports from the storage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
-from app.db.tables import Job
-from app.errors import NotFound
-from app.files import service as files
-from app.jobs import restarts, service
+from app import db
+from app.jobs import job_log, scheduling
+from app.jobs.job_log import JobLog
+from app.jobs.reports import page_rows
 from app.jobs.reports.artifacts import Artifacts, artifacts
+from app.jobs.reports.page_rows import JobFile, Later, PageJob
 from app.jobs.reports.service import read_report
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.reports.view import View, view
-from app.jobs.schemas import JobOut, StepMetrics, VerdictOut
+from app.jobs.schemas import JobOut, VerdictOut, shown
 from app.storage import Storage
 from spard.release.report import SafetyReport
-
-_LOOKED_AT = 50  # jobs on the same file, the newest first
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A job, its steps, and where its report lies and that of the same file without a defense; None: there is none."""
+    """A job, and where its report lies and that of the same file without a defense; None: there is none.
+
+    The rest is for the job's own page, and empty elsewhere.
+    """
 
     job: JobOut
-    metrics: Sequence[StepMetrics]
     report_key: str | None
     undefended_key: str | None
-    restarts: Sequence[int]  # the last step before each
-    artifacts: Artifacts
-    findings: Mapping[str, int] | None  # of the training file by their codes; None: the file is gone
+    log: JobLog = JobLog()  # noqa: RUF009 - it is frozen
+    artifacts: Artifacts = Artifacts((), None)  # noqa: RUF009
+    findings: Mapping[str, int] | None = None  # of the training file by their codes; None: unmeasured, or it is gone
+    later: Sequence[Later] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A job with its reports as records."""
 
-    job: JobOut
-    metrics: Sequence[StepMetrics]
+    found: Gathered
     report: SafetyReport | None
     undefended: SafetyReport | None
-    restarts: Sequence[int]
-    artifacts: Artifacts
-    findings: Mapping[str, int] | None
+
+    @property
+    def job(self) -> JobOut:
+        """The job itself."""
+        return self.found.job
 
     def verdict(self) -> Verdict:
         """Return what the job has come to, in a sentence."""
@@ -54,22 +55,33 @@ class Seen:
 
     def view(self) -> View:
         """Return what its pages show."""
-        return view(self.job, self.report, self.metrics, self.undefended, self.restarts)
+        log = self.found.log
+        return view(self.job, self.report, log.metrics, self.undefended, log.restarts)
 
 
-def gather(session: Session, project_id: str, job_id: str) -> Gathered:
-    """Look up a job of the project; `NotFound` for another project's."""
-    job = service.get(session, project_id, job_id)
-    undefended = undefended_twin(session, job)
+def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
+    """Look up all that the page of a job shows, of the project's or of any; `NotFound` where there is none.
+
+    These are five statements at most: of a job that waits two are about its place in the queue, of one that was
+    measured one finds the job without a defense, and files are looked for where it has left some.
+    """
+    job = page_rows.one(reader, project_id, job_id)
+    [found] = _places_and_reports(reader, [job])
+    left = page_rows.files_of(reader, job)
     return Gathered(
-        service.retrieve(session, project_id, job_id),
-        service.metrics(session, project_id, job_id),
-        job.report_key,
-        undefended.report_key if undefended else None,
-        restarts.steps(session, job_id),
-        artifacts(session, job),
-        _findings(session, job),
+        found.job,
+        found.report_key,
+        found.undefended_key,
+        job_log.read(reader, job_id),
+        artifacts(job, left),
+        _findings(job, left),
+        job.later,
     )
+
+
+def gather_reports(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> list[Gathered]:
+    """Look up jobs of the project and where their reports lie, no more; `NotFound` for another project's."""
+    return _places_and_reports(reader, page_rows.several(reader, project_id, job_ids))
 
 
 def read(storage: Storage, gathered: Gathered) -> Seen:
@@ -77,15 +89,7 @@ def read(storage: Storage, gathered: Gathered) -> Seen:
     report, undefended = (
         read_report(storage, key) if key else None for key in (gathered.report_key, gathered.undefended_key)
     )
-    return Seen(
-        gathered.job,
-        gathered.metrics,
-        report,
-        undefended,
-        gathered.restarts,
-        gathered.artifacts,
-        gathered.findings,
-    )
+    return Seen(gathered, report, undefended)
 
 
 def verdict_of(seen: Seen) -> VerdictOut:
@@ -101,22 +105,14 @@ def verdict_of(seen: Seen) -> VerdictOut:
     )
 
 
-def _findings(session: Session, job: Job) -> Mapping[str, int] | None:
-    try:
-        return files.validation(session, job.project_id, job.training_file).counts
-    except NotFound:
-        return None
+def _places_and_reports(reader: db.Reader, jobs: Collection[PageJob]) -> list[Gathered]:
+    places = scheduling.places(reader, [job.row for job in jobs])
+    undefended = page_rows.undefended(reader, jobs)
+    return [
+        Gathered(shown(row, places.get(row.id)), report_key, undefended.get(row.id)) for row, report_key, *_ in jobs
+    ]
 
 
-def undefended_twin(session: Session, job: Job) -> Job | None:
-    """Return the newest measured job of the project that trained the same model on the same bytes without a defense."""
-    if job.recipe["defense"]["type"] == "none":
-        return None
-    same = (Job.project_id == job.project_id) & (Job.model == job.model) & Job.report_key.is_not(None)
-    query = select(Job).where(same, Job.id != job.id).order_by(Job.created_at.desc()).limit(_LOOKED_AT)
-    return next((each for each in session.scalars(query) if _is_twin(each, job)), None)
-
-
-def _is_twin(other: Job, job: Job) -> bool:
-    file = job.spec.training_file.sha256
-    return other.recipe["defense"]["type"] == "none" and other.spec.training_file.sha256 == file
+def _findings(job: PageJob, left: Mapping[str, JobFile]) -> Mapping[str, int] | None:
+    file = left.get(job.row.training_file)
+    return None if file is None else Counter(problem["code"] for problem in file.problems or [])

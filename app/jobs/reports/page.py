@@ -24,7 +24,7 @@ def page(seen: Seen) -> str:
     """Render the report of a job that was measured, with its training metrics, as one HTML document."""
     facts = _facts(seen.job, seen.report) if seen.report else {}
     return _TEMPLATES.get_template("report.html.jinja").render(
-        job=seen.job, view=seen.view(), facts=facts, findings=seen.findings
+        job=seen.job, view=seen.view(), facts=facts, findings=seen.found.findings
     )
 
 

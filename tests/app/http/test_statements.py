@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event, insert, select
 
 from app import db
-from app.db.tables import Job, Quota
+from app.db.tables import Job, LaterAudit, Quota
+from app.db.tables.job_records import Adapter, GateJson
+from app.jobs import fleet, lease
+from app.jobs.fleet import Presence
+from app.jobs.results import Publication, Rejection
 from tests.app.http.conftest import JOBS, Service
+from tests.app.http.test_job_page import FIGURES
 
 QUEUED = 100
 MOST = 6
@@ -56,7 +62,7 @@ def test_a_list_of_queued_jobs_costs_a_handful(service: Service, customer: TestC
 
 
 READS = 2  # statements: the key with its project's limit, and what was asked for
-_BY_ALL = re.compile(r"SEARCH jobs USING .*(=\? AND .*|\((id|status)=\?)\)")  # not by the project alone
+_BY_ALL = re.compile(r"SEARCH jobs(_1)? USING .*(=\? AND .*|\((id|status)=\?)\)")  # not by the project alone
 
 
 def test_a_read_costs_the_key_and_the_row(service: Service, customer: TestClient, queued: list[str]) -> None:
@@ -92,39 +98,116 @@ def test_a_new_job_reads_no_more_of_the_old_ones_the_more_there_are(
 PAGES = ("", "/jobs", "/policies", "/waivers", "/data", "/models", "/projects", "/projects/org-customer", "/webhooks")
 
 
-def test_the_provider_s_pages_cost_a_handful_too(service: Service, provider: TestClient, queued: list[str]) -> None:
+@contextmanager
+def signed_in(service: Service, project: str, scope: str) -> Iterator[TestClient]:
+    """A browser that was signed in with a new key."""
     browser = TestClient(service.app, headers={"accept": "text/html"})
-    browser.post("/sign-in", data={"key": service.add_key("org-provider", "admin")})
-    for page in (*PAGES, "/audit-log"):
-        with counted(service.app.state.engine) as statements:
-            answer = browser.get(f"/provider{page}")
-        assert answer.status_code == 200, page
-        assert len(statements) <= MOST, (page, statements)
+    browser.post("/sign-in", data={"key": service.add_key(project, scope)})
+    yield browser
     browser.close()
 
 
+def test_the_provider_s_pages_cost_a_handful_too(service: Service, provider: TestClient, queued: list[str]) -> None:
+    with signed_in(service, "org-provider", "admin") as browser:
+        for page in (*PAGES, "/audit-log"):
+            with counted(service.app.state.engine) as statements:
+                answer = browser.get(f"/provider{page}")
+            assert answer.status_code == 200, page
+            assert len(statements) <= MOST, (page, statements)
+
+
+MOST_OF_JOB = 5
 OWN_PAGES = ("/jobs", "/jobs/new", "/files", "/models", "/chat", "/compare")
 
 
 def test_a_customer_s_pages_cost_a_handful_too(service: Service, customer: TestClient, queued: list[str]) -> None:
-    browser = TestClient(service.app, headers={"accept": "text/html"})
-    browser.post("/sign-in", data={"key": service.add_key("org-customer", "customer")})
-    for page in OWN_PAGES:
+    with signed_in(service, "org-customer", "customer") as browser:
+        for page in OWN_PAGES:
+            with counted(service.app.state.engine) as statements:
+                answer = browser.get(page)
+            assert answer.status_code == (400 if page == "/compare" else 200), page
+            assert len(statements) <= MOST, (page, statements)
+
+
+def end(service: Service, gate: GateJson, report: str, file_id: str) -> None:
+    """End the queued job as a worker would: trained and measured, and let through or not; then audited twice more."""
+    service.app.state.storage.write(report, [json.dumps(FIGURES | {"gate": gate}).encode()])
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.record_metrics(session, claim, {step: {"loss/task": 1 / step} for step in range(1, 6)})
+        job = session.get_one(Job, claim.job_id)
+        if gate["decision"] == "fail":
+            assert lease.reject(session, claim, Rejection("No.", 10, [file_id], {"gate": gate}, report))
+        else:
+            adapter: Adapter = {"storage_key": "jobs/adapter", "sha256": "0" * 64, "bytes": 1}
+            model = f"ft:lab/tiny-1:org-customer::{job.id}"
+            made = Publication(model, 10, [file_id], adapter, {"gate": gate}, report)
+            assert lease.publish(session, claim, made)
+        again = {"job_id": job.id, "audit_version": 1, "asked_by": job.key_id}
+        session.add_all(LaterAudit(round=turn, **again) for turn in (1, 2))
+
+
+@pytest.fixture
+def jobs(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict[str, str]:
+    """Jobs on one file: without a defense, one that succeeded, one that failed, two that no worker has room for."""
+    bare = asked | {"safety": {"defense": {"type": "none"}}}
+    owner, found = service.client("org-customer", "admin", "customer"), dict[str, str]()
+    for name, decision in (("undefended", "pass"), ("succeeded", "pass"), ("failed", "fail")):
+        found[name] = owner.post(JOBS, json=bare if name == "undefended" else asked).json()["id"]
+        end(service, {"decision": decision, "reasons": []}, f"jobs/{name}", asked["training_file"])
+    found |= {name: customer.post(JOBS, json=asked).json()["id"] for name in ("queued", "waiting")}
+    with db.transaction(service.app.state.engine) as session:
+        for name in ("queued", "waiting"):
+            session.get_one(Job, found[name]).memory_bytes = 2**40
+        fleet.note(session, Presence("small", "small", "0", [], [], 2**30, 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place", "project", "scope"), [("", "org-customer", "customer"), ("/provider", "org-provider", "admin")]
+)
+def test_the_page_of_a_job_costs_a_handful_too(
+    service: Service, jobs: dict[str, str], place: str, project: str, scope: str
+) -> None:
+    """With all that can be on it: figures, files, a job without a defense, later audits; and a reason to wait."""
+    with signed_in(service, project, scope) as browser:
+        for name, job_id in jobs.items():
+            with counted(service.app.state.engine) as statements:
+                page = browser.get(f"{place}/jobs/{job_id}").text
+            if name in ("queued", "waiting"):
+                assert "No worker can take this job." in page
+            else:
+                assert all(part in page for part in ('id="scores"', 'id="later-audits"', 'id="lengths"', "train.jsonl"))
+            assert len(statements) <= MOST_OF_JOB, (name, statements)
+        row = f"{place}/jobs/{jobs['failed']}/risky-rows/{FIGURES['risky_rows'][0]['line']}"
         with counted(service.app.state.engine) as statements:
-            answer = browser.get(page)
-        assert answer.status_code == (400 if page == "/compare" else 200), page
-        assert len(statements) <= MOST, (page, statements)
-    browser.close()
+            assert browser.get(row).status_code == 200
+        assert len(statements) <= MOST, statements
+
+
+def test_jobs_side_by_side_cost_no_more_than_one(service: Service, jobs: dict[str, str]) -> None:
+    with signed_in(service, "org-customer", "customer") as browser:
+        for names in (("succeeded", "failed"), ("succeeded", "failed", "queued", "waiting")):
+            with counted(service.app.state.engine) as statements:
+                answer = browser.get("/compare", params={"ids": [jobs[name] for name in names]})
+            shown = [answer.text.index(f'"/jobs/{jobs[name]}"') for name in names]
+            assert (answer.status_code, shown) == (200, sorted(shown))
+            assert len(statements) <= MOST, (names, statements)
+
+
+def test_the_page_of_a_file_costs_the_browser_and_the_row(service: Service, asked: dict[str, Any]) -> None:
+    with signed_in(service, "org-customer", "customer") as browser, counted(service.app.state.engine) as statements:
+        assert browser.get(f"/files/{asked['training_file']}").status_code == 200
+    assert len(statements) <= READS, statements
 
 
 def test_a_browser_is_recognized_by_one_statement_with_its_project_s_own_rate(service: Service) -> None:
-    browser = TestClient(service.app, headers={"accept": "text/html"})
-    browser.post("/sign-in", data={"key": service.add_key("org-customer", "customer")})
-    with db.transaction(service.app.state.engine) as session:
-        session.add(Quota(project_id="org-customer", requests_per_minute=2))
-    with counted(service.app.state.engine) as statements:
-        answers = [browser.get("/files").status_code for _ in range(3)]
+    with signed_in(service, "org-customer", "customer") as browser:
+        with db.transaction(service.app.state.engine) as session:
+            session.add(Quota(project_id="org-customer", requests_per_minute=2))
+        with counted(service.app.state.engine) as statements:
+            answers = [browser.get("/files").status_code for _ in range(3)]
     assert answers == [200, 200, 429]
     assert sum("browser_sessions" in each for each in statements) == 3
     assert not any("FROM quotas" in each for each in statements)
-    browser.close()

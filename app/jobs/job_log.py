@@ -1,0 +1,65 @@
+"""What happened to a job, as its page shows it: its last messages, its steps, its restarts, read by one statement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Text, bindparam, cast, literal_column, null, select, union_all
+
+from app import db
+from app.db.tables import JobEvent, JobMetric
+from app.jobs import restarts
+from app.jobs.schemas import StepMetrics
+
+_SHOWN = 100  # messages, the last ones
+
+
+class Line(NamedTuple):
+    """A message that a person is told, or a step with its numbers as JSON; `number` orders those of one kind."""
+
+    kind: str  # message | restart | step
+    number: int
+    created_at: datetime | None  # of messages, as their level
+    level: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobLog:
+    """The last messages, the latest first; every step's numbers; the last step before each restart."""
+
+    messages: Sequence[Line] = ()
+    metrics: Sequence[StepMetrics] = ()
+    restarts: Sequence[int] = ()
+
+
+def _kind(name: str) -> ColumnElement[str]:
+    return literal_column(f"'{name}'", Text).label("kind")
+
+
+_OF_JOB = (JobEvent.job_id == bindparam("job_id")) & (JobEvent.type == "message")
+_TOLD = JobEvent.seq.label("number"), JobEvent.created_at, JobEvent.level, JobEvent.message.label("text")
+_LAST = select(_kind("message"), *_TOLD).where(_OF_JOB).order_by(JobEvent.seq.desc()).limit(_SHOWN).subquery()
+_NO_TIME, _NO_LEVEL = (cast(null(), column.type) for column in (JobEvent.created_at, JobEvent.level))
+_LINES = union_all(
+    select(_LAST),
+    select(_kind("restart"), *_TOLD).where(_OF_JOB, JobEvent.message.startswith(f"{restarts.WORDS} ")),
+    select(_kind("step"), JobMetric.step, _NO_TIME, _NO_LEVEL, cast(JobMetric.data, Text)).where(
+        JobMetric.job_id == bindparam("job_id")
+    ),
+).subquery()
+_LOG = db.Prepared(select(*(_LINES.c[name] for name in Line._fields)).order_by(_LINES.c.number), Line._make)
+
+
+def read(reader: db.Reader, job_id: str) -> JobLog:
+    """Return the log of a job, whichever project's."""
+    lines = _LOG.all(reader, job_id=job_id)
+    return JobLog(
+        [each for each in reversed(lines) if each.kind == "message"],
+        [{"step": each.number, **json.loads(each.text)} for each in lines if each.kind == "step"],
+        restarts.steps(each.text for each in lines if each.kind == "restart"),
+    )
