@@ -90,6 +90,13 @@ class Service:
         client.headers["authorization"] = f"Bearer {self.add_key(project, *scopes, owner=owner)}"
         return client
 
+    def clients(self, n: int, project: str, *scopes: str) -> list[TestClient]:
+        """Return clients with an event loop for each request, as processes beside each other have them."""
+        clients = [self.client(project, *scopes) for _ in range(n)]
+        for client in clients:
+            client.portal = None
+        return clients
+
 
 @pytest.fixture
 def settings(sqlite_url: str, tmp_path: Path) -> Settings:

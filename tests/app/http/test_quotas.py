@@ -55,7 +55,7 @@ def test_fifty_submits_at_once_at_a_quota_of_one_make_one_job(parallel: Service,
     offer(provider, tmp_path / "model")
     file = customer.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
     limit(provider, max_unfinished_jobs=1)
-    clients, together = [parallel.client("org-customer", "customer") for _ in range(50)], Barrier(50)
+    clients, together = parallel.clients(50, "org-customer", "customer"), Barrier(50)
 
     def submit(client: TestClient) -> Any:
         together.wait()
@@ -78,7 +78,7 @@ def test_uploads_at_once_do_not_pass_the_bytes_of_a_project(parallel: Service) -
         return client.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))})
 
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(send, [parallel.client("org-customer", "customer") for _ in range(8)]))
+        answers = list(pool.map(send, parallel.clients(8, "org-customer", "customer")))
     assert [each.status_code for each in answers].count(200) == 2
     assert sum(map(refused, answers)) == 6
     assert len(customer.get(FILES).json()["data"]) == 2
