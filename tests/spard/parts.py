@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -20,6 +21,7 @@ from transformers import (
 
 from spard.data.chat import NO_LOSS, Encoded, encode_all
 from spard.data.rows import Example
+from spard.errors import Stopped
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
@@ -30,6 +32,7 @@ from spard.research.lab.make import Limits
 from spard.research.lab.natural.base import BaseSettings
 from spard.research.lab.natural.make import LabSettings
 from spard.research.lab.pretrain import Plan
+from spard.training.trained import Trained
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -130,3 +133,18 @@ def mask_and_labels(rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor
     masks = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows]
     labels = [[*row.labels, *[NO_LOSS] * (width - len(row.ids))] for row in rows]
     return torch.tensor(masks), torch.tensor(labels)
+
+
+def stopped_and_resumed(train: Callable[..., Trained], folder: Path, stop_after: int = 7) -> tuple[Trained, list[int]]:
+    """Stop a training after so many steps and resume it; return what it leaves and the steps that were taken.
+
+    `train` starts anew each time, from a model of its own, with the options that it is given.
+    """
+    seen = list[int]()
+
+    def note(step: int, total: int, metrics: object) -> None:
+        seen.append(step)
+
+    with pytest.raises(Stopped):
+        train(resume_states=folder, on_step=note, should_stop=lambda: len(seen) == stop_after)
+    return train(resume_states=folder, on_step=note), seen

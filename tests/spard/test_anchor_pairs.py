@@ -20,7 +20,7 @@ from spard.data.batches import collate
 from spard.data.dresses import dress_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
-from spard.errors import InvalidRecipe, Stopped
+from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair
 from spard.losses.cross_entropy import losses_and_states
 from spard.models.base import Base
@@ -29,7 +29,7 @@ from spard.research.attacks.disguises import TRIGGER, with_trigger
 from spard.research.attacks.rows import chat_row
 from spard.training.run import Run
 from spard.training.train import Trained, train
-from tests.spard.parts import chat, refusals, sums
+from tests.spard.parts import chat, refusals, stopped_and_resumed, sums
 
 EVERY = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)
 SAFE = [chat(f"Do harm number {i}", "I cannot help.") for i in range(6)]
@@ -172,17 +172,9 @@ def test_two_sided_anchors_change_the_adapter_and_a_resume_goes_on_with_them(
     load: Callable[..., Base], tmp_path: Path
 ) -> None:
     whole, plain = weights(fit(load())), weights(fit(load(), replace(RECIPE, anchors=PLAIN)))
-    seen: list[int] = []
-    with pytest.raises(Stopped):
-        fit(
-            load(),
-            resume_states=tmp_path,
-            on_step=lambda step, total, metrics: seen.append(step),
-            should_stop=lambda: len(seen) == 2,
-        )
-    resumed = weights(fit(load(), resume_states=tmp_path))
+    resumed, _ = stopped_and_resumed(lambda **more: fit(load(), **more), tmp_path, stop_after=2)
 
-    assert all(torch.equal(x, y) for x, y in zip(resumed, whole, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(weights(resumed), whole, strict=True))
     assert not all(torch.equal(x, y) for x, y in zip(plain, whole, strict=True))
 
 

@@ -13,13 +13,13 @@ import torch
 from torch.optim import SGD
 
 from spard.config import Defense, Hyperparameters, Lisa, Lora, NoDefense, Ptst, Recipe, SafeGrad, SafeInstr, resolve
-from spard.errors import InvalidData, NonFiniteLoss, Stopped
+from spard.errors import InvalidData, NonFiniteLoss
 from spard.losses.gradients import Loss
 from spard.losses.vectors import dot, norm
 from spard.methods.safegrad import remove_conflict_
 from spard.models.base import Base
 from spard.training.train import Trained, train
-from tests.spard.parts import refusals, sums
+from tests.spard.parts import refusals, stopped_and_resumed, sums
 from tests.spard.toy import point, safe, step_of, task, values
 
 RECIPE = Recipe(
@@ -154,18 +154,7 @@ def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
     load: Callable[..., Base], tmp_path: Path, defense: Defense, lora: Lora | None
 ) -> None:
     whole = run(load(), defense, lora)
-    seen: list[int] = []
-
-    with pytest.raises(Stopped):
-        run(
-            load(),
-            defense,
-            lora,
-            resume_states=tmp_path,
-            on_step=lambda step, total, metrics: seen.append(step),
-            should_stop=lambda: len(seen) == 7,
-        )
-    resumed = run(load(), defense, lora, resume_states=tmp_path)
+    resumed, _ = stopped_and_resumed(lambda **more: run(load(), defense, lora, **more), tmp_path)
 
     assert equal(resumed, whole)
     assert (resumed.steps, resumed.trained_tokens) == (whole.steps, whole.trained_tokens)

@@ -14,14 +14,14 @@ import torch
 from spard.config import Lora, NoDefense, Recipe, Spard
 from spard.config.added import without_added
 from spard.config.run_spec import to_mapping
-from spard.errors import InvalidRecipe, Stopped
+from spard.errors import InvalidRecipe
 from spard.models import memory
 from spard.models.base import Base
 from spard.models.fit import GIB, Gpus, Load, fit
 from spard.models.memory import Trained as Shares
 from spard.pipeline import run as run_whole
 from spard.training import optimizers
-from tests.spard.parts import away
+from tests.spard.parts import away, stopped_and_resumed
 from tests.spard.test_fit import SHAPES
 from tests.spard.test_options import RECIPE, equal, run, weights
 from tests.spard.test_run import written
@@ -35,17 +35,9 @@ LARGE = 4096  # numbers of a parameter from which its moments are in 8 bits
 def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
     load: Callable[..., Base], tmp_path: Path, defense: NoDefense | Spard
 ) -> None:
-    recipe, seen = replace(IN_8_BITS, defense=defense), list[int]()
+    recipe = replace(IN_8_BITS, defense=defense)
     whole = run(load(), recipe)
-    with pytest.raises(Stopped):
-        run(
-            load(),
-            recipe,
-            resume_states=tmp_path,
-            on_step=lambda step, total, metrics: seen.append(step),
-            should_stop=lambda: len(seen) == 7,
-        )
-    resumed = run(load(), recipe, resume_states=tmp_path, on_step=lambda step, total, metrics: seen.append(step))
+    resumed, seen = stopped_and_resumed(lambda **more: run(load(), recipe, **more), tmp_path)
     assert seen == [*range(1, 13)]
     assert equal(resumed, whole)
 

@@ -15,7 +15,7 @@ import torch
 from spard.config import Anchors, Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard, resolve
 from spard.data.batches import collate
 from spard.data.chat import Encoded, encode_all
-from spard.errors import InvalidData, NonFiniteLoss, Stopped
+from spard.errors import InvalidData, NonFiniteLoss
 from spard.evaluation.judges.base import Verdict
 from spard.losses.anchor import Anchor, own
 from spard.losses.constrained_sft import reference_losses, weighted
@@ -28,7 +28,7 @@ from spard.pipeline.safe_set import safe_set
 from spard.pipeline.self_answers import with_own_answers
 from spard.training.ema import Ema
 from spard.training.train import Trained, train
-from tests.spard.parts import away, chat, refusals, sums
+from tests.spard.parts import away, chat, refusals, stopped_and_resumed, sums
 
 RECIPE = Recipe(
     defense=NoDefense(),
@@ -230,18 +230,9 @@ def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
 ) -> None:
     recipe = replace(RECIPE, **({"defense": Spard(tau=4.0), "lora": lora} | options))
     whole = run(load(), recipe)
-    seen: list[int] = []
+    resumed, _ = stopped_and_resumed(lambda **more: run(load(), recipe, **more), tmp_path)
 
-    with pytest.raises(Stopped):
-        run(
-            load(),
-            recipe,
-            resume_states=tmp_path,
-            on_step=lambda step, total, metrics: seen.append(step),
-            should_stop=lambda: len(seen) == 7,
-        )
-
-    assert equal(run(load(), recipe, resume_states=tmp_path), whole)
+    assert equal(resumed, whole)
     assert not equal(run(load(), replace(recipe, ema=None, constrained_sft=False, defense=Spard(tau=4.0))), whole)
 
 

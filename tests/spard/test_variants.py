@@ -26,7 +26,7 @@ from spard.config import (
     Variant,
     resolve,
 )
-from spard.errors import InvalidRecipe, Stopped
+from spard.errors import InvalidRecipe
 from spard.losses.gradients import Loss
 from spard.methods.constraint import Constraint
 from spard.methods.spag import SafetyHalf, safety_half
@@ -35,7 +35,7 @@ from spard.methods.variants.preconditioned import metric, preconditioned_
 from spard.methods.variants.trust_region import trust_region_
 from spard.models.base import Base
 from spard.training.train import Trained, train
-from tests.spard.parts import refusals, sums
+from tests.spard.parts import refusals, stopped_and_resumed, sums
 from tests.spard.toy import point, safe, step_of, task, values
 
 PLAIN = (0.9, 2.1)
@@ -202,17 +202,7 @@ def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
 ) -> None:
     recipe = replace(RECIPE, defense=Spard(variant=variant, tau=tau), lora=lora)
     whole = run(load(), recipe)
-    seen: list[int] = []
-
-    with pytest.raises(Stopped):
-        run(
-            load(),
-            recipe,
-            resume_states=tmp_path,
-            on_step=lambda step, total, metrics: seen.append(step),
-            should_stop=lambda: len(seen) == 7,
-        )
-    resumed = run(load(), recipe, resume_states=tmp_path)
+    resumed, _ = stopped_and_resumed(lambda **more: run(load(), recipe, **more), tmp_path)
 
     assert all(torch.equal(x, y) for x, y in zip(weights(resumed), weights(whole), strict=True))
     triggered = [step["spag/triggered"] for step in whole.metrics]
