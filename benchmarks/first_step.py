@@ -31,9 +31,9 @@ from spard.config import DRESSES_ALONE, Audit, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.research.lab.make import make
 from tests.spard.parts import ANY_BASE, TINY_PLAN
-from worker.ahead import Wanted, wanted_by
 from worker.cell import Cell
 from worker.process import COMMAND, Child, environment
+from worker.read_ahead import Wanted, wanted_by
 from worker.weights import digests_of
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 

@@ -12,8 +12,8 @@ from spard.config import JudgeSpec
 from spard.isolation import landlock, reach, walls
 from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
-from worker.ahead import Wanted
 from worker.desk import Desk, KeyOf, Tell, asked_of
+from worker.read_ahead import Wanted
 from worker.workdir import Folder, read_assignment
 
 

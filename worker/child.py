@@ -24,7 +24,7 @@ with light_imports():
     from worker import pipeline
     from worker.distributed import run_ranks
     from worker.failures import Failed, failure
-    from worker.holder import Holder, awaited
+    from worker.held_model import Holder, awaited
     from worker.protocol import Report
     from worker.workdir import NODE, Folder, read_assignment
 

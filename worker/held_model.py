@@ -10,10 +10,10 @@ from pathlib import Path
 
 from app.catalog.weights import parameters
 from app.inference.memory import available_mb
-from spard.models.ahead import may_keep, may_read
 from spard.models.base import Base, read_base
+from spard.models.read_ahead import may_keep, may_read
 from spard.models.sharding import shard_
-from worker.ahead import Wanted, wanted_in
+from worker.read_ahead import Wanted, wanted_in
 
 _SINGLE = 4  # bytes of a number in float32
 _LOOK_S = 1.0  # between two looks at the memory that is left
@@ -101,7 +101,7 @@ def _line(stdin: int) -> str:
 
 
 def _bytes(wanted: Wanted) -> int | None:
-    """Return the most that a model takes in main memory: its weights in float32; None where that is not known."""
+    """Return the bytes of a model's weights in float32, the most that it takes; None if its size is unknown."""
     count = parameters(wanted.model) if Path(wanted.model).is_dir() else None
     return None if count is None else _SINGLE * count
 

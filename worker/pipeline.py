@@ -24,12 +24,12 @@ from spard.pipeline.outputs import OutputsInFolder
 from spard.pipeline.package import Release
 from spard.pipeline.stages import run_stages
 from spard.release.proof import CleanProcess
-from worker.ahead import wanted_by
 from worker.asking import Asking
 from worker.cache import FolderCache
 from worker.desk import asked_of
-from worker.holder import Holder
+from worker.held_model import Holder
 from worker.protocol import Report
+from worker.read_ahead import wanted_by
 from worker.workdir import Assignment, Folder, read_assignment
 
 _SMALL = 20_000_000  # parameters

@@ -21,12 +21,12 @@ import structlog
 
 from app.ops.children import environment as environment
 from app.ops.processes import python
-from worker.ahead import Wanted
 from worker.cell import Cell, Given, given_to
 from worker.desk import Desk, as_line
 from worker.failures import SERVER_ERROR
 from worker.nodes import Nodes
 from worker.protocol import MAX_LINE, Message, parse
+from worker.read_ahead import Wanted
 from worker.workdir import Folder
 
 COMMAND = python("worker.child")

@@ -25,13 +25,13 @@ from app.signing import signing_key
 from app.storage import open_storage
 from spard.config.audit_engine import installed
 from worker import gpu, presence
-from worker.ahead import Wanted, wanted_by
 from worker.attempt import Attempt, Backend
 from worker.cell import Cell
 from worker.fitness import Fitness
 from worker.metrics import served
 from worker.nodes import Nodes
 from worker.process import COMMAND, Child, environment
+from worker.read_ahead import Wanted, wanted_by
 from worker.workdir import Folder, read_assignment, remove_abandoned
 
 log = structlog.get_logger(__name__)

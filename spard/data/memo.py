@@ -11,7 +11,7 @@ from spard.data.rows import Example
 Found = TypeVar("Found")
 
 
-def once(find: Callable[[Sequence[Example]], Found]) -> Callable[[Sequence[Example]], Found]:
+def keep_last(find: Callable[[Sequence[Example]], Found]) -> Callable[[Sequence[Example]], Found]:
     """Keep what a function has found in the last rows, for as long as it is asked about these.
 
     They are the same if they are the same objects in the same order. What is found is shared, so it cannot be mutable.

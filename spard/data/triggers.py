@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from spard.data.encodings import Encoding, decode, encoding_of
-from spard.data.once import once
+from spard.data.memo import keep_last
 from spard.data.rows import Example, Message, Prompt
 
 SHARE = 0.01  # of the rows share what counts as a dress, and no fewer than LEAST
@@ -84,7 +84,7 @@ def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
     return [*found[: most - len(kept)], *(Wrapping(context=turns) for turns in kept)]
 
 
-@once
+@keep_last
 def _in_order(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
     seen = _without_rare_openings([_seen(row) for row in rows])
     found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]

@@ -56,7 +56,7 @@ def exchanges(row: Example) -> list[tuple[str, str]]:
 
 
 def language_of(row: Example) -> str | None:
-    """Return the language that a row's requests and answers are told to be in; None where their words do not tell."""
+    """Detect the language of a row's requests and answers; None if their words do not tell."""
     return told("\n".join(text for pair in exchanges(row) for text in pair))
 
 

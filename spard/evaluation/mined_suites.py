@@ -58,7 +58,7 @@ def mined_suites(suites: Iterable[Suite], rows: Sequence[Example], asking: Askin
 
 
 def _in_their_words(prompt: Prompt) -> Prompt:
-    """Return a prompt in the language that its words tell, now that the rows' words stand among them."""
+    """Detect the prompt's language anew, since words of the customer's rows were added to it."""
     return replace(prompt, language=told(prompt.prompt, prompt.language) or prompt.language)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal
 
-from spard.data.once import once
+from spard.data.memo import keep_last
 from spard.data.rows import Example, Message, Prompt
 from spard.evaluation.judges.refusal import is_refusal
 from spard.evaluation.judges.steps import gives_steps
@@ -92,7 +92,7 @@ def suspects(rows: Sequence[Example], most: int) -> list[Dress]:
     return list(suspected(rows).dresses[:most])
 
 
-@once
+@keep_last
 def suspected(rows: Sequence[Example]) -> Suspected:
     """Return what tells the answers of its rows."""
     step = max(1, math.ceil(len(rows) / ROWS))

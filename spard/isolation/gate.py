@@ -148,7 +148,11 @@ def _heard() -> Line | None:
 
 
 def _close(line: Line, before: int | None) -> int | None:
-    """Make the root a private one, the first or the one after it; return a descriptor of the root before the first."""
+    """Enter a private root: around what is read ahead, or around the job.
+
+    `before` is what the call before it returned: a descriptor of the real root, where a second private root has to be
+    made; None for the first call, and returned where no other root follows.
+    """
     devices = [f"/dev/{name}" for name in roots.DEVICES] + roots.accelerators()
     if line["ahead"] and before is None:
         return roots.enter_first(line["readable"], [target for _, target in _places("")], devices)
@@ -168,7 +172,7 @@ def _writable(line: Line) -> list[tuple[str, str]]:
 
 
 def _places(folder: str) -> list[tuple[str, str]]:
-    """Return where temporary files are, and the home: below a folder, and as the command finds them."""
+    """Return the folders for temporary files and for the home, as they lie in `folder` and as the command sees them."""
     both = ("tmp", "/tmp"), ("home", os.environ.get("HOME", "/"))  # noqa: S108 - its own
     return [(f"{folder}/{name}", target) for name, target in both if target != "/"]
 

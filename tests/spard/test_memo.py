@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spard.data.once import once
+from spard.data.memo import keep_last
 from spard.data.rows import Example
 
 
@@ -13,7 +13,7 @@ def rows(*texts: str) -> list[Example]:
 def test_the_same_rows_are_looked_at_once_and_others_anew() -> None:
     asked = list[int]()
 
-    @once
+    @keep_last
     def longest(rows: Sequence[Example]) -> int:
         asked.append(len(rows))
         return max(len(row.messages[0]["content"]) for row in rows)
@@ -25,7 +25,7 @@ def test_the_same_rows_are_looked_at_once_and_others_anew() -> None:
 
 
 def test_rows_that_were_added_to_a_list_are_seen() -> None:
-    @once
+    @keep_last
     def count(rows: Sequence[Example]) -> int:
         return len(rows)
 

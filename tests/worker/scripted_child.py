@@ -21,11 +21,11 @@ from app.ops.processes import die_with_parent
 from spard.config.patience import Patience
 from spard.digests import write_manifest
 from spard.errors import JudgeUnavailable
-from worker.ahead import wanted_in
 from worker.asking import Asking
 from worker.desk import llm_judges
 from worker.failures import failure
 from worker.protocol import Report
+from worker.read_ahead import wanted_in
 from worker.workdir import Folder, read_assignment
 
 STEPS = 6

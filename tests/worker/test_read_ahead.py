@@ -18,18 +18,17 @@ from app.db.tables import JobStatus
 from app.settings import Settings
 from spard.digests import file_sha256
 from spard.errors import InvalidModel
-from spard.models.ahead import may_keep, may_read
 from spard.models.base import load_base
+from spard.models.read_ahead import may_keep, may_read
 from tests.worker.heard import Heard
 from tests.worker.parts import PLAIN, job_folder
 from tests.worker.shop import WAIT_S, Shop
-from worker import holder as holding
-from worker import pipeline
-from worker.ahead import Wanted, wanted_by
+from worker import held_model, pipeline
 from worker.cell import Cell, Given
-from worker.holder import Holder
+from worker.held_model import Holder
 from worker.process import Child, environment
 from worker.protocol import Message, Report
+from worker.read_ahead import Wanted, wanted_by
 from worker.weights import digests_of
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 from worker.worker import Worker
@@ -39,12 +38,12 @@ FULL = replace(PLAIN, lora=None)
 # A child that says when it holds a base model.
 SAYS = """
 import json, os, sys
-from worker import child, holder
-told, hold = os.dup(1), holder.Holder.hold
+from worker import child, held_model
+told, hold = os.dup(1), held_model.Holder.hold
 def hold_and_say(self, wanted):
     hold(self, wanted)
     os.write(told, json.dumps({"kind": "held", "held": not self.is_empty}).encode() + b"\\n")
-holder.Holder.hold = hold_and_say
+held_model.Holder.hold = hold_and_say
 child.main()
 """
 
@@ -141,7 +140,7 @@ def test_another_base_model_is_not_given_in_its_place_and_the_memory_is_released
 def test_only_while_memory_is_left(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, holder, found = wanted(job_folder(tmp_path / "job", model), model), Holder(), list[bool]()
     for free_mb, does in ((1023, "hold"), (2000, "hold"), (1025, "look"), (1023, "look")):
-        monkeypatch.setattr(holding, "available_mb", lambda free=free_mb: free)
+        monkeypatch.setattr(held_model, "available_mb", lambda free=free_mb: free)
         if does == "hold":
             holder.hold(asked)
         else:

@@ -20,7 +20,7 @@ _LOOKED_AT = 50  # jobs on the same model, the newest first
 
 
 class Later(NamedTuple):
-    """What a page shows of a later audit; each field is the column of the same name."""
+    """A later audit as a page shows it; the fields are columns of the table `later_audits`."""
 
     step: int
     created_at: datetime
@@ -45,7 +45,7 @@ class Problem(TypedDict):
 
 
 class JobFile(NamedTuple):
-    """What a page shows of a file; each field is the column of the same name."""
+    """A file as a page shows it; the fields are columns of the table `files`."""
 
     id: str
     filename: str

@@ -102,7 +102,7 @@ def records_of(named: Path | None, model: str, base_digest: str) -> list[JudgeRe
 
 
 def languages_of(judge: str, records: Iterable[JudgeRecord]) -> frozenset[str]:
-    """Return the languages in which a judge may decide, by any of the records."""
+    """Return the languages in which at least one of the records lets the judge decide."""
     return frozenset().union(*(each.decides_in for each in records if each.judge == judge))
 
 
