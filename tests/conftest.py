@@ -32,8 +32,26 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("steady")
 
 
+class SaysFailuresAtOnce:
+    """A run that is broken off has then said what failed; the summary at its end would have come too late."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.terminal.write_line(f"\n{report.nodeid} ({report.when}) failed:\n{report.longreprtext}")
+
+
 def pytest_configure() -> None:
     surroundings.settle(os.environ)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(SaysFailuresAtOnce(terminal))
 
 
 def pytest_collection_finish() -> None:
