@@ -61,19 +61,13 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Playwright leaves an event loop running in its thread: tests that run one of their own come before it starts.
-    items.sort(key=_in_browser)
-    if config.pluginmanager.hasplugin("xdist"):  # one process runs a file, so that what its tests share is made once
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path}{' in a browser' * _in_browser(item)}"))
+    in_browser = {item.path for item in items if "browser" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path in in_browser)
     if os.environ.get("SPARD_SOAK") == "1":  # such runs are as long as they are asked to be
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
-
-
-def _in_browser(item: pytest.Item) -> bool:
-    return "browser" in getattr(item, "fixturenames", ())
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def copy(tmp_path: Path) -> Path:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.tar.xz")
+            ignored = shutil.ignore_patterns("*.tar.xz")  # what is compiled is copied with its times, and holds
             shutil.copytree(source, tmp_path / name, ignore=ignored)
         else:
             shutil.copy(source, tmp_path / name)

@@ -37,7 +37,7 @@ SERVE = "tests.worker.serve"
 AWAY_S = 600.0 if is_soak() else 3.0
 JOBS = 50 if is_soak() else 4
 TRAINED = 5 if is_soak() else 2
-LOSSES = 20 if is_soak() else 4
+LOSSES = 20 if is_soak() else 3
 TIMERS = {"outage_patience_s": AWAY_S / 4, "gpu_probe_s": 5.0}
 Start = Callable[..., subprocess.Popen[bytes]]
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,8 @@ ADDED = {
     "/v1/admin/suites": {"warnings"},
 }
 ADDED_OF_JOBS = {"checkpoints": {"safety"}}  # by the end of the path
-CORE = ("queued", "on_top", "none", "paused", "interrupted")  # what PostgreSQL is tried with; SQLite does all
+# Jobs that are trained to their end; SPARD_SOAK=1 trains all, on SQLite.
+CORE = ("queued", "on_top", "none", "paused", "interrupted")
 
 
 class Event(NamedTuple):
@@ -131,7 +133,7 @@ def test_what_was_begun_is_finished(old: Installation, tmp_path: Path) -> None:
 
 
 def test_work_goes_on(old: Installation, tmp_path: Path) -> None:
-    is_whole = "SPARD_DATABASE_URL" not in old.home.settings
+    is_whole = os.environ.get("SPARD_SOAK") == "1" and "SPARD_DATABASE_URL" not in old.home.settings
     names = [name for name in old.facts["unfinished"] if is_whole or name in CORE]
     with _receiver() as (url, events):
         change_endpoints(old, old.facts["webhooks"]["heard"]["url"].rpartition("/")[0], url)

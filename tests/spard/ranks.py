@@ -52,9 +52,9 @@ from tests.spard.parts import chat, refusals, sums
 ROWS, BATCH = 11, 5  # three steps, the last one on a single row
 SOON_S = 60.0  # in which a rank that waits for another one has heard of it, or gives up
 PER_MACHINE = 2  # of four processes with hybrid sharding
-ALL: tuple[tuple[int, Sharding], ...] = ((1, "none"), (2, "full"), (4, "full"))
-GROUPS: tuple[tuple[int, Sharding], ...] = (*ALL, (2, "none"), (4, "hybrid"))
-SOME = ("closed_form", "few")  # methods of the groups after them, unless SPARD_SOAK asks for all
+ALL: tuple[tuple[int, Sharding], ...] = ((1, "none"), (2, "full"))
+GROUPS: tuple[tuple[int, Sharding], ...] = (*ALL, (4, "full"), (2, "none"), (4, "hybrid"))
+SOME = ("closed_form", "few", "one", "cut")  # methods of the groups after them, unless SPARD_SOAK asks for all
 
 
 @dataclass(frozen=True)

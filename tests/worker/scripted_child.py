@@ -1,9 +1,9 @@
 """A child that speaks the protocol and trains nothing: python -m tests.worker.scripted_child BEHAVIOR PARENT.
 
-It takes 6 steps with a resume state after the third, and goes on from a resume state that it finds; `long` takes 400
-with one after each, `judged` asks the job's judge when it has trained, and `embeds` begins with a shard of the pool's
-embeddings. Every second step ends an epoch, if the job is to have checkpoints. What goes wrong, and in which attempt,
-is its behavior; later attempts are good.
+It takes 6 steps with a resume state after the third, and goes on from a resume state that it finds; `long` takes
+`LONG` with one after each, `judged` asks the job's judge when it has trained, and `embeds` begins with a shard of the
+pool's embeddings. Every second step ends an epoch, if the job is to have checkpoints. What goes wrong, and in which
+attempt, is its behavior; later attempts are good.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from worker.read_ahead import wanted_in
 from worker.workdir import Folder, read_assignment
 
 STEPS = 6
-LONG, LONG_S = 400, 0.1  # steps of a long job, each with a checkpoint, and the time of each
+LONG = 400 if os.environ.get("SPARD_SOAK") == "1" else 100  # steps of a long job, each with a checkpoint
+LONG_S = 0.1  # the time of each
 REPLIES = 8
 BEST = 4  # the step that a job ends with which keeps the best end of an epoch
 KEEPS_BEST = ("best", "best_is_unsafe")
