@@ -9,7 +9,8 @@ SPREAD := -n 2 --dist loadfile --no-loadscope-reorder  # a file's tests in one p
 LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests/spard/test_ranks.py \
   tests/spard/test_broken_off.py tests/spard/test_mapped_memory.py tests/spard/test_nf4.py \
   tests/app/inference/test_released.py tests/app/launchers/test_reconcile.py tests/app/test_held_out.py \
-  tests/legacy/test_goes_on.py tests/legacy/test_side_by_side.py tests/test_demo.py
+  tests/legacy/test_goes_on.py tests/legacy/test_side_by_side.py tests/test_demo.py \
+  tests/worker/test_nodes.py
 
 .PHONY: help setup demo test coverage soak clients check docs house mutants lock clean
 

@@ -31,6 +31,9 @@ from worker.workdir import NODE, Folder, Meeting
 from worker.worker import Exit, Worker
 
 CUT = replace(RECIPE, sharding="full")
+IS_SOAK = os.environ.get("SPARD_SOAK") == "1"
+GPUS = (1, 2) if IS_SOAK else (2,)  # of each machine
+VICTIMS = ("the follower", "a rank of the follower", "a rank of the worker") if IS_SOAK else ("the follower",)
 LONGER = replace(
     RECIPE, hyperparameters=replace(RECIPE.hyperparameters, n_epochs=10), checkpoint_every_s=0.01, sharding="full"
 )
@@ -57,7 +60,7 @@ def run_together(folder: Folder, gpus: int) -> list[bytes]:
     return [child.communicate(timeout=WAIT_S)[0].splitlines()[-1] for child in children]
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", GPUS)
 def test_ranks_on_two_machines_leave_what_one_process_leaves(tmp_path: Path, model: Path, gpus: int) -> None:
     alone = job_folder(tmp_path / "1", model)
     run_here(alone)
@@ -120,7 +123,7 @@ def step_of(shop: Shop, job_id: str) -> int:
     return (progress["step"] or 0) if progress else 0
 
 
-@pytest.mark.parametrize("victim", ["the follower", "a rank of the follower", "a rank of the worker"])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_one_that_is_killed_ends_them_all_and_the_next_attempt_makes_the_same_adapter(
     light_shop: Shop, undisturbed: bytes, victim: str
 ) -> None:
