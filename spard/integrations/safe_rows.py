@@ -2,7 +2,8 @@
 
 The parts are those of the training loop (`spard.training`): rows rendered with the model's chat template, variants of
 them in the dress of the customer's rows (`spard.pipeline.augment`), the losses that the constraint is about, and the
-representation anchor (`spard.losses.anchor`), whose gradient is added before each optimizer step.
+representation anchor (`spard.losses.anchor`) on safe and benign prompts, plain and dressed (`spard.pipeline.anchors`),
+whose gradient is added before each optimizer step.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spard.config import PLAIN, Spard
+from spard.config import PLAIN, Anchors, Spard
 from spard.data.batches import collate
 from spard.data.chat import encode_all, set_plain_template
 from spard.data.rows import Example
 from spard.errors import InvalidData
-from spard.losses.anchor import Anchor, own
+from spard.losses.anchor import Anchor, held
 from spard.losses.cross_entropy import evaluate, mixed_precision
 from spard.losses.excess import base_losses
 from spard.losses.gradients import Loss, gradient, safe_excess, safe_losses
@@ -29,10 +31,11 @@ from spard.methods.spag import base_tau
 from spard.models.forward import final_states
 from spard.models.lora import dropping_modules
 from spard.models.peft import PeftModel
+from spard.pipeline.anchors import anchored
 from spard.pipeline.augment import variants
-from spard.training.schedules import safe_rows
+from spard.training.schedules import anchor_pairs, safe_rows
 
-MAX_RATIO = 1.0  # twice that of a job, which has the row signal and the gate beside it
+ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice that of a job, which has row signal and gate beside it
 _ANY_LENGTH = 2**31
 _BASE, _ANCHOR = "base_losses", "anchor"
 
@@ -40,11 +43,14 @@ _BASE, _ANCHOR = "base_losses", "anchor"
 class SafeRows:
     """Safe rows of a model that is about to be trained, and what the model is now: made before the first step.
 
-        safe = SafeRows(model, tokenizer, read_pool(Path("safe.jsonl")), read_examples(Path("train.jsonl")))
+        pool = Path("pool.jsonl")
+        safe = SafeRows(model, tokenizer, read_pool(pool), read_examples(Path("train.jsonl")), benign=read_benign(pool))
         optimizer = SafetyProjection(AdamW(model.parameters(), lr=1e-4), safe)
 
     `rows` are the training rows as conversations, whose beginnings, endings and system prompts dress the safe rows;
-    without them the dresses are words of the safe prompts. What is drawn depends on the seed alone.
+    without them the dresses are words of the safe prompts. `benign` are harmless requests that have to go on being
+    answered, in a dress as well; without them the anchor holds safe prompts alone. What is drawn depends on the seed
+    alone.
     """
 
     def __init__(
@@ -55,6 +61,9 @@ class SafeRows:
         rows: Sequence[Example] = (),
         defense: Spard | None = None,
         seed: int = 0,
+        *,
+        benign: Sequence[Example] = (),
+        anchors: Anchors = ANCHORS,
     ) -> None:
         if not safe:
             raise InvalidData("there are no safe examples to train on")
@@ -63,13 +72,16 @@ class SafeRows:
         self.defense, self.seed, self.pad_id = defense or Spard(), seed, tokenizer.pad_token_id
         self.model = _whole(model)
         self.plain = encode_all(tokenizer, safe, _ANY_LENGTH)
-        dressed = variants(tokenizer, safe, rows or safe, self.defense.augmentations, seed, self._longest())
-        self.encoded = [*self.plain, *dressed]
+        twins = variants(tokenizer, safe, rows or safe, self.defense.augmentations, seed, self._longest())
+        self.encoded = [*self.plain, *twins]
         self.drawn = self.anchored = 0
         self._dropping = dropping_modules(model)
         self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
-        weight = self.defense.anchor
-        self._anchor = Anchor(self.model, {"safe": own(self.plain)}, PLAIN, self.pad_id, weight) if weight else None
+        self._anchor: Anchor | None = None
+        if self.defense.anchor:
+            dressed = anchored(tokenizer, safe, benign, rows or safe, anchors, seed, self._longest())
+            pairs = held(anchors, self.plain, dressed)
+            self._anchor = Anchor(self.model, pairs, anchors, self.pad_id, self.defense.anchor) if pairs else None
 
     def tau(self) -> dict[str, float]:
         """Return the bound on each loss that is constrained: as asked, or the model's own on the plain rows."""
@@ -88,11 +100,11 @@ class SafeRows:
     def add_anchor_(self, theta: Vector) -> float:
         """Add the anchor's gradient to `.grad` before the optimizer's step, and return the penalty.
 
-        It is shortened to `MAX_RATIO` times the length of what is there.
+        It is shortened to `max_gradient_ratio` times the length of what is there.
         """
         if self._anchor is None:
             return 0.0
-        places = safe_rows(self.seed, self.anchored, len(self.plain), PLAIN.safe)
+        places = anchor_pairs(self.seed, self.anchored, self._anchor.settings, self._anchor.numbers)
         self.anchored += 1
         with torch.enable_grad(), self.without_dropout():
             penalty = anchor_penalty(self._anchor, self.model, places, self.pad_id)
@@ -100,7 +112,8 @@ class SafeRows:
             added = gradient(penalty, theta) if found > 0 else []
         if added:
             before = [torch.zeros_like(part) if part.grad is None else part.grad for part in theta]
-            shorten_(added, MAX_RATIO * norm(before))
+            if (ratio := self._anchor.settings.max_gradient_ratio) is not None:
+                shorten_(added, ratio * norm(before))
             add_(before, added)
             for part, summed in zip(theta, before, strict=True):
                 part.grad = summed
@@ -125,7 +138,8 @@ class SafeRows:
 
     def place(self) -> dict[str, int]:
         """Return how far the rows were drawn, for checkpoints."""
-        return {"drawn": self.drawn, "anchored": self.anchored}
+        pairs = len(self._anchor.prompts) if self._anchor else 0
+        return {"drawn": self.drawn, "anchored": self.anchored, "pairs": pairs}
 
     def restore(self, tensors: Mapping[str, Tensor], place: Mapping[str, int]) -> None:
         """Go on from what `tensors` and `place` gave."""
@@ -133,6 +147,9 @@ class SafeRows:
         if self._base_N2 is not None:
             self._base_N2 = tensors[_BASE].to(self._base_N2.device)
         if self._anchor:
+            if "pairs" not in place:  # of a version that held plain prompts alone
+                plain = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)
+                self._anchor = Anchor(self.model, held(plain, self.plain, {}), plain, self.pad_id, self.defense.anchor)
             self._anchor.reference_ND = tensors[_ANCHOR].to(self._anchor.reference_ND.device)
 
     def _longest(self) -> int:

@@ -1,7 +1,7 @@
 """SPARD as a callback of transformers' Trainer, and so of every trainer built on it.
 
-safe, rows = read_pool(Path("safe.jsonl")), read_examples(Path("train.jsonl"))
-trainer = Trainer(..., callbacks=[SpardCallback(safe, rows=rows)])
+pool, rows = Path("pool.jsonl"), read_examples(Path("train.jsonl"))
+trainer = Trainer(..., callbacks=[SpardCallback(read_pool(pool), rows=rows, benign=read_benign(pool))])
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from spard.config import Spard
+from spard.config import Anchors, Spard
 from spard.data.rows import Example
 from spard.errors import InvalidData, InvalidRecipe
-from spard.integrations.safe_rows import SafeRows
+from spard.integrations.safe_rows import ANCHORS, SafeRows
 from spard.methods.base import Metrics
 from spard.methods.spag import constraint_of, safety_half
 from spard.training.resume_state import load, newest_first, save
@@ -31,18 +31,26 @@ _ROWS = "rows/"  # tensors there that belong to the safe rows
 class SpardCallback(TrainerCallback):
     """The anchor before every optimizer step of the trainer, and after it the safety half of a SPAG step.
 
-    `safe` are rows of a safety pool, `rows` the training rows, whose dress the safe rows are put into (`SafeRows`). tau
-    "auto" is measured when training begins, and kept in the trainer's checkpoints with everything that an exact resume
-    needs; what is trained from a checkpoint without anchor or variants goes on without them. The trainer runs in one
-    process. `metrics` has one entry for each step.
+    `safe` and `benign` are the rows of a safety pool, `rows` the training rows, whose dress they are put into
+    (`SafeRows`). tau "auto" is measured when training begins, and kept in the trainer's checkpoints with everything
+    that an exact resume needs; what is trained from a checkpoint without anchor, variants or dressed prompts goes on
+    without them. The trainer runs in one process. `metrics` has one entry for each step.
     """
 
     def __init__(
-        self, safe: Sequence[Example], defense: Spard | None = None, seed: int = 0, rows: Sequence[Example] = ()
+        self,
+        safe: Sequence[Example],
+        defense: Spard | None = None,
+        seed: int = 0,
+        rows: Sequence[Example] = (),
+        *,
+        benign: Sequence[Example] = (),
+        anchors: Anchors = ANCHORS,
     ) -> None:
         if not safe:
             raise InvalidData("there are no safe examples to train on")
         self.examples, self.defense, self.seed, self.training_rows = safe, defense or Spard(), seed, rows
+        self.benign, self.anchors = benign, anchors
         self.tau: dict[str, float] = {}
         self.metrics: list[Metrics] = []
 
@@ -92,4 +100,5 @@ class SpardCallback(TrainerCallback):
 
     def _safe_rows(self, defense: Spard, kwargs: dict[str, Any]) -> SafeRows:
         model, tokenizer = kwargs["model"], kwargs["processing_class"]
-        return SafeRows(model, tokenizer, self.examples, self.training_rows, defense, self.seed)
+        rows, benign, anchors = self.training_rows, self.benign, self.anchors
+        return SafeRows(model, tokenizer, self.examples, rows, defense, self.seed, benign=benign, anchors=anchors)

@@ -77,6 +77,15 @@ class Anchor:
         return sum(parts[1:], start=parts[0])
 
 
+def held(
+    settings: Anchors, plain: Sequence[Encoded], pairs: Mapping[Kind, Sequence[Pair]]
+) -> dict[Kind, Sequence[Pair]]:
+    """Return the pairs of the kinds that are asked for and there: the prompts of the plain safe rows, and `pairs`."""
+    every: dict[Kind, Sequence[Pair]] = {"safe": own(plain), **pairs}
+    asked = settings.by_kind()
+    return {kind: found for kind, found in every.items() if asked[kind][0] and found}
+
+
 def own(rows: Sequence[Encoded]) -> list[Pair]:
     """Pair the prompt of each row with itself."""
     return [Pair(prompt, prompt) for prompt in map(_prompt, rows)]

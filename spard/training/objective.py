@@ -16,7 +16,7 @@ from spard.config.anchors import Kind
 from spard.data.batches import Batch, collate, sent
 from spard.data.chat import Encoded
 from spard.errors import InvalidRecipe
-from spard.losses.anchor import Anchor, Pair, own, unlabeled
+from spard.losses.anchor import Anchor, Pair, held, unlabeled
 from spard.losses.constrained_sft import reference_losses
 from spard.losses.excess import base_losses
 from spard.losses.gradients import (
@@ -35,7 +35,7 @@ from spard.methods import Method
 from spard.models.base import Base, adapters_off
 from spard.models.lora import dropping_modules
 from spard.training.passes import LEAST, at_most, planned
-from spard.training.schedules import SAFE_STREAM, safe_rows
+from spard.training.schedules import anchor_pairs
 
 
 class Objective:
@@ -73,13 +73,10 @@ class Objective:
         self.prompt_lengths = [len(row.ids) for row in self.anchor.prompts] if self.anchor else []
 
     def anchors(self, step: int) -> list[int]:
-        """Return the numbers of the pairs that a step looks at, kind by kind; each kind has an order of its own."""
-        drawn: list[int] = []
-        if self.anchor:
-            for stream, (kind, (count, _)) in enumerate(self.recipe.anchors.by_kind().items(), SAFE_STREAM):
-                numbers = self.anchor.numbers.get(kind, range(0))
-                drawn += [numbers[i] for i in safe_rows(self.recipe.seed, step, len(numbers), count, stream)]
-        return drawn
+        """Return the numbers of the pairs that a step looks at."""
+        if self.anchor is None:
+            return []
+        return anchor_pairs(self.recipe.seed, step, self.recipe.anchors, self.anchor.numbers)
 
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
         """Return the task loss on some rows and its gradient, with that of the anchor's penalty on some pairs added.
@@ -139,11 +136,7 @@ class Objective:
 
     def _anchored(self, pairs: Mapping[Kind, Sequence[Pair]]) -> dict[Kind, Sequence[Pair]]:
         """Return the pairs of the kinds that the recipe asks for; none without an anchor."""
-        if not self.recipe.effective_anchor:
-            return {}
-        every: dict[Kind, Sequence[Pair]] = {"safe": own(self.plain), **pairs}
-        asked = self.recipe.anchors.by_kind()
-        return {kind: found for kind, found in every.items() if asked[kind][0] and found}
+        return held(self.recipe.anchors, self.plain, pairs) if self.recipe.effective_anchor else {}
 
     def _of_task(self, theta: Vector, rows: Sequence[int], max_norm: float) -> Unread:
         """Return the task loss on some rows and its clipped gradient, not read yet."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+from spard.config.anchors import Anchors, Kind
 from spard.data.batches import order
 
 SAFE_STREAM = 2  # the safe rows have an order of their own, apart from the streams of `batches`
@@ -13,6 +15,15 @@ def schedule(step: int, total: int, warmup_ratio: float) -> float:
     """Return the share of the peak learning rate at a step: linear warm-up, then linear decay toward 0."""
     warmup = math.ceil(warmup_ratio * total)
     return (step + 1) / warmup if step < warmup else (total - step) / (total - warmup)
+
+
+def anchor_pairs(seed: int, number: int, anchors: Anchors, numbers: Mapping[Kind, range]) -> list[int]:
+    """Return the numbers of the pairs that an anchor looks at, kind by kind; each kind has an order of its own."""
+    drawn: list[int] = []
+    for stream, (kind, (count, _)) in enumerate(anchors.by_kind().items(), SAFE_STREAM):
+        of_kind = numbers.get(kind, range(0))
+        drawn += [of_kind[i] for i in safe_rows(seed, number, len(of_kind), count, stream)]
+    return drawn
 
 
 def safe_rows(seed: int, number: int, n: int, size: int, stream: int = SAFE_STREAM) -> list[int]:
