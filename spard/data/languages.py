@@ -1,8 +1,10 @@
 """The language of a text: its primary tag of BCP 47, such as "en", declared by whoever wrote it or told by its words.
 
 Telling is simple on purpose. A text is told to be in a language if it holds two different function words of it, and
-more than of any other; one in another script than the Latin is told by that script, in the language that most often is
-written in it. What is neither, such as a name, a number, code or a made-up tongue, is not told at all.
+more than of any other. Where another language is declared, two of them must be none of that: "as", "do" and "no" are
+English and Portuguese, and a German word among them tells nothing new. A text in another script than the Latin is told
+by that script, in the language that most often is written in it. What is neither, such as a name, a number, code or a
+made-up tongue, is not told at all.
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ def told(text: str, declared: str | None = None) -> str | None:
     counts = {language: len(distinct & known) for language, known in _KNOWN.items()}
     most = max(counts.values())
     best = [language for language, count in counts.items() if count == most]
-    return best[0] if most >= _LEAST and len(best) == 1 else declared
+    if most < _LEAST or len(best) > 1:
+        return declared
+    shared = _KNOWN.get(declared or "", frozenset()) if best[0] != declared else frozenset[str]()
+    return best[0] if len(distinct & (_KNOWN[best[0]] - shared)) >= _LEAST else declared
 
 
 def _by_script(words: list[str], declared: str | None) -> str | None:

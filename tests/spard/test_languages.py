@@ -62,6 +62,8 @@ def test_every_text_of_the_built_in_set_is_told_to_be_in_its_language(language: 
     texts = {text for each in built_in(language) for text in (each.prompt, each.reply)}
 
     assert {told(text) for text in texts} == {language}
+    for declared in LANGUAGES:
+        assert sum(told(text, declared) == language for text in texts) >= 0.98 * len(texts), declared
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,8 @@ def test_a_declared_language_stands_where_words_do_not_contradict_it() -> None:
     assert told("Lampe, Zange, 17", "de") == "de"
     assert told("Як це зробити?", "uk") == "uk"  # in the script that Russian is told by
     assert told("The answer is in the book.", "de") == "en"
+    assert told("do das as no Lampe", "en") == "en"  # of Portuguese words one is not English
+    assert told("do das as no Lampe") == "pt"
 
 
 @pytest.mark.parametrize(
