@@ -43,6 +43,7 @@ def node(name: str, *packages: str) -> tuple[Path, Path]:
         folder.mkdir()
         path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
         install = ["install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder)]
+        install += ["--fetch-retries=1", "--fetch-retry-maxtimeout=10000"]  # else minutes without a registry
         _done([str(binaries / "npm"), *install, *packages], PATH=path)
 
     return binaries / "node", _made(name, list(packages), make) / "node_modules"
