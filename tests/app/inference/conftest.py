@@ -42,6 +42,7 @@ from spard.release.manifest import sign
 from tests.spard.parts import write_model
 
 RECIPE = Recipe(lora=Lora(rank=4))
+ENDS_S = 300.0  # in which a server ends, on whatever machine
 LIMITS: Any = {"serving_adapters_mb": 0.03}  # two adapters at once: others are loaded anew all the time
 PASSED: Any = {"gate": {"decision": "pass", "reasons": []}}
 
@@ -189,13 +190,14 @@ def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
         session.add(BaseModelEntry(alias="tiny", source=str(model)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
-        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
             yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(ENDS_S)
+            assert not thread.is_alive(), "the server does not end"
 
 
 @pytest.fixture(scope="session")
