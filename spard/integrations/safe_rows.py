@@ -21,7 +21,7 @@ from spard.config import PLAIN, Anchors, Spard
 from spard.data.batches import collate
 from spard.data.chat import encode_all, set_plain_template
 from spard.data.rows import Example
-from spard.errors import InvalidData
+from spard.errors import InvalidData, InvalidRecipe
 from spard.losses.anchor import Anchor, held
 from spard.losses.cross_entropy import evaluate, mixed_precision
 from spard.losses.excess import base_losses
@@ -36,6 +36,7 @@ from spard.pipeline.augment import variants
 from spard.training.schedules import anchor_pairs, safe_rows
 
 ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice that of a job, which has row signal and gate beside it
+_EARLIER = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)  # the anchor before it held dressed prompts
 _ANY_LENGTH = 2**31
 _BASE, _ANCHOR = "base_losses", "anchor"
 
@@ -142,14 +143,18 @@ class SafeRows:
         return {"drawn": self.drawn, "anchored": self.anchored, "pairs": pairs}
 
     def restore(self, tensors: Mapping[str, Tensor], place: Mapping[str, int]) -> None:
-        """Go on from what `tensors` and `place` gave."""
+        """Go on from what `tensors` and `place` gave; raise InvalidRecipe if that was with other prompts."""
         self.drawn, self.anchored = place["drawn"], place["anchored"]
         if self._base_N2 is not None:
             self._base_N2 = tensors[_BASE].to(self._base_N2.device)
         if self._anchor:
-            if "pairs" not in place:  # of a version that held plain prompts alone
-                plain = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)
-                self._anchor = Anchor(self.model, held(plain, self.plain, {}), plain, self.pad_id, self.defense.anchor)
+            if "pairs" not in place:
+                pairs = held(_EARLIER, self.plain, {})
+                self._anchor = Anchor(self.model, pairs, _EARLIER, self.pad_id, self.defense.anchor)
+            elif place["pairs"] != len(self._anchor.prompts):
+                raise InvalidRecipe(
+                    f"the state is of {place['pairs']} anchored prompts, not {len(self._anchor.prompts)}"
+                )
             self._anchor.reference_ND = tensors[_ANCHOR].to(self._anchor.reference_ND.device)
 
     def _longest(self) -> int:

@@ -227,7 +227,7 @@ def test_a_resumed_loop_ends_where_an_uninterrupted_one_does(start: Callable[[],
 
 
 def drift(base: Base, before: Anchor) -> float:
-    """How far the states of dressed prompts are from those that the base model had of the plain ones."""
+    """Return the anchor's penalty on all dressed prompts, which compares them with the base model on the plain ones."""
     whole = [i for kind in ("dressed_safe", "dressed_benign") for i in before.numbers[kind]]
     with torch.no_grad():
         return float(anchor_penalty(before, base.model, whole, base.tokenizer.pad_token_id))
@@ -262,6 +262,12 @@ def test_a_state_of_a_version_that_held_plain_prompts_alone_goes_on_so(start: Ca
     descend(second, resumed, FILE, 3)
     pairs = zip(second.model.parameters(), first.model.parameters(), strict=True)
     assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_a_state_with_other_benign_prompts_is_refused(base: Base) -> None:
+    before = SafeRows(base.model, base.tokenizer, SAFE, FILE, benign=BENIGN)
+    with pytest.raises(InvalidRecipe, match="anchored prompts"):
+        SafeRows(base.model, base.tokenizer, SAFE, FILE).restore(before.tensors(), before.place())
 
 
 def test_dropout_is_as_it_was_after_a_look(load: Callable[..., Base]) -> None:
