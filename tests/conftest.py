@@ -33,7 +33,7 @@ hypothesis_settings.load_profile("steady")
 
 
 class SaysFailuresAtOnce:
-    """A run that is broken off has then said what failed; the summary at its end would have come too late."""
+    """Print each failure when it happens: a run that is stopped early never prints its summary."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self.terminal = terminal

@@ -80,7 +80,7 @@ class Anchor:
 def held(
     settings: Anchors, plain: Sequence[Encoded], pairs: Mapping[Kind, Sequence[Pair]]
 ) -> dict[Kind, Sequence[Pair]]:
-    """Return the pairs of the kinds that are asked for and there: the prompts of the plain safe rows, and `pairs`."""
+    """Return the pairs of each kind that the settings ask for: `pairs`, and each plain safe prompt with itself."""
     every: dict[Kind, Sequence[Pair]] = {"safe": own(plain), **pairs}
     asked = settings.by_kind()
     return {kind: found for kind, found in every.items() if asked[kind][0] and found}

@@ -73,7 +73,7 @@ class Objective:
         self.prompt_lengths = [len(row.ids) for row in self.anchor.prompts] if self.anchor else []
 
     def anchors(self, step: int) -> list[int]:
-        """Return the numbers of the pairs that a step looks at."""
+        """Return which pairs of the anchor a step looks at, by their numbers."""
         if self.anchor is None:
             return []
         return anchor_pairs(self.recipe.seed, step, self.recipe.anchors, self.anchor.numbers)

@@ -18,7 +18,7 @@ def schedule(step: int, total: int, warmup_ratio: float) -> float:
 
 
 def anchor_pairs(seed: int, number: int, anchors: Anchors, numbers: Mapping[Kind, range]) -> list[int]:
-    """Return the numbers of the pairs that an anchor looks at, kind by kind; each kind has an order of its own."""
+    """Return which pairs the anchor looks at in a step: of each kind the next ones in that kind's own random order."""
     drawn: list[int] = []
     for stream, (kind, (count, _)) in enumerate(anchors.by_kind().items(), SAFE_STREAM):
         of_kind = numbers.get(kind, range(0))
