@@ -71,4 +71,4 @@ def _print(outcome: Outcome) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    distributed.leave(main())

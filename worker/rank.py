@@ -41,8 +41,8 @@ def main() -> None:
     except Exception as error:
         log.exception("rank %d failed", rank)
         leave_word(folder, rank, failure(error))
-        logging.shutdown()
-        os._exit(1)  # at once: a group that has lost a rank is not left in order
+        distributed.leave(1)  # at once: a group that has lost a rank is not left in order
+    distributed.leave(0)
 
 
 if __name__ == "__main__":

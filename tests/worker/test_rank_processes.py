@@ -44,6 +44,15 @@ def test_two_ranks_with_a_part_of_the_model_each_leave_what_one_process_leaves(t
     assert_only_sharding_differs(alone, together)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_of_several_ranks_ends_before_python_is_shut_down(count: int) -> None:
+    """Threads of gloo that still hold tensors abort a process that shuts Python down, a time in some hundred."""
+    work = "import atexit; atexit.register(print, 'shut down'); print('written')"
+    told = [sys.executable, "-c", f"from spard import distributed; {work}; distributed.leave(3)"]
+    found = subprocess.run(told, env=os.environ | {"WORLD_SIZE": str(count)}, stdout=subprocess.PIPE, text=True)
+    assert (found.returncode, found.stdout.split("\n")[:-1]) == (3, ["written", "shut down"][: 3 - count])
+
+
 def test_a_rank_that_dies_takes_the_child_along(tmp_path: Path, model: Path) -> None:
     folder = shared(job_folder(tmp_path / "job", model), 2)
     child = subprocess.Popen(
