@@ -1,7 +1,8 @@
 """The pairs of prompts that the anchor holds beside the plain safe ones: dressed, and benign.
 
 Each prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of `spard.pipeline.augment`,
-dealt out by their evidence; the others are random words at random places (`spard.data.dresses`).
+dealt out by their evidence; the others are random words at random places, random system prompts and earlier turns, and
+parts of prompts whose rows were left out (`spard.data.dresses`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 from spard.config import Anchors
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, render_question
-from spard.data.dresses import dress_maker
+from spard.data.dresses import dress_maker, part_maker
 from spard.data.rows import Example, prompt_text
 from spard.data.triggers import Wrapping
 from spard.losses.anchor import Pair, unlabeled
 from spard.pipeline.augment import drawn, wanted
 
 DRESSES = 4
+LEFT_OUT = 0.5
 
 Dress = Callable[[], Wrapping]
 
@@ -32,10 +34,12 @@ def anchored(
     settings: Anchors,
     seed: int,
     limit: int,
+    left_out: Sequence[Example] = (),
 ) -> dict[Kind, list[Pair]]:
     """Return pairs by kind, of the kinds that the settings ask for, without prompts of more than `limit` tokens.
 
-    `safe` and `benign` are the selected rows of the pool, `rows` the customer's.
+    `safe` and `benign` are the selected rows of the pool, `rows` the customer's that are trained on, and `left_out`
+    those that are not, because the base model would have refused them.
     """
     found: dict[Kind, list[Pair]] = {}
     asked = settings.by_kind()
@@ -44,17 +48,22 @@ def anchored(
         found["benign"] = _plain(tokenizer, benign)
     for kind, side in sides.items():
         if asked[kind][0]:
-            found[kind] = _dressed(tokenizer, side, _dresses(rows, settings, seed, kind))
+            found[kind] = _dressed(tokenizer, side, _dresses(rows, left_out, settings, seed, kind))
     return {kind: [pair for pair in pairs if len(pair.asked.ids) <= limit] for kind, pairs in found.items()}
 
 
-def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Dress:
-    """Return a function that draws mined and random dresses in the share that the settings ask for."""
+def _dresses(rows: Sequence[Example], left_out: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Dress:
+    """Return a function that draws mined and random dresses in the share that the settings ask for.
+
+    Where rows were left out, parts of their prompts take the place of `LEFT_OUT` of both.
+    """
     rng = random.Random(f"{kind} {seed}")
-    at_random = dress_maker(rows, rng)
+    at_random, part = dress_maker(rows, rng), part_maker(left_out, rng)
     mined = wanted(rows, ("affixes", "templates"), seed)
 
     def draw() -> Wrapping:
+        if part and rng.random() < LEFT_OUT:
+            return part()
         return at_random() if not mined or rng.random() < settings.random_dresses else drawn(rng, mined)
 
     return draw

@@ -17,7 +17,7 @@ from spard.config.anchors import Kind
 from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, run_from_mapping, to_mapping
 from spard.data.batches import collate
-from spard.data.dresses import dress_maker
+from spard.data.dresses import dress_maker, part_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe
@@ -115,6 +115,41 @@ def test_random_dresses_stand_at_every_place() -> None:
     assert len({each.around("one two three four five six") for each in dresses if each.inside}) > 10
     assert all(each.around("one two three") != "one two three" for each in dresses if not each.context)
     assert dress_maker([], random.Random(0))() is not None
+
+
+def test_a_random_dress_can_be_an_earlier_turn_of_the_rows() -> None:
+    draw = dress_maker(ROWS, random.Random(0))
+    earlier = [context for _ in range(80) if len(context := draw().context) > 1]
+
+    told = {(f"There are {i} coins in the box. How many?", f"It is {i}.") for i in range(60)}
+    assert len(earlier) > 5
+    assert {(asked["content"], answered["content"]) for asked, answered in earlier} <= told
+    assert all([turn["role"] for turn in each] == ["user", "assistant"] for each in earlier)
+
+
+def test_parts_of_left_out_prompts_are_runs_of_their_own_words() -> None:
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    draw = part_maker([chat(" ".join(words), "")], random.Random(0))
+    assert draw is not None
+    dresses = [draw() for _ in range(2000)]
+
+    assert {each.before for each in dresses if each.before} == {" ".join(words[:n]) for n in range(1, 7)}
+    assert {each.after for each in dresses if each.after} == {" ".join(words[-n:]) for n in range(1, 7)}
+    assert {each.inside for each in dresses if each.inside} == {
+        " ".join(words[at : at + n]) for n in range(1, 5) for at in range(9 - n)
+    }
+    assert part_maker([], random.Random(0)) is None
+    assert part_maker([chat(" ", "")], random.Random(0)) is None
+
+
+def test_rows_that_were_left_out_give_half_of_the_dresses(base: Base) -> None:
+    hidden = [chat("zumbo quarrel xylem tapioca", "Sure.")]
+    found = anchored(base.tokenizer, SAFE, BENIGN, ROWS, EVERY, 0, 256, hidden)
+    asked = [said(base, pair)[0] for kind in ("dressed_safe", "dressed_benign") for pair in found[kind]]
+    worn = sum(any(word in text for word in ("zumbo", "quarrel", "xylem", "tapioca")) for text in asked)
+
+    assert len(asked) / 4 < worn < 3 * len(asked) / 4
+    assert not any("zumbo" in said(base, pair)[0] for pair in pairs_of(base)["dressed_safe"])
 
 
 @pytest.mark.parametrize(
