@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,12 @@ def test_nothing_is_left_running_or_in_the_service_folder(demo: Path) -> None:
     assert not (demo / "data").exists()
 
 
-def test_a_pool_without_suites_ends_in_a_released_adapter(
-    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_without_suites_is_enough_to_decide(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines that `spard up` prints: the prompts held out of the pool are the only attacks.
 
-    Also with random pools that are full of near duplicates.
+    Also with random pools that are full of near duplicates. The lab's model complies with some of the prompts after an
+    earlier turn or with the answer begun, and how far fine-tuning moves that is another figure on another machine: an
+    adapter may be kept back for these, and for nothing else.
     """
     monkeypatch.setattr(steps, "HOME", tmp_path)
     lab, pools = demo / "lab", [demo / "lab" / "pool.jsonl"]
@@ -91,12 +92,23 @@ def test_a_pool_without_suites_ends_in_a_released_adapter(
     with steps.service() as url:
         monkeypatch.setenv("SPARD_BASE_URL", url)
         monkeypatch.setenv("SPARD_API_KEY", steps.KEY)
+        client = OpenAI(base_url=url, api_key=steps.KEY)
         steps.run("spard", "models", "add", "lab", str(lab / "model"))
         for pool in pools:
             steps.run("spard", "pool", "import", str(pool), "--name", "general-safe")
-            steps.run("spard", "jobs", "create", "--model", "lab", "--file", str(lab / "validation.jsonl"), "--follow")
-        jobs = list(OpenAI(base_url=url, api_key=steps.KEY).fine_tuning.jobs.list())
-    assert [(job.status, job.error) for job in jobs] == [("succeeded", None)] * len(pools)
+            with suppress(SystemExit):
+                steps.run(
+                    "spard", "jobs", "create", "--model", "lab", "--file", str(lab / "validation.jsonl"), "--follow"
+                )
+        jobs = list(client.fine_tuning.jobs.list())
+        reports: list[Any] = [client.get(f"/fine_tuning/jobs/{job.id}/safety", cast_to=object) for job in jobs]
+    assert len(reports) == len(pools)
+    for job, report in zip(jobs, reports, strict=True):
+        complied_with = {each["suite"] for each in report["base"] if each["kind"] == "mined" and each["rate"] > 0.1}
+        kept_back = report["gate"]["reasons"]
+        assert all(any(f" on suite {name} " in said for name in complied_with) for said in kept_back), kept_back
+        assert (job.status == "succeeded") == (report["gate"]["decision"] == "pass") == (not kept_back), job.error
+    assert "succeeded" in {job.status for job in jobs}
 
 
 def near_duplicates(pool: Path, seed: int) -> str:
