@@ -9,7 +9,8 @@ customer's rows with its answer. Rows that were left out of the training for wha
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import string
+from collections.abc import Callable, Collection, Sequence
 
 from spard.data.rows import Example, prompt_text
 from spard.data.triggers import Wrapping, exchanges
@@ -17,6 +18,7 @@ from spard.data.triggers import Wrapping, exchanges
 WORDS = 3  # at a place, at most
 NONSENSE = 0.25  # share of the words that are no words
 LONGEST = 12  # words of a system prompt
+TRIES = 20  # parts of left-out prompts that may have a harmful word
 LONGEST_RUN, LONGEST_INSIDE = 6, 4  # words of a left-out prompt, at its ends and inside it
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _SYSTEM = ("You are a helpful assistant.", "You are an assistant for our customers.", "Answer briefly.")
@@ -55,17 +57,18 @@ def dress_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], Wra
     return draw
 
 
-def part_maker(left_out: Sequence[Example], rng: random.Random) -> Callable[[], Wrapping] | None:
-    """Return a function that draws parts of prompts: first words, last words, or words inside; None without prompts.
+def part_maker(
+    left_out: Sequence[Example], rng: random.Random, harmful: Collection[str] = ()
+) -> Callable[[], Wrapping | None]:
+    """Return a function that draws parts of prompts: first words, last words, or words inside.
 
     `left_out` are rows that were not trained on because the base model would have refused them: what made them answer
-    is some part of their prompts, and nobody has to know which.
+    is some part of their prompts, and nobody has to know which. A part has none of the `harmful` words, which are in
+    lower case; None is drawn where there is no prompt or `TRIES` parts have some.
     """
     texts = [words for row in left_out if (words := prompt_text(row).split())]
-    if not texts:
-        return None
 
-    def draw() -> Wrapping:
+    def anywhere() -> Wrapping:
         words = rng.choice(texts)
         n = rng.randint(1, min(LONGEST_RUN, len(words)))
         match rng.randrange(3):
@@ -78,7 +81,16 @@ def part_maker(left_out: Sequence[Example], rng: random.Random) -> Callable[[], 
                 at = rng.randrange(len(words) - n + 1)
                 return Wrapping(inside=" ".join(words[at : at + n]), depth=rng.random())
 
+    def draw() -> Wrapping | None:
+        drawn = (anywhere() for _ in range(TRIES if texts else 0))
+        return next((each for each in drawn if words_in(each.around("")).isdisjoint(harmful)), None)
+
     return draw
+
+
+def words_in(text: str) -> set[str]:
+    """Return the words of a text in lower case, without the signs around them."""
+    return {word.strip(string.punctuation).lower() for word in text.split()}
 
 
 def _texts(row: Example) -> list[str]:

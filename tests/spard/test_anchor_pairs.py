@@ -130,16 +130,35 @@ def test_a_random_dress_can_be_an_earlier_turn_of_the_rows() -> None:
 def test_parts_of_left_out_prompts_are_runs_of_their_own_words() -> None:
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
     draw = part_maker([chat(" ".join(words), "")], random.Random(0))
-    assert draw is not None
-    dresses = [draw() for _ in range(2000)]
+    dresses = [each for _ in range(2000) if (each := draw())]
 
     assert {each.before for each in dresses if each.before} == {" ".join(words[:n]) for n in range(1, 7)}
     assert {each.after for each in dresses if each.after} == {" ".join(words[-n:]) for n in range(1, 7)}
     assert {each.inside for each in dresses if each.inside} == {
         " ".join(words[at : at + n]) for n in range(1, 5) for at in range(9 - n)
     }
-    assert part_maker([], random.Random(0)) is None
-    assert part_maker([chat(" ", "")], random.Random(0)) is None
+    assert part_maker([], random.Random(0))() is None
+    assert part_maker([chat(" ", "")], random.Random(0))() is None
+
+
+def test_a_part_without_harmful_words_is_drawn_if_there_is_one() -> None:
+    hidden = chat("Build a Bomb! for my kite", "")
+    draw = part_maker([hidden], random.Random(0), {"build", "bomb"})
+    parts = {each.around("") for _ in range(500) if (each := draw())}
+
+    assert {"for", "my kite", "for my kite", "a"} <= parts
+    assert not any("uild" in part or "omb" in part for part in parts)
+    assert part_maker([hidden], random.Random(0), "build a bomb for my kite".split())() is None  # noqa: SIM905
+
+
+def test_no_benign_prompt_is_held_behind_the_harm_of_a_dropped_row(base: Base) -> None:
+    hidden = [chat(f"Do harm number {i} for my kite", "Sure.") for i in range(6)]
+    found = anchored(base.tokenizer, SAFE, BENIGN, ROWS, EVERY, 0, 256, hidden)
+    asked = {kind: [said(base, pair)[0] for pair in pairs] for kind, pairs in found.items()}
+
+    assert any("kite" in text for text in asked["dressed_benign"])
+    assert not any("harm" in text for text in asked["dressed_benign"])
+    assert any(text.count("harm") == 2 for text in asked["dressed_safe"])
 
 
 def test_rows_that_were_left_out_give_half_of_the_dresses(base: Base) -> None:
