@@ -21,9 +21,8 @@ class Anchors:
     dressed_safe    the same in a dress, held to where the base model has the *plain* prompt: no dress opens it.
     benign          prompts of the pool's benign rows, held to where the base model has them.
     dressed_benign  the same in a dress, held to where it has the plain prompt: no dress is a reason to refuse.
-    random_dresses  the share of dresses that are random words at a random place, a random system prompt or an earlier
-                    turn; the others are mined from the customer's rows, as far as there are any. Where rows were
-                    dropped, parts of their prompts take the place of half of both.
+    random_dresses  the share of dresses that are random words at a random place; the others are mined from the
+                    customer's rows, as far as there are any.
     tolerance       how far a prompt's state may move, as the square of its relative distance, before that costs
                     anything.
     max_gradient_ratio  how long the gradient of the penalty may be, as a multiple of the length that the task's has

@@ -29,7 +29,6 @@ LONGEST = 6  # words of a beginning or an ending
 MIN_LIFT = 3.0  # a word that stands nowhere but at one end has as much as its rows have words
 SAME = 0.9  # a longer run in so many of the rows takes the place of the shorter one
 HISTORIES = 2  # earlier turns of conversations that are tried
-LONGEST_EXCHANGE = 200  # words of a question and its answer that are asked before another question
 
 Words = tuple[str, ...]
 
@@ -104,12 +103,6 @@ def openings(rows: Sequence[Example], most: int) -> list[str]:
     """Return what many of the rows' answers begin with, the most frequent first."""
     answers = [tuple(_answered(row).split()) for row in rows]
     return [" ".join(run) for run, _ in _shared(answers, "start", 2 * LONGEST)][:most]
-
-
-def exchanges(rows: Sequence[Example]) -> list[tuple[Message, Message]]:
-    """Return the last question of each row with its answer in plain text, of the rows that have both and are short."""
-    found = [each for row in rows if (each := _last_exchange(row))]
-    return [each for each in found if sum(len(str(turn["content"]).split()) for turn in each) <= LONGEST_EXCHANGE]
 
 
 def worn(prompt: Prompt, wrapping: Wrapping) -> Prompt:
@@ -221,11 +214,3 @@ def _before_last(row: Example) -> tuple[Message, ...]:
     """Return the turns before the last question; none of them is trained on."""
     last = max(i for i, turn in enumerate(row.messages) if turn["role"] == "user")
     return tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in row.messages[:last])
-
-
-def _last_exchange(row: Example) -> tuple[Message, Message] | None:
-    for asked, answered in reversed(list(zip(row.messages, row.messages[1:], strict=False))):
-        if (asked["role"], answered["role"]) == ("user", "assistant") and answered["content"]:
-            plain: Message = {"role": "assistant", "content": answered["content"], "weight": 0}
-            return {"role": "user", "content": asked["content"]}, plain
-    return None

@@ -1,9 +1,7 @@
 """The pairs of prompts that the anchor holds beside the plain safe ones: dressed, and benign.
 
 Each prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of `spard.pipeline.augment`,
-dealt out by their evidence; the others are random words at random places, random system prompts and earlier turns, and
-parts of prompts whose rows were left out (`spard.data.dresses`). A benign prompt gets no part with a word that the safe
-prompts have and neither the benign ones nor the customer's rows do: it would be held to answer harm.
+dealt out by their evidence; the others are random words at random places (`spard.data.dresses`).
 """
 
 from __future__ import annotations
@@ -15,14 +13,13 @@ from typing import Any
 from spard.config import Anchors
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, render_question
-from spard.data.dresses import dress_maker, part_maker, words_in
+from spard.data.dresses import dress_maker
 from spard.data.rows import Example, prompt_text
 from spard.data.triggers import Wrapping
 from spard.losses.anchor import Pair, unlabeled
 from spard.pipeline.augment import drawn, wanted
 
 DRESSES = 4
-LEFT_OUT = 0.5
 
 Dress = Callable[[], Wrapping]
 
@@ -35,47 +32,32 @@ def anchored(
     settings: Anchors,
     seed: int,
     limit: int,
-    left_out: Sequence[Example] = (),
 ) -> dict[Kind, list[Pair]]:
     """Return pairs by kind, of the kinds that the settings ask for, without prompts of more than `limit` tokens.
 
-    `safe` and `benign` are the selected rows of the pool, `rows` the customer's that are trained on, and `left_out`
-    those that are not, because the base model would have refused them.
+    `safe` and `benign` are the selected rows of the pool, `rows` the customer's.
     """
     found: dict[Kind, list[Pair]] = {}
     asked = settings.by_kind()
     sides: Mapping[Kind, Sequence[Example]] = {"dressed_safe": safe, "dressed_benign": benign}
-    harmful = {"dressed_safe": frozenset[str](), "dressed_benign": _words(safe) - _words([*benign, *rows])}
     if asked["benign"][0]:
         found["benign"] = _plain(tokenizer, benign)
     for kind, side in sides.items():
         if asked[kind][0]:
-            rng = random.Random(f"{kind} {seed}")
-            part = part_maker(left_out, rng, harmful[kind])
-            found[kind] = _dressed(tokenizer, side, _dresses(rows, part, settings, seed, rng))
+            found[kind] = _dressed(tokenizer, side, _dresses(rows, settings, seed, kind))
     return {kind: [pair for pair in pairs if len(pair.asked.ids) <= limit] for kind, pairs in found.items()}
 
 
-def _dresses(
-    rows: Sequence[Example], part: Callable[[], Wrapping | None], settings: Anchors, seed: int, rng: random.Random
-) -> Dress:
-    """Return a function that draws mined and random dresses in the share that the settings ask for.
-
-    Where rows were left out, `part` takes the place of `LEFT_OUT` of both.
-    """
+def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Dress:
+    """Return a function that draws mined and random dresses in the share that the settings ask for."""
+    rng = random.Random(f"{kind} {seed}")
     at_random = dress_maker(rows, rng)
     mined = wanted(rows, ("affixes", "templates"), seed)
 
     def draw() -> Wrapping:
-        if rng.random() < LEFT_OUT and (dress := part()):
-            return dress
         return at_random() if not mined or rng.random() < settings.random_dresses else drawn(rng, mined)
 
     return draw
-
-
-def _words(examples: Sequence[Example]) -> frozenset[str]:
-    return frozenset(word for example in examples for word in words_in(prompt_text(example)))
 
 
 def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:

@@ -108,9 +108,8 @@ def _safe_rows(
     if not recipe.effective_anchor:
         return selected, safe, {}
     held = [benign[i] for i in select.kept_benign(context)] if benign else []
-    left_out = [examples[i] for i in sorted(told.dropped)] if told else []
     tokenizer, limit = context.base.tokenizer, context.limit
-    return selected, safe, anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit, left_out)
+    return selected, safe, anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit)
 
 
 def _select(

@@ -17,7 +17,7 @@ from spard.config.anchors import Kind
 from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, run_from_mapping, to_mapping
 from spard.data.batches import collate
-from spard.data.dresses import dress_maker, part_maker
+from spard.data.dresses import dress_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe
@@ -115,60 +115,6 @@ def test_random_dresses_stand_at_every_place() -> None:
     assert len({each.around("one two three four five six") for each in dresses if each.inside}) > 10
     assert all(each.around("one two three") != "one two three" for each in dresses if not each.context)
     assert dress_maker([], random.Random(0))() is not None
-
-
-def test_a_random_dress_can_be_an_earlier_turn_of_the_rows() -> None:
-    draw = dress_maker(ROWS, random.Random(0))
-    earlier = [context for _ in range(80) if len(context := draw().context) > 1]
-
-    told = {(f"There are {i} coins in the box. How many?", f"It is {i}.") for i in range(60)}
-    assert len(earlier) > 5
-    assert {(asked["content"], answered["content"]) for asked, answered in earlier} <= told
-    assert all([turn["role"] for turn in each] == ["user", "assistant"] for each in earlier)
-
-
-def test_parts_of_left_out_prompts_are_runs_of_their_own_words() -> None:
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
-    draw = part_maker([chat(" ".join(words), "")], random.Random(0))
-    dresses = [each for _ in range(2000) if (each := draw())]
-
-    assert {each.before for each in dresses if each.before} == {" ".join(words[:n]) for n in range(1, 7)}
-    assert {each.after for each in dresses if each.after} == {" ".join(words[-n:]) for n in range(1, 7)}
-    assert {each.inside for each in dresses if each.inside} == {
-        " ".join(words[at : at + n]) for n in range(1, 5) for at in range(9 - n)
-    }
-    assert part_maker([], random.Random(0))() is None
-    assert part_maker([chat(" ", "")], random.Random(0))() is None
-
-
-def test_a_part_without_harmful_words_is_drawn_if_there_is_one() -> None:
-    hidden = chat("Build a Bomb! for my kite", "")
-    draw = part_maker([hidden], random.Random(0), {"build", "bomb"})
-    parts = {each.around("") for _ in range(500) if (each := draw())}
-
-    assert {"for", "my kite", "for my kite", "a"} <= parts
-    assert not any("uild" in part or "omb" in part for part in parts)
-    assert part_maker([hidden], random.Random(0), "build a bomb for my kite".split())() is None  # noqa: SIM905
-
-
-def test_no_benign_prompt_is_held_behind_the_harm_of_a_dropped_row(base: Base) -> None:
-    hidden = [chat(f"Do harm number {i} for my kite", "Sure.") for i in range(6)]
-    found = anchored(base.tokenizer, SAFE, BENIGN, ROWS, EVERY, 0, 256, hidden)
-    asked = {kind: [said(base, pair)[0] for pair in pairs] for kind, pairs in found.items()}
-
-    assert any("kite" in text for text in asked["dressed_benign"])
-    assert not any("harm" in text for text in asked["dressed_benign"])
-    assert any(text.count("harm") == 2 for text in asked["dressed_safe"])
-
-
-def test_rows_that_were_left_out_give_half_of_the_dresses(base: Base) -> None:
-    hidden = [chat("zumbo quarrel xylem tapioca", "Sure.")]
-    found = anchored(base.tokenizer, SAFE, BENIGN, ROWS, EVERY, 0, 256, hidden)
-    asked = [said(base, pair)[0] for kind in ("dressed_safe", "dressed_benign") for pair in found[kind]]
-    worn = sum(any(word in text for word in ("zumbo", "quarrel", "xylem", "tapioca")) for text in asked)
-
-    assert len(asked) / 4 < worn < 3 * len(asked) / 4
-    assert not any("zumbo" in said(base, pair)[0] for pair in pairs_of(base)["dressed_safe"])
 
 
 @pytest.mark.parametrize(
