@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from benchmarks.floor import products
 from benchmarks.training import SHAPES, write_model, write_rows
 from spard.data.cuts import FORWARD, cut
 from spard.models.base import Base, load_base
@@ -66,7 +67,7 @@ def main() -> None:
         spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
         padding = _padding(_parts(name, texts, lengths, pass_tokens(base.model)), lengths)
         print(f"{name:24}{statistics.median(seconds):9.2f}{spread:>14}{ratio:9.2f}{padding:9.1%}{away:10.1e}")
-    floor, rate = _floor(base, sum(lengths))
+    floor, rate = products(base, sum(lengths))
     print(f"floor {floor:.2f} s at {rate:.0f} billion operations a second: ", end="")
     print(f"{floor / statistics.median(found['ours']):.0%} of our time")
 
@@ -84,18 +85,6 @@ def _parts(name: str, texts: list[str], lengths: list[int], most: int) -> list[l
 def _padding(parts: list[list[int]], lengths: list[int]) -> float:
     """Return the share of all tokens that are padding."""
     return 1 - sum(lengths) / sum(len(part) * max(lengths[i] for i in part) for part in parts)
-
-
-def _floor(base: Base, tokens: int) -> tuple[float, float]:
-    """Return the CPU seconds of the products that no way of embedding can leave out, and a product's rate in 10^9/s."""
-    layers = [part for name, part in base.model.named_parameters() if ".layers." in name and part.dim() == 2]
-    wide = max(layers, key=lambda part: part.numel())
-    states = torch.ones(1024, wide.shape[1])
-    begun = time.process_time()
-    for _ in range(100):
-        states @ wide.T
-    rate = 100 * 2 * 1024 * wide.numel() / (time.process_time() - begun)
-    return 2 * tokens * sum(part.numel() for part in layers) / rate, rate / 1e9
 
 
 def _arms(base: Base, model: Path) -> dict[str, Callable[[list[str]], Tensor]]:

@@ -10,8 +10,10 @@ own, and rounds take turns:
   learns the prompts too.
 
 Printed is the CPU time of the training, the first step's warm-up with it, as a median with its range; its ratio to ours
-in the same round; and the padded tokens that the loop handed to the model beyond the rows' own. Without --model the
-model has random weights. Without --rows the rows are drawn from a seed, their lengths log-normal as those of chats are.
+in the same round; and the padded tokens that the loop handed to the model beyond the rows' own. Below stands the floor:
+what the products of the layers' weights with the rows' own tokens take, forward and backward, at the rate of one such
+product. Without --model the model has random weights. Without --rows the rows are drawn from a seed, their lengths
+log-normal as those of chats are.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ def main() -> None:
         for _ in range(asked.rounds):
             for arm in arms:
                 found[arm].append(run_apart(arm, model, rows, asked.batch, asked.threads))
+        floor = run_apart("floor", model, rows, asked.batch, asked.threads)
     print(
         f"{asked.size if not asked.model else asked.model.name}, batches of {asked.batch}, {asked.threads} thread(s), "
     )
@@ -64,6 +67,8 @@ def main() -> None:
             f"{arm:12}{statistics.median(seconds):9.2f}{_range(seconds):>16}"
             f"{statistics.median(ratios):9.2f}{_range(ratios):>14}{padding:>10}{runs[0]['loss']:11.4f}"
         )
+    share = floor["cpu_s"] / statistics.median(run["cpu_s"] for run in found["ours"])
+    print(f"floor {floor['cpu_s']:.2f} s at {floor['rate']:.0f} billion operations a second: {share:.0%} of our time")
 
 
 def _range(values: Sequence[float]) -> str:
@@ -71,7 +76,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def run_apart(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[str, float]:
-    """Run an arm in a process of its own; return its CPU seconds `cpu_s`, its last `loss`, and its `padding`."""
+    """Run an arm in a process of its own; return its CPU seconds `cpu_s`, last `loss` and `padding`, or `rate`."""
     command = [sys.executable, "-m", "benchmarks.training", "--arm", arm, "--model", str(model), "--rows", str(rows)]
     command += ["--batch", str(batch), "--threads", str(threads)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
@@ -84,6 +89,8 @@ def _one(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[st
     import torch
 
     torch.set_num_threads(threads)
+    if arm == "floor":
+        return _floor(model, rows)
     return _ours(model, rows, batch, is_cut=arm == "ours") if arm in ARMS[:2] else _peer(arm, model, rows, batch)
 
 
@@ -111,6 +118,18 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
     train(base, rows, [], recipe, resolved, on_step=lambda step, total, metrics: losses.append(metrics["loss/task"]))
     took, real = time.process_time() - begun, sum(len(row.ids) for row in rows)
     return {"cpu_s": took, "padding": padded[0] / real - 1, "loss": losses[-1]}
+
+
+def _floor(model: Path, path: Path) -> dict[str, float]:
+    from benchmarks.floor import products
+    from spard.data.batches import read_examples
+    from spard.data.chat import encode_all
+    from spard.models.base import load_base
+
+    base = load_base(str(model))
+    tokens = sum(len(row.ids) for row in encode_all(base.tokenizer, read_examples(path), LONGEST))
+    seconds, rate = products(base, tokens, is_training=True)
+    return {"cpu_s": seconds, "rate": rate}
 
 
 def _peer(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
@@ -224,7 +243,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--arm", choices=(*ARMS, "floor"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
