@@ -32,8 +32,13 @@ class Contenders:
     bound_C    at least the gain of each row
     """
 
-    def __init__(self, pool: Vectors, quality_N: Tensor, beta: float, among: Tensor | None, least: int) -> None:
-        """Look at the `least` rows of the largest weights or more, of the rows named by `among` if there are any."""
+    def __init__(
+        self, pool: Vectors, quality_N: Tensor, beta: float, among: Tensor | None, *, least: int, most: int
+    ) -> None:
+        """Look at the `least` rows of the largest weights or more, of the rows named by `among` if there are any.
+
+        There is room for `most` directions.
+        """
         best = max(float(quality_N.max()), torch.finfo(torch.float64).tiny) if len(quality_N) else 1.0
         self.pool, self.among = pool, among
         self.unit = best ** (2 * beta)
@@ -44,8 +49,9 @@ class Contenders:
         self._index_C = self.rows_C = self._known_C = self._order_N[:0]  # known: directions that a bound takes in
         self.weight_C, self._inverse_C, self.bound_C = nothing, nothing, nothing
         self._is_front_C = nothing.bool()
-        self.basis_KD = self._room_KD = self._weight_N.new_empty(0, pool.shape[1])
-        self._rough_KD = self._room_KD.to(product_dtype(pool))
+        self._room_KD = self._weight_N.new_empty(most, pool.shape[1])
+        self._rough_KD = self._weight_N.new_empty(most + EVEN, pool.shape[1], dtype=product_dtype(pool))
+        self.basis_KD = self._room_KD[:0]
         self.sweeps = 0
         self._look_at(max(least, self._heavier(SHARE)))
 
@@ -68,13 +74,15 @@ class Contenders:
         """Gains up to here are rounding."""
         return (self.tolerance * self.weight_C[places]).square()
 
+    def outside(self, places: Tensor, gains: list[float]) -> float:
+        """Return the least share of rows with these gains, squared, that lies outside the span of the chosen ones."""
+        return float((self.weight_C.new_tensor(gains) / self.weight_C[places].square()).min())
+
     def add(self, new_MD: Tensor) -> None:
         """Take note of new directions."""
         before, count = len(self.basis_KD), len(self.basis_KD) + len(new_MD)
-        if count + EVEN > len(self._room_KD):
-            self._room_KD = _longer(self.basis_KD, count + count // 2 + EVEN)
-            self._rough_KD = _longer(self._rough_KD[:before], count + count // 2 + EVEN)
         self._room_KD[before:count] = self._rough_KD[before:count] = new_MD
+        self._rough_KD[count : count + EVEN] = 0
         self.basis_KD = self._room_KD[:count]
 
     def measured(self, places: Tensor, gain_B: Tensor) -> None:
@@ -159,10 +167,3 @@ class Contenders:
             return (slice(start, start + step) for start in range(0, len(is_meant_C), step))
         places = is_meant_C.nonzero().flatten()
         return (places[start : start + step] for start in range(0, len(places), step))
-
-
-def _longer(x_KD: Tensor, count: int) -> Tensor:
-    """Return a copy with rows of zeros behind, `count` in all."""
-    longer_KD = x_KD.new_zeros(count, x_KD.shape[1])
-    longer_KD[: len(x_KD)] = x_KD
-    return longer_KD

@@ -32,6 +32,7 @@ TIE = 1e-12  # gains within this share of the best are equal; the lowest index w
 FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
 WINDOW, WIDEST = 64, 256  # rows of a window where they are long, where they are short
 _LISTED = 2**16  # rows at a time
+FAR = 1e-2  # of rows of which a larger share lies outside the span, rounding leaves too little inside to matter
 COLUMNS = 32  # products of a window's best rows with all of it that are made together
 
 
@@ -59,7 +60,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
     quality_N = quality_N.to(pool_ND.device, torch.float64)
     own_N = quality_N if among is None else quality_N[among]
     k, columns = min(k, len(own_N)), max(1, pool_ND.shape[1])
-    rows = Contenders(pool_ND, own_N, beta, among, least=max(WIDEST, 4 * k))
+    rows = Contenders(pool_ND, own_N, beta, among, least=max(WIDEST, 4 * k), most=min(k, columns))
     size = _first_window(len(rows.rows_C), columns)
     limit = max(size, 4 * BLOCK // columns)
     window = _Window(rows.basis_KD)
@@ -79,7 +80,8 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
             indices += rows.rows_C[places_B[picks]].tolist()
             gains += won
             if len(indices) < k:
-                new_MD = _orthonormal(residual_BD[picks], rows.basis_KD)
+                is_far = rows.outside(places_B[picks], won) > FAR
+                new_MD = _orthonormal(residual_BD[picks], None if is_far else rows.basis_KD)
                 rows.add(new_MD)
                 window.project_(new_MD)
         elif float(gain_B.max()) * (1 - TIE) <= rows.beyond:
@@ -218,14 +220,16 @@ def _project(rows_BD: Tensor, basis_KD: Tensor) -> Tensor:
     return rows_BD - (rows_BD @ basis_KD.T) @ basis_KD
 
 
-def _orthonormal(rows_MD: Tensor, basis_KD: Tensor) -> Tensor:
+def _orthonormal(rows_MD: Tensor, basis_KD: Tensor | None) -> Tensor:
     """Return an orthonormal basis of what the rows add to the span of the basis.
 
     By Cholesky factors of their products (Yamamoto et al., 2015), twice: the rows of one window gain within `FRESH` of
-    each other, so that they are far from dependent. They are residuals; in between, what rounding left is taken out.
+    each other, so that they are far from dependent. They are residuals; what rounding left of them inside the span is
+    taken out in between, where a basis is given: it is at most some 1e-16 of a row, which matters where its residual is
+    small itself (Daniel et al., 1976).
     """
     Q_MD = _orthogonal(rows_MD / rows_MD.norm(dim=1, keepdim=True))
-    return _orthogonal(_project(Q_MD, basis_KD))
+    return _orthogonal(Q_MD if basis_KD is None else _project(Q_MD, basis_KD))
 
 
 def _orthogonal(rows_MD: Tensor) -> Tensor:

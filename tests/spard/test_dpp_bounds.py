@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ def normal(rows: int, columns: int, seed: int = 0) -> Tensor:
 def test_a_sweep_leaves_bounds_that_hold_and_are_tight(dtype: torch.dtype) -> None:
     pool_ND = normal(4000, 600).to(dtype)  # more than one block
     q_N = torch.rand(4000, generator=torch.Generator().manual_seed(1)).double()
-    rows = Contenders(pool_ND, q_N, 2.0, None, 4000)
+    rows = Contenders(pool_ND, q_N, 2.0, None, least=4000, most=30)
     rows_ND = rows.rows(torch.arange(4000))
     basis_MD = torch.linalg.qr(rows_ND[:30].T).Q.T
 
@@ -38,7 +40,7 @@ def test_each_bound_is_lowered_once_by_each_direction() -> None:
     """Rows of the front are ahead of the others, rows of the window ahead of the front."""
     pool_ND = normal(4000, 600)
     q_N = 1.0 - 0.5 * torch.rand(4000, generator=torch.Generator().manual_seed(1)).double()
-    rows = Contenders(pool_ND, q_N, 2.0, None, 4000)
+    rows = Contenders(pool_ND, q_N, 2.0, None, least=4000, most=30)
     rows_ND = rows.rows(torch.arange(4000))
     basis_MD = torch.linalg.qr(rows_ND[:30].T).Q.T
 
@@ -64,7 +66,7 @@ def test_each_bound_is_lowered_once_by_each_direction() -> None:
 
 def test_bounds_never_fall_below_nothing() -> None:
     pool_ND = torch.eye(3, dtype=torch.float64)
-    rows = Contenders(pool_ND, torch.ones(3, dtype=torch.float64), 1.0, None, 3)
+    rows = Contenders(pool_ND, torch.ones(3, dtype=torch.float64), 1.0, None, least=3, most=30)
     rows.bound_C = torch.tensor([0.25, 1.0, 0.0], dtype=torch.float64)
 
     rows.add(pool_ND[:1])
@@ -76,14 +78,14 @@ def test_bounds_never_fall_below_nothing() -> None:
 def test_rows_of_little_weight_are_not_looked_at_until_they_could_be_picked() -> None:
     pool_ND = normal(900, 12)
     q_N = torch.linspace(0.01, 1.0, 900, dtype=torch.float64)
-    rows = Contenders(pool_ND, q_N, 4.0, None, 10)
+    rows = Contenders(pool_ND, q_N, 4.0, None, least=10, most=30)
     heavy = int((q_N.pow(8) >= SHARE).sum())
     assert rows.rows_C.tolist() == list(range(900 - heavy, 900))
     assert rows.beyond == pytest.approx(float(q_N[900 - heavy - 1]) ** 8)
 
     rows.add(torch.linalg.qr(normal(5, 12, 3).double().T).Q.T)
     rows.tighten(heavy)
-    kept, whole = rows.bound_C.clone(), Contenders(pool_ND, q_N, 4.0, None, 900)
+    kept, whole = rows.bound_C.clone(), Contenders(pool_ND, q_N, 4.0, None, least=900, most=30)
     rows.look_at_more(1e-6)
     whole.add(rows.basis_KD)
     whole.tighten(900)
@@ -226,3 +228,24 @@ def test_gains_that_fall_far_are_computed_anew() -> None:
 def test_rows_without_columns_are_taken_by_relevance() -> None:
     found = dpp.greedy(torch.zeros(3, 0), torch.tensor([0.25, 0.5, 0.75]), 2)
     assert (found.rank, found.indices) == (0, [2, 1])
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-6])
+def test_the_basis_stays_orthonormal_however_near_the_rows_are(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+    """Near rows leave little outside the span of the others: what rounding leaves inside has to be taken out of it."""
+    made = list[Contenders]()
+
+    class Recorded(Contenders):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            made.append(self)
+
+    monkeypatch.setattr(dpp, "Contenders", Recorded)
+    pool_ND = (normal(1, 400, 1) + spread * normal(2000, 400)).double()
+
+    found = dpp.greedy(pool_ND, torch.ones(2000, dtype=torch.float64), 200)
+
+    basis_KD = made[0].basis_KD
+    assert (found.rank, len(made)) == (200, 1)
+    assert len(basis_KD) > 100
+    assert float((basis_KD @ basis_KD.T - torch.eye(len(basis_KD), dtype=torch.float64)).abs().max()) < 1e-12
