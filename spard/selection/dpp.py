@@ -80,8 +80,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
             indices += rows.rows_C[places_B[picks]].tolist()
             gains += won
             if len(indices) < k:
-                is_far = rows.outside(places_B[picks], won) > FAR
-                new_MD = _orthonormal(residual_BD[picks], None if is_far else rows.basis_KD)
+                new_MD = _orthonormal(residual_BD[picks], rows.basis_KD, rows.outside(places_B[picks], won))
                 rows.add(new_MD)
                 window.project_(new_MD)
         elif float(gain_B.max()) * (1 - TIE) <= rows.beyond:
@@ -220,16 +219,16 @@ def _project(rows_BD: Tensor, basis_KD: Tensor) -> Tensor:
     return rows_BD - (rows_BD @ basis_KD.T) @ basis_KD
 
 
-def _orthonormal(rows_MD: Tensor, basis_KD: Tensor | None) -> Tensor:
+def _orthonormal(rows_MD: Tensor, basis_KD: Tensor, outside: float) -> Tensor:
     """Return an orthonormal basis of what the rows add to the span of the basis.
 
     By Cholesky factors of their products (Yamamoto et al., 2015), twice: the rows of one window gain within `FRESH` of
-    each other, so that they are far from dependent. They are residuals; what rounding left of them inside the span is
-    taken out in between, where a basis is given: it is at most some 1e-16 of a row, which matters where its residual is
-    small itself (Daniel et al., 1976).
+    each other, so that they are far from dependent. They are residuals, of rows of which at least a share `outside`,
+    squared, lies outside the span. What rounding left of them inside is some 1e-16 of a row, which matters where little
+    lies outside: there it is taken out in between (Daniel et al., 1976).
     """
     Q_MD = _orthogonal(rows_MD / rows_MD.norm(dim=1, keepdim=True))
-    return _orthogonal(Q_MD if basis_KD is None else _project(Q_MD, basis_KD))
+    return _orthogonal(Q_MD if outside > FAR else _project(Q_MD, basis_KD))
 
 
 def _orthogonal(rows_MD: Tensor) -> Tensor:
