@@ -35,9 +35,9 @@ class Contenders:
     def __init__(
         self, pool: Vectors, quality_N: Tensor, beta: float, among: Tensor | None, *, least: int, most: int
     ) -> None:
-        """Look at the `least` rows of the largest weights or more, of the rows named by `among` if there are any.
+        """Start with the rows of the largest weights, at least `least` of them.
 
-        There is room for `most` directions.
+        Only rows that `among` names count, if it is given. Not more than `most` directions can be added.
         """
         best = max(float(quality_N.max()), torch.finfo(torch.float64).tiny) if len(quality_N) else 1.0
         self.pool, self.among = pool, among
@@ -74,12 +74,8 @@ class Contenders:
         """Gains up to here are rounding."""
         return (self.tolerance * self.weight_C[places]).square()
 
-    def outside(self, places: Tensor, gains: list[float]) -> float:
-        """Return the least share of rows with these gains, squared, that lies outside the span of the chosen ones."""
-        return float((self.weight_C.new_tensor(gains) / self.weight_C[places].square()).min())
-
     def add(self, new_MD: Tensor) -> None:
-        """Take note of new directions."""
+        """Take note of new directions. Rows of zeros follow the rough ones, for products of an `EVEN` number."""
         before, count = len(self.basis_KD), len(self.basis_KD) + len(new_MD)
         self._room_KD[before:count] = self._rough_KD[before:count] = new_MD
         self._rough_KD[count : count + EVEN] = 0

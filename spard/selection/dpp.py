@@ -32,7 +32,6 @@ TIE = 1e-12  # gains within this share of the best are equal; the lowest index w
 FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
 WINDOW, WIDEST = 64, 256  # rows of a window where they are long, where they are short
 _LISTED = 2**16  # rows at a time
-FAR = 1e-2  # of rows of which a larger share lies outside the span, rounding leaves too little inside to matter
 COLUMNS = 32  # products of a window's best rows with all of it that are made together
 
 
@@ -59,14 +58,14 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
     """
     quality_N = quality_N.to(pool_ND.device, torch.float64)
     own_N = quality_N if among is None else quality_N[among]
-    k, columns = min(k, len(own_N)), max(1, pool_ND.shape[1])
-    rows = Contenders(pool_ND, own_N, beta, among, least=max(WIDEST, 4 * k), most=min(k, columns))
-    size = _first_window(len(rows.rows_C), columns)
-    limit = max(size, 4 * BLOCK // columns)
+    k = min(k, len(own_N))
+    most = min(k, pool_ND.shape[1])
+    rows = Contenders(pool_ND, own_N, beta, among, least=max(WIDEST, 4 * k), most=most)
+    size, limit = _window_sizes(len(rows.rows_C), max(1, pool_ND.shape[1]))
     window = _Window(rows.basis_KD)
     indices, gains = list[int](), list[float]()
 
-    while len(indices) < min(k, pool_ND.shape[1]) and (bool((rows.bound_C > 0).any()) or rows.beyond > 0):
+    while len(indices) < most and (bool((rows.bound_C > 0).any()) or rows.beyond > 0):
         best = float(rows.bound_C.max())
         if best * (1 - TIE) <= rows.beyond:
             rows.look_at_more(best)
@@ -75,12 +74,12 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
         places_B, rest_C = _window(rows.bound_C, size)
         residual_BD = window.move(rows, places_B)
         limits = _Limits(rest_C, rows.beyond, rows.floor(places_B), last=size >= limit)
-        picks, won, gain_B = _play(residual_BD, places_B, limits, k - len(indices))
+        picks, won, gain_B = _play(residual_BD, places_B, limits, most - len(indices))
         if picks:
             indices += rows.rows_C[places_B[picks]].tolist()
             gains += won
             if len(indices) < k:
-                new_MD = _orthonormal(residual_BD[picks], rows.basis_KD, rows.outside(places_B[picks], won))
+                new_MD = _orthonormal(residual_BD[picks], rows.basis_KD)
                 rows.add(new_MD)
                 window.project_(new_MD)
         elif float(gain_B.max()) * (1 - TIE) <= rows.beyond:
@@ -94,11 +93,13 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
     return Greedy(indices, [g * rows.unit for g in gains], quality_N[indices].tolist(), rank, rows.sweeps)
 
 
-def _first_window(rows: int, columns: int) -> int:
-    """Return how many rows a window has until it is too small: half of a small pool, else few where rows are long."""
-    if rows <= 4 * WIDEST:
-        return max(WIDEST, rows // 2)
-    return min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
+def _window_sizes(rows: int, columns: int) -> tuple[int, int]:
+    """Return how many rows a window has at first and at most.
+
+    At first it has half of a small pool, else few where rows are long; each time that it is too small it is doubled.
+    """
+    first = max(WIDEST, rows // 2) if rows <= 4 * WIDEST else min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
+    return first, max(first, 4 * BLOCK // columns)
 
 
 def _filled(pool_ND: Vectors, own_N: Tensor, among: Tensor | None, chosen: list[int], k: int) -> list[int]:
@@ -219,16 +220,14 @@ def _project(rows_BD: Tensor, basis_KD: Tensor) -> Tensor:
     return rows_BD - (rows_BD @ basis_KD.T) @ basis_KD
 
 
-def _orthonormal(rows_MD: Tensor, basis_KD: Tensor, outside: float) -> Tensor:
+def _orthonormal(rows_MD: Tensor, basis_KD: Tensor) -> Tensor:
     """Return an orthonormal basis of what the rows add to the span of the basis.
 
     By Cholesky factors of their products (Yamamoto et al., 2015), twice: the rows of one window gain within `FRESH` of
-    each other, so that they are far from dependent. They are residuals, of rows of which at least a share `outside`,
-    squared, lies outside the span. What rounding left of them inside is some 1e-16 of a row, which matters where little
-    lies outside: there it is taken out in between (Daniel et al., 1976).
+    each other, so that they are far from dependent. They are residuals; in between, what rounding left is taken out.
     """
     Q_MD = _orthogonal(rows_MD / rows_MD.norm(dim=1, keepdim=True))
-    return _orthogonal(Q_MD if outside > FAR else _project(Q_MD, basis_KD))
+    return _orthogonal(_project(Q_MD, basis_KD))
 
 
 def _orthogonal(rows_MD: Tensor) -> Tensor:

@@ -232,12 +232,12 @@ def test_rows_without_columns_are_taken_by_relevance() -> None:
 
 @pytest.mark.parametrize("spread", [1.0, 1e-6])
 def test_the_basis_stays_orthonormal_however_near_the_rows_are(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
-    """Near rows leave little outside the span of the others: what rounding leaves inside has to be taken out of it."""
+    """A residual that is small beside its row has rounding errors along the chosen rows, which have to be removed."""
     made = list[Contenders]()
 
     class Recorded(Contenders):
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            super().__init__(*args, **settings)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
             made.append(self)
 
     monkeypatch.setattr(dpp, "Contenders", Recorded)

@@ -52,7 +52,7 @@ def expected(folder: Path) -> list[int]:
     """The order in memory, in float64. Rows far from the task are left out of a large pool: their gain is 0 or near."""
     pool_ND = torch.cat([mapped(path) for path in sorted(folder.glob("pool-*.safetensors"))])
     q_N = torch.cat([part.amax(dim=1) for part in (cosines(each, task(folder)) for each in pool_ND.split(SHARD))])
-    near = q_N.topk(max(20_000, ROWS // 25)).indices.sort().values  # five of 200 centers are the task's: a fortieth
+    near = q_N.topk(ROWS // 25).indices.sort().values  # the task is near 5 of 200 centers: 1 in 40
     found = greedy_map(pool_ND[near], q_N[near].clamp(0, 1), K, Selection().beta)
     rest = q_N.clone()
     rest[near] = 0
