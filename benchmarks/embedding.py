@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from benchmarks.floor import products
+from benchmarks.lower_bound import matmul_seconds
 from benchmarks.training import SHAPES, write_model, write_rows
 from spard.data.cuts import FORWARD, cut
 from spard.models.base import Base, load_base
@@ -67,7 +67,7 @@ def main() -> None:
         spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
         padding = _padding(_parts(name, texts, lengths, pass_tokens(base.model)), lengths)
         print(f"{name:24}{statistics.median(seconds):9.2f}{spread:>14}{ratio:9.2f}{padding:9.1%}{away:10.1e}")
-    floor, rate = products(base, sum(lengths))
+    floor, rate = matmul_seconds(base, sum(lengths))
     print(f"floor {floor:.2f} s at {rate:.0f} billion operations a second: ", end="")
     print(f"{floor / statistics.median(found['ours']):.0%} of our time")
 

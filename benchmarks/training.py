@@ -76,7 +76,11 @@ def _range(values: Sequence[float]) -> str:
 
 
 def run_apart(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[str, float]:
-    """Run an arm in a process of its own; return its CPU seconds `cpu_s`, last `loss` and `padding`, or `rate`."""
+    """Run an arm in a process of its own and return what it measured.
+
+    That is `cpu_s`, its CPU seconds, and of a training its last `loss` and, of ours, the share of `padding`; of the
+    floor the `rate` of matrix products, in 10^9 operations a second.
+    """
     command = [sys.executable, "-m", "benchmarks.training", "--arm", arm, "--model", str(model), "--rows", str(rows)]
     command += ["--batch", str(batch), "--threads", str(threads)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
@@ -121,14 +125,14 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
 
 
 def _floor(model: Path, path: Path) -> dict[str, float]:
-    from benchmarks.floor import products
+    from benchmarks.lower_bound import matmul_seconds
     from spard.data.batches import read_examples
     from spard.data.chat import encode_all
     from spard.models.base import load_base
 
     base = load_base(str(model))
     tokens = sum(len(row.ids) for row in encode_all(base.tokenizer, read_examples(path), LONGEST))
-    seconds, rate = products(base, tokens, is_training=True)
+    seconds, rate = matmul_seconds(base, tokens, is_training=True)
     return {"cpu_s": seconds, "rate": rate}
 
 
