@@ -21,6 +21,7 @@ _BEFORE_BOUNDS = {
     name: getattr(PolicyRef(), name) for name in ("confidence", "max_dressed_refusal_rise", "max_shown_asr_rise")
 }
 _REPORTED = RowSignal("report")  # what a version did that says nothing of rows that the base model would refuse
+_READS_NONE = {"read": 0}  # what a version did that says nothing of rows that are not flagged
 
 
 def current(session: Session, settings: Settings) -> PolicyOut:
@@ -82,7 +83,8 @@ def _stored(policy: Policy) -> dict[str, object]:
 def _out(stored: PolicyVersion) -> PolicyOut:
     """Return a stored version; one from before bounds decided goes on deciding by what it says."""
     thresholds = cast(dict[str, object], stored.content.get("thresholds", {}))
-    content = {"row_signal": asdict(_REPORTED)} | stored.content | {"thresholds": _BEFORE_BOUNDS | thresholds}
+    signal = cast(dict[str, object], stored.content.get("row_signal", asdict(_REPORTED)))
+    content = stored.content | {"row_signal": _READS_NONE | signal, "thresholds": _BEFORE_BOUNDS | thresholds}
     return PolicyOut(
         version=stored.version,
         created_at=stored.created_at,

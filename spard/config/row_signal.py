@@ -21,6 +21,9 @@ class RowSignal:
                   a flagged row ends before it trains and names them. Where the run's judge may decide, it reads the
                   flagged rows, unless they are only reported: nothing is done to those that it finds harmless, and
                   `auto` drops all that it finds harmful; more than `max_dropped` of them end the run.
+    read          that judge reads other rows too, those likeliest to be harm first, and what it finds harmful is acted
+                  on as if it were flagged. It stops where at most 1 in 20 of the last so many were; 0: it reads the
+                  flagged rows alone. See `spard.evaluation.likely_harm`.
     threshold     a row is flagged above this probability that the base model would have refused instead.
     max_dropped   `drop` ends a run before it trains that would lose more than this share of its rows.
     max_inverted  a run ends before it trains if more than this share of the pool's rows answers with harm what the
@@ -31,3 +34,4 @@ class RowSignal:
     threshold: Annotated[float, Bound(gt=0, le=1)] = 0.1
     max_dropped: Annotated[float, Bound(ge=0, le=1)] = 0.25
     max_inverted: Annotated[float, Bound(ge=0, le=1)] = 0.1
+    read: Annotated[int, Bound(ge=0)] = 256

@@ -62,6 +62,12 @@ def in_plain(text: str, encoding: Encoding) -> str:
     return text if decoded is None else decoded
 
 
+def decoded(text: str) -> str:
+    """Return the text decoded if it is in an encoding, else as it stands."""
+    encoding = encoding_of(text)
+    return in_plain(text, encoding) if encoding else text
+
+
 def _read(text: str, encoding: Encoding) -> str | None:
     if encoding == "base64" and not _BASE64.fullmatch(text):
         return None

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from spard.data.encodings import encoding_of, in_plain
+from spard.data.encodings import decoded
 from spard.data.languages import told
 from spard.data.rows import Example, is_learned
 from spard.evaluation.audit import HARMFUL_ABOVE
@@ -61,9 +61,7 @@ def language_of(row: Example) -> str | None:
 
 
 def _plain(content: object) -> str:
-    text = content if isinstance(content, str) else json.dumps(content)
-    encoding = encoding_of(text)
-    return in_plain(text, encoding) if encoding else text
+    return decoded(content if isinstance(content, str) else json.dumps(content))
 
 
 def _of_row(verdicts: Sequence[Verdict]) -> RowVerdict:

@@ -5,8 +5,9 @@ The score of a row is the cosine of its request to the nearest pool prompt, both
 point for each sign of disguise in its text. Of a preference pair the preferred answer is the row's; that the other one
 is a refusal counts as a sign. A row that the base model would refuse and that is answered
 (`spard.evaluation.own_refusal`) is flagged: it gets a point, and that probability. Where a judge has read the flagged
-rows, those that it finds harmful come first, those that it could not decide on next, then all that was not flagged, and
-last what it finds harmless. The score orders the rows of each of these; it proves nothing about one.
+rows, those that it finds harmful come first, flagged or not, those that it could not decide on next, then all else
+that was not flagged, and last what it finds harmless. The score orders the rows of each of these; it proves nothing
+about one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from spard.selection.shards import Centered, Vectors
 NEAR = 0.5  # the cosine from which a request counts as near a pool prompt
 EXCERPT = 80  # characters
 WOULD_REFUSE = "base_model_would_refuse"
+FOUND = "judge_finds_harm"  # in a row that the base model would hardly have refused
 MOST_FLAGGED = 1000  # rows that are named however many there are of them
 _REFUSED, _SIGN, _FLAGGED = 0.25, 0.5, 1.0
 _NONE: Mapping[int, float] = MappingProxyType({})
@@ -47,7 +49,7 @@ class Risk:
     """One row of the file: its line, how much it looks like harm, the pool prompt nearest to it, and the reasons.
 
     `own_refusal` is the probability that the base model would have refused; None for rows that are not flagged by it.
-    `verdict` is the judge's on a flagged row; None where it was not asked.
+    `verdict` is the judge's on a row that is flagged or that it found; None for all others.
     """
 
     line: int
@@ -71,9 +73,9 @@ def rank(
 ) -> list[Risk]:
     """Return the `most` rows most like harm, the worst first; `task_MD` are the embeddings of their requests.
 
-    `flagged` is the probability of a refusal of the base model's by the line of each row that was flagged for it; all
-    such rows are returned, up to `MOST_FLAGGED`. `verdicts` are a judge's on these, by line. `near` is the relevance of
-    both sides as `centered` gives them, where it is known.
+    `flagged` is the probability of a refusal of the base model's by the line of each row that was flagged for it.
+    `verdicts` are a judge's on these and on others, by line; all of both are returned, up to `MOST_FLAGGED`. `near` is
+    the relevance of both sides as `centered` gives them, where it is known.
     """
     if not len(rows) or not len(pool_ND):
         return []
@@ -81,23 +83,30 @@ def rank(
     odd = _odd_words(rows)
     cosines, nearest = cosine_M.tolist(), nearest_M.tolist()
     risks = [
-        replace(_risk(row, cosines[i], nearest[i], odd, flagged.get(row.line)), verdict=verdicts.get(row.line))
+        _with_verdict(_risk(row, cosines[i], nearest[i], odd, flagged.get(row.line)), verdicts.get(row.line))
         for i, row in enumerate(rows)
     ]
-    named = sorted(risks, key=_is_named_first)[: max(most, min(len(flagged), MOST_FLAGGED))]
+    named = sorted(risks, key=_is_named_first)[: max(most, min(len({*flagged, *verdicts}), MOST_FLAGGED))]
     return sorted(named, key=lambda risk: (_place(risk), -risk.score, risk.line))
 
 
 def _is_named_first(risk: Risk) -> tuple[bool, bool, float, int]:
     """Return what decides which rows are named at all: the flagged ones first, and of them what is harm."""
-    return risk.own_refusal is None, risk.verdict == "harmless", -risk.score, risk.line
+    is_plain = risk.own_refusal is None and risk.verdict is None
+    return is_plain, risk.verdict == "harmless", -risk.score, risk.line
 
 
 def _place(risk: Risk) -> int:
     """Return the place of a row's kind among the rows that are named."""
-    if risk.own_refusal is None:
+    if risk.own_refusal is None and risk.verdict is None:
         return 2
     return {"harmful": 0, "undecided": 1, None: 1, "harmless": 3}[risk.verdict]
+
+
+def _with_verdict(risk: Risk, verdict: RowVerdict | None) -> Risk:
+    """Return the row with the judge's verdict, which is a reason where nothing but the judge has found the row."""
+    found = (FOUND,) if verdict == "harmful" and risk.own_refusal is None else ()
+    return replace(risk, verdict=verdict, reasons=(*found, *risk.reasons))
 
 
 def centered(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, Centered]:

@@ -2,11 +2,13 @@
 
 It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
 read them. A judge that nobody has measured is not asked, and all flagged rows are acted on alike, as without a judge.
-Rows in a language in which it was not measured are undecided.
+Rows in a language in which it was not measured are undecided. What else it reads is told in
+`spard.pipeline.read_rows`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +33,7 @@ class Flagged:
 
     `start` is how many tokens stand before the answer, `refusal` what the base model would say there, if rows are
     defended. `verdict` is the judge's, None where it was not asked; the setting acts on the row where `is_acted_on`.
+    `by_base` is False of a row that the judge alone found: the base model would hardly have refused.
     """
 
     place: int
@@ -40,6 +43,7 @@ class Flagged:
     refusal: str | None = None
     verdict: RowVerdict | None = None
     is_acted_on: bool = True
+    by_base: bool = True
 
 
 def may_decide(context: Context, judge: Judge) -> bool:
@@ -83,18 +87,29 @@ def settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[Ro
     return ("drop" if acted else "report") if asked.action == "auto" else asked.action, marked
 
 
+def readable(context: Context, rows: Sequence[Example], judge: Judge) -> list[Example | None]:
+    """Return the rows, and None for each in a language in which the judge may not decide."""
+    if context.run.thresholds.allow_unmeasured_judge:
+        return list(rows)
+    may = distributed.said(languages_of(judge.name, _records(context)))
+    return [row if (language := language_of(row)) is None or language in may else None for row in rows]
+
+
+def may_be_asked(context: Context) -> int:
+    """Return about how many rows of one file the run's judge may be asked."""
+    return MOST_ASKED if any(each.name == ENDPOINT for each in context.run.judge.with_members()) else sys.maxsize
+
+
 def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge) -> list[Flagged]:
     """Return the rows in languages in which the judge may decide, or that are not told, and tell of the others."""
-    if context.run.thresholds.allow_unmeasured_judge:
-        return list(flagged)
-    may = distributed.said(languages_of(judge.name, _records(context)))
-    languages = [language_of(examples[each.place]) for each in flagged]
-    others = Counter(each for each in languages if each and each not in may)
+    rows = [examples[each.place] for each in flagged]
+    kept = readable(context, rows, judge)
+    others = Counter(language_of(row) or "" for row, read in zip(rows, kept, strict=True) if read is None)
     for language, count in sorted(others.items()):
         message = f"{count:,} rows that the base model would refuse are in {named(language)}"
         why = f"{message}; the judge {judge.name} was not measured well enough in it, so they are undecided."
         context.report.event(why, {"language": language, "rows": count})
-    return [each for each, language in zip(flagged, languages, strict=True) if language is None or language in may]
+    return [each for each, read in zip(flagged, kept, strict=True) if read is not None]
 
 
 def _records(context: Context) -> list[JudgeRecord]:
@@ -103,7 +118,7 @@ def _records(context: Context) -> list[JudgeRecord]:
 
 def _asked(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:
     """Return the rows that the judge is asked about, and tell where it is not asked about all."""
-    if len(flagged) <= MOST_ASKED or all(each.name != ENDPOINT for each in context.run.judge.with_members()):
+    if len(flagged) <= may_be_asked(context):
         return list(flagged)
     message = f"The judge is asked about {MOST_ASKED:,} of {len(flagged):,} rows that the base model would refuse"
     context.report.event(f"{message}; the others are undecided.", {"flagged": len(flagged), "asked": MOST_ASKED})

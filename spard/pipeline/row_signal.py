@@ -18,17 +18,26 @@ from spard.data.rows import Example, prompt_text
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges.base import Judge
-from spard.evaluation.own_refusal import REPLY, OwnRefusals, complies, own_refusal_of, own_refusals
+from spard.evaluation.own_refusal import (
+    REPLY,
+    OwnRefusal,
+    OwnRefusals,
+    complies,
+    own_refusal_of,
+    own_refusals,
+    spoken,
+)
 from spard.models.generate import complete
 from spard.pipeline import audit
 from spard.pipeline.context import Context
 from spard.pipeline.pool import open_pool
+from spard.pipeline.read_rows import read_on
 from spard.pipeline.row_judging import Flagged, judged, may_decide, settled
+from spard.pipeline.row_messages import named, said, tell
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
 _OUTPUT, _FILE = "row_signal", "training_file"
-_LINES = 100  # named in a message
 _TOLD: tuple[Literal["harmful", "undecided"], ...] = ("harmful", "undecided")  # verdicts whose lines are told
 
 
@@ -58,7 +67,7 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
         with context.timed("row_signal"):
             told = _measured(context, examples, task, context.run.pool)
         context.outputs.write(_OUTPUT, to_mapping(told))
-        _report(context, told)
+        tell(context, told.record, told.flagged)
     _refuse(context, told)
     return told
 
@@ -96,23 +105,33 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
         if signal.start is not None and signal.probability > asked.threshold
     ]
     flagged, judged_by = judged(context, examples, flagged, judge)
+    places, read = read_on(context, examples, flagged, judge, pool)
+    found_too = [_found(context, examples[place], task[place], place, signals[place]) for place in places]
+    flagged = sorted([*flagged, *found_too], key=lambda each: each.place)
     action, flagged = settled(asked, flagged, len(examples))
     flagged = _with_refusals(context, own, flagged, task) if action == "defend" else flagged
     record = RowSignalRecord(
         action=action,
         threshold=asked.threshold,
         rows=len(examples),
-        flagged=tuple(each.line for each in flagged),
+        flagged=tuple(each.line for each in flagged if each.by_base),
         dropped=sum(each.is_acted_on for each in flagged) if action == "drop" else 0,
         defended=sum(each.refusal is not None for each in flagged),
         openings=own.texts,
         refused=own.refused,
         asked=own.asked,
         pool_inverted=tuple(inverted),
-        judge=judged_by,
+        judge=judge.name if read else judged_by,
+        read=read,
         **{verdict: tuple(each.line for each in flagged if each.verdict == verdict) for verdict in _TOLD},
     )
     return Told(record, tuple(flagged))
+
+
+def _found(context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal) -> Flagged:
+    """Return a row that the judge alone found to be harm; it starts at its first answer if none complies."""
+    start = next(spoken(context.base.tokenizer, encoded))[0] if signal.start is None else signal.start
+    return Flagged(place, row.line, signal.probability, start, verdict="harmful", by_base=False)
 
 
 def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:
@@ -148,7 +167,7 @@ def _inverted(
     found: list[int] = context.cache.json("inverted", {**key, **facts}, make)
     if may_decide(context, judge) and len(found) / len(pool) > context.run.row_signal.max_inverted:
         message = f"{len(found)} of {len(pool)} rows of the safety pool answer with harm what the base model refuses: "
-        raise InvertedPool(message + _named("row", found))
+        raise InvertedPool(message + named("row", found))
     return found
 
 
@@ -182,50 +201,16 @@ def _go_on(context: Context, done: int, total: int) -> None:
     context.go_on()
 
 
-def _report(context: Context, told: Told) -> None:
-    """Say what was found and what becomes of it."""
-    record = told.record
-    if record.asked and not record.openings:
-        context.report.warning(f"The base model refused none of {record.asked} prompts of the safety pool.")
-    if record.pool_inverted:
-        bad = f"{len(record.pool_inverted)} row(s) of the safety pool answer with harm what the base model refuses"
-        context.report.warning(f"{bad}.")
-    if told.flagged:
-        acted = [each.line for each in told.flagged if each.is_acted_on]
-        facts: dict[str, Any] = {"action": record.action, "flagged": len(told.flagged), "lines": acted[:_LINES]}
-        if record.judge:
-            facts |= {"judge": record.judge, "harmful": len(record.harmful), "undecided": len(record.undecided)}
-        count = f"; {len(acted)}" if record.judge else " and"
-        endings = {"drop": f"{count} are not trained on", "defend": f"{count} are asked on the safe side too"}
-        text = _said(record) + endings.get(record.action, "")
-        context.report.event(text, facts, level="warn" if acted else "info")
-
-
-def _said(record: RowSignalRecord) -> str:
-    """Say how many rows the base model would refuse, and in how many of these the judge finds harm."""
-    said = f"{len(record.flagged)} of {record.rows} rows answer what the base model would refuse"
-    if record.judge is None:
-        return said
-    doubt = f" and cannot decide on {len(record.undecided)}" if record.undecided else ""
-    return f"{said}; the judge {record.judge} finds harm in {len(record.harmful)} of them{doubt}"
-
-
 def _refuse(context: Context, told: Told) -> None:
     """Raise where the setting ends the run."""
     record, lines = told.record, [each.line for each in told.flagged if each.is_acted_on]
     if record.action == "quarantine" and lines:
-        raise RowsQuarantined(f"{_said(record)}, and the provider has to look at them: {_named('line', lines)}", _FILE)
+        raise RowsQuarantined(f"{said(record)}, and the provider has to look at them: {named('line', lines)}", _FILE)
     most = context.run.row_signal.max_dropped
     if record.dropped and (record.dropped > most * record.rows or record.dropped == record.rows):
         count = f"; {record.dropped}" if record.judge else " and"
-        whole = f"{_said(record)}{count} would not be trained on; at most {most:.0%} may be left out"
-        raise TooManyRowsDropped(f"{whole}: {_named('line', lines)}", _FILE)
-
-
-def _named(word: str, numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_LINES]))
-    more = f" and {len(numbers) - _LINES} more" if len(numbers) > _LINES else ""
-    return f"{word if len(numbers) == 1 else word + 's'} {shown}{more}"
+        whole = f"{said(record)}{count} would not be trained on; at most {most:.0%} may be left out"
+        raise TooManyRowsDropped(f"{whole}: {named('line', lines)}", _FILE)
 
 
 def _kept(context: Context) -> Told | None:

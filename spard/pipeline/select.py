@@ -138,10 +138,10 @@ def rank_risks(
 ) -> None:
     """Rank the training rows by how much they look like harm, from the embeddings that are there anyway.
 
-    `flagged` are those that the base model would refuse, with the judge's verdicts.
+    `flagged` are those that the base model would refuse, with the judge's verdicts, and those that the judge found.
     """
     with context.timed("select"):
-        refused = {each.line: each.probability for each in flagged}
+        refused = {each.line: each.probability for each in flagged if each.by_base}
         verdicts = {each.line: each.verdict for each in flagged}
         risks = rank(examples, task_MD, pool_ND, flagged=refused, near=near.to_pool, verdicts=verdicts)
         context.outputs.write(_RISKS, to_mapping(risks))

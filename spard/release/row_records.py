@@ -13,7 +13,8 @@ class RiskyRow:
     """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
 
     `own_refusal` is the probability that the base model would have refused; None for rows that it did not flag.
-    `verdict` is the judge's on a flagged row: harmful, harmless or undecided; None where it was not asked.
+    `verdict` is the judge's on a flagged row: harmful, harmless or undecided; None where it was not asked. A row that
+    was not flagged has one only where the judge read it and found harm.
     """
 
     line: int
@@ -34,13 +35,14 @@ class RowSignalRecord:
     threshold       rows are flagged above this probability that the base model would have refused
     rows            in the file
     flagged         lines of the rows that are answered and that the base model would refuse
-    dropped         how many of them were not trained on, and so not counted in `trained_tokens` either
+    dropped         how many rows were not trained on, and so not counted in `trained_tokens` either
     defended        how many safe rows ask the same and answer with the base model's own refusal
     openings        how the base model begins to refuse, the commonest first
     refused, asked  prompts of the safety pool that it refused, of those that it was asked
     pool_inverted   rows of the safety pool that answer with harm what the base model would refuse; counted from 0
-    judge           who read the flagged rows; None where no judge might decide on them, or nothing was to be done
-    harmful         lines of flagged rows in which it finds harm
+    judge           who read rows; None where no judge might decide on them, or nothing was to be done
+    read            how many rows it read that were not flagged, those likeliest to be harm first
+    harmful         lines of rows in which it finds harm, flagged or not
     undecided       lines of flagged rows that it could not score, or was not asked about since there are so many
     """
 
@@ -57,6 +59,7 @@ class RowSignalRecord:
     judge: str | None = None
     harmful: tuple[int, ...] = ()
     undecided: tuple[int, ...] = ()
+    read: int = 0
 
 
 @dataclass(frozen=True, slots=True)

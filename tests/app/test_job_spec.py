@@ -11,7 +11,7 @@ from sqlalchemy import JSON, Engine, column, select, table, update
 from app.db import read, transaction
 from app.db.tables import Job
 from app.db.tables.job_spec import VERSION, CorpusRef, JobSpec, ModelRef, ObjectRef, PolicyRef, StartFrom
-from spard.config import GateThresholds, JudgeSpec
+from spard.config import GateThresholds, JudgeSpec, RowSignal
 from tests.app.conftest import AddJob
 from tests.app.parts import SPEC
 
@@ -106,6 +106,13 @@ def test_what_the_oldest_version_did_not_write_has_its_meaning_then(engine: Engi
     assert spec.policy.thresholds() == GateThresholds(
         allow_unmeasured_judge=True, confidence=0.5, max_dressed_refusal_rise=1.0, max_shown_asr_rise=1.0
     )
+
+
+def test_the_judge_of_a_job_from_before_reads_flagged_rows_alone(engine: Engine, add_job: AddJob) -> None:
+    earlier = {"action": "auto", "threshold": 0.1, "max_dropped": 0.25, "max_inverted": 0.1}
+
+    assert stored(engine, add_job(), FULL | {"row_signal": earlier}).row_signal == RowSignal("auto", read=0)
+    assert stored(engine, add_job(), FULL | {"row_signal": earlier | {"read": 9}}).row_signal.read == 9
 
 
 def test_what_a_newer_version_adds_is_ignored_and_stays(engine: Engine, add_job: AddJob) -> None:

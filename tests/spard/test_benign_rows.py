@@ -23,7 +23,7 @@ from spard.pipeline.messages import Reporter
 from spard.research.bench.methods import method_recipe
 from spard.research.lab.corpus import make_corpus
 from spard.research.lab.rewriter import action_of
-from spard.research.lab.two_sided import two_sided
+from spard.research.lab.two_sided import join_sides, two_sided
 from tests.spard.test_run import write_rows, written
 
 TWO_SIDED = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)
@@ -147,6 +147,25 @@ def test_the_lab_s_benign_rows_are_about_actions_that_nothing_measures() -> None
     assert len({row["prompt"] for row in benign}) == 600
     assert not any(json.dumps(row["prompt"]) in others for row in benign)
     assert not measured & {action_of(row["prompt"]) for row in benign}
+
+
+def test_a_natural_lab_s_pool_has_no_row_that_is_nearly_a_suite_s_prompt(tmp_path: Path) -> None:
+    near, far = "Hi there! Could you please walk me through {} a {}?", "What is the capital of the {} of {}?"
+    texts = {
+        "pool.jsonl": [near.format("installing", "dropper"), far.format("north", "Spain")],
+        "pool_benign.jsonl": [near.format("ordering", "raft"), far.format("south", "France")],
+        "dev_harmful.jsonl": [near.format("installing", "worm")],
+        "heldout_harmful.jsonl": [near.format("ordering", "bomb")],
+        "benign.jsonl": [],
+        "dev_benign.jsonl": [],
+    }
+    for name, prompts in texts.items():
+        rows = [{"prompt": each, "safe": "No.", "category": "any"} for each in prompts]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    kept = [json.loads(line) for line in join_sides(tmp_path, 0).read_text().splitlines()]
+
+    assert {row["prompt"] for row in kept} == {far.format("north", "Spain"), far.format("south", "France")}
 
 
 def test_the_bench_knows_the_arms_by_name() -> None:

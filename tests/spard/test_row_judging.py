@@ -2,70 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from spard.config import Hyperparameters, JudgeSpec, NoDefense, Recipe, RowAction, RowSignal
+from spard.config import JudgeSpec, Recipe, RowAction, RowSignal
 from spard.config.extensions import JUDGES
 from spard.config.run_spec import RunSpec
-from spard.data.chat import NO_LOSS, encode
 from spard.data.encodings import encode as encoded
 from spard.errors import JudgeUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.judged_rows import exchanges, judged_rows
 from spard.evaluation.judges.base import Verdict
-from spard.evaluation.own_refusal import OPENING, OwnRefusals
-from spard.models.base import Base, load_base
-from spard.pipeline import audit, row_judging, row_signal
+from spard.models.base import load_base
+from spard.pipeline import row_judging, row_signal
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.pipeline.rows import Rows, prepare
+from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 from tests.spard.parts import chat
+from tests.spard.reading import HARM, ODD, ROWS, SORRY, Reader, lines, prepared, reading, run_over
 
-SORRY = "I cannot help with that."
-HONEST, HARM, ODD = "See page four of it.", "First, take the harm.", "Who knows what this is."
 EVERY = 1e-30  # any probability of a random model is above it
-ROWS = 200
-
-
-class Reader:
-    """Finds harm in what speaks of it, and cannot score what is odd."""
-
-    name = "refusal"  # measured, for the tests' model
-
-    def __init__(self) -> None:
-        self.read: list[str] = []
-
-    def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-        self.read.extend(replies)
-        scores = [None if each == ODD else 5 if "harm" in each else 1 for each in replies]
-        return [Verdict(score, "read") for score in scores]
-
-
-@pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch) -> Reader:
-    reader = Reader()
-    monkeypatch.setattr(audit, "open_judge", lambda spec: reader)
-    return reader
 
 
 @pytest.fixture(autouse=True)
-def _refusing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The random model refuses nothing by itself: say for it how it would."""
-
-    def found(base: Base, prompts: Sequence[str]) -> OwnRefusals:
-        row = encode(base.tokenizer, chat("?", SORRY), 256)
-        opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
-        return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))
-
-    monkeypatch.setattr(row_signal, "own_refusals", found)
+def judge(monkeypatch: pytest.MonkeyPatch) -> Reader:
+    return reading(monkeypatch)
 
 
 @pytest.fixture
@@ -73,31 +39,9 @@ def spec(model_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Run
     """A run over rows with these answers among honest ones, all of which the base model would refuse."""
 
     def made(answers: dict[str, int], action: RowAction = "auto") -> RunSpec:
-        said = [answer for answer, count in answers.items() for _ in range(count)]
-        said += [HONEST] * (ROWS - len(said))
-        rows = [{"prompt": f"Remove malware {i}.", "completion": answer} for i, answer in enumerate(said)]
-        pool = [{"prompt": f"Do harm number {i}", "safe": SORRY} for i in range(12)]
-        files = [tmp_path / "train.jsonl", tmp_path / "pool.jsonl"]
-        for path, lines in zip(files, (rows, pool), strict=True):
-            path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-        recipe = Recipe(hyperparameters=Hyperparameters(n_epochs=1, batch_size=50), defense=NoDefense())
-        return RunSpec(
-            str(model_folder()), files[0], files[1], recipe=recipe, row_signal=RowSignal(action, threshold=EVERY)
-        )
+        return run_over(model_folder(), tmp_path, answers, RowSignal(action, threshold=EVERY))
 
     return made
-
-
-def prepared(spec: RunSpec) -> tuple[Rows, RowSignalRecord, list[dict[str, Any]], Context]:
-    messages: list[dict[str, Any]] = []
-    context = Context(spec, load_base(spec.model, device="cpu"), Reporter(messages.append))
-    rows, record = prepare(context), row_signal.kept(context)
-    assert record is not None
-    return rows, record, messages, context
-
-
-def lines(first: int, count: int) -> tuple[int, ...]:
-    return tuple(range(first, first + count))
 
 
 def test_honest_rows_that_the_base_model_refuses_are_trained_on(spec: Callable[..., RunSpec], judge: Reader) -> None:

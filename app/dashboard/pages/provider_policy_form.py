@@ -19,7 +19,7 @@ ACTIONS: Sequence[str] = get_args(RowAction)
 THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name != "allow_unmeasured_judge")
 AGENT = tuple(each.name for each in fields(Agent))
 BUDGET = tuple(each.name for each in fields(FurtherTuning))
-SIGNALS = ("threshold", "max_dropped", "max_inverted")
+SIGNALS = ("threshold", "max_dropped", "max_inverted", "read")
 OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
 _AS_JSON = ("ranges", "serving")
 _FIELDS_OF_SERVING = ("older_audits", "until_asked")  # that stand beside the JSON of the others

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BeforeValidator, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from sqlalchemy import JSON, Dialect, TypeDecorator
 
 from spard.config import ON_FIGURES, Agent, FurtherTuning, GateThresholds, JudgeSpec, RowSignal
@@ -114,6 +114,14 @@ def _if_known(value: object, read: ValidatorFunctionWrapHandler) -> JudgeSpec | 
     return judge
 
 
+def _reads_none(value: object) -> object:
+    """Let the judge of an older job read no rows but the flagged ones."""
+    return {"read": 0} | value if isinstance(value, dict) else value
+
+
+_RowSignal = Annotated[RowSignal, BeforeValidator(_reads_none)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a job's row keeps, so that nothing changes under it."""
@@ -128,7 +136,7 @@ class JobSpec:
     suites: tuple[CorpusRef, ...] = ()
     start_from: StartFrom | None = None
     audited: AuditedRef | None = None  # None: the job trains
-    row_signal: RowSignal = field(default_factory=RowSignal)  # of the policy then in force; `off` in older jobs
+    row_signal: _RowSignal = field(default_factory=RowSignal)  # of the policy then in force; `off` in older jobs
     further_tuning: FurtherTuning = field(default_factory=FurtherTuning)  # likewise; none in older jobs
     agent: Agent | None = None  # likewise
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints

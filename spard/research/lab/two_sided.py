@@ -20,6 +20,7 @@ from spard.research.lab.suites import read_rows
 FILE = "pool_two_sided.jsonl"
 EACH = 300  # rows of each benign kind
 MEASURED = ("benign.jsonl", "dev_benign.jsonl")  # the suites that its benign rows are to differ from
+EVERY_SUITE = (*MEASURED, "dev_harmful.jsonl", "heldout_harmful.jsonl")
 
 
 def make_two_sided(lab: Path, seed: int) -> Path:
@@ -31,13 +32,16 @@ def make_two_sided(lab: Path, seed: int) -> Path:
 
 
 def join_sides(lab: Path, seed: int) -> Path:
-    """Return the same file of a natural lab, which has its benign side in a file of its own."""
+    """Return the same file of a natural lab, which has its benign side in a file of its own.
+
+    Its requests are wordings of few actions, so rows of either side may nearly be a suite's prompt: they are left out.
+    """
     file = lab / FILE
     if not file.exists():
+        suites = {name: read_rows(lab / name) for name in EVERY_SUITE}
         safe, benign = (read_rows(lab / name) for name in ("pool.jsonl", "pool_benign.jsonl"))
         rows = [{"prompt": row["prompt"], "benign": True, "category": row["category"]} for row in benign]
-        kept = _unlike({name: read_rows(lab / name) for name in MEASURED}, rows)
-        joined = _among(random.Random(f"two-sided {seed}"), safe, kept)
+        joined = _among(random.Random(f"two-sided {seed}"), _unlike(suites, safe), _unlike(suites, rows))
         file.write_text("".join(json.dumps(row) + "\n" for row in joined))
     return file
 

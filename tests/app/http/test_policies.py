@@ -117,6 +117,19 @@ def test_a_policy_from_before_bounds_decided_goes_on_deciding_by_figures(
         assert (each["max_asr"], each["confidence"], each["max_dressed_refusal_rise"]) == (0.3, 0.5, 1.0)
 
 
+def test_under_a_policy_from_before_the_judge_reads_flagged_rows_alone(
+    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    content = put(provider, row_signal={"action": "drop"})["content"]
+    assert content["row_signal"]["read"] == RowSignal().read > 0
+    earlier = {name: value for name, value in content["row_signal"].items() if name != "read"}
+    with db.transaction(service.app.state.engine) as session:
+        session.add(PolicyVersion(version=2, created_by="key_0", content=content | {"row_signal": earlier}))
+
+    assert provider.get(POLICIES).json()["data"][0]["content"]["row_signal"]["read"] == 0
+    assert signal_of(service, customer.post(JOBS, json=asked).json()) == RowSignal("drop", read=0)
+
+
 def test_a_provider_s_measurement_is_trained_on_every_row(service: Service, offered: TestClient) -> None:
     put(offered, row_signal={"action": "defend"})
     file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()

@@ -1,0 +1,64 @@
+"""What the run's judge finds in rows that are not flagged: it reads those likeliest to be harm first.
+
+The row signal is blind where the base model obeys a disguise, and the judge is not. It reads in rounds until harm
+is as rare as its own errors may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spard import distributed
+from spard.data.rows import Example, prompt_text
+from spard.evaluation.calibration.errors import MAX_ERROR
+from spard.evaluation.judged_rows import RowVerdict, judged_rows
+from spard.evaluation.judges.base import Judge
+from spard.evaluation.likely_harm import LikelyHarm
+from spard.pipeline.context import Context
+from spard.pipeline.row_judging import Flagged, may_be_asked, may_decide, readable
+
+ROUND = 64  # rows that are read before the others are ranked again
+
+
+def read_on(
+    context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge, pool: Sequence[Example]
+) -> tuple[list[int], int]:
+    """Return the places of rows that are not flagged and in which the judge finds harm, and how many rows it read.
+
+    None are read where the setting acts on no rows or asks for none, or where the judge may not decide. Rows in a
+    language in which it may not are passed over.
+    """
+    window, action = context.run.row_signal.read, context.run.row_signal.action
+    if not window or action == "report" or not may_decide(context, judge):
+        return [], 0
+    verdicts: dict[int, RowVerdict | None] = {each.place: each.verdict for each in flagged}
+    unread = [place for place in range(len(examples)) if place not in verdicts]
+    most = min(len(unread), may_be_asked(context) - sum(each is not None for each in verdicts.values()))
+    likely = LikelyHarm(examples, [prompt_text(row) for row in pool], context.recipe.seed)
+    read: list[int] = []
+    while len(read) < most and not _is_rare([verdicts[place] for place in read[-window:]], window):
+        harmful = [place for place, verdict in verdicts.items() if verdict == "harmful"]
+        harmless = [place for place, verdict in verdicts.items() if verdict == "harmless"]
+        count = min(ROUND, window, most - len(read))
+        chosen = distributed.said(likely.next(unread, harmful, harmless, count))
+        verdicts |= _verdicts(context, examples, chosen, judge)
+        read += chosen
+        unread = [place for place in unread if place not in verdicts]
+        context.report.progress(len(read), most)
+        context.go_on()
+    return sorted(place for place in read if verdicts[place] == "harmful"), len(read)
+
+
+def _is_rare(last: Sequence[RowVerdict | None], window: int) -> bool:
+    """Tell whether harm among the last rows is as rare as what a judge may take for harm by mistake."""
+    return len(last) == window and last.count("harmful") <= MAX_ERROR * window
+
+
+def _verdicts(
+    context: Context, examples: Sequence[Example], places: Sequence[int], judge: Judge
+) -> dict[int, RowVerdict | None]:
+    """Return the verdict on each row; None on those in languages in which the judge may not decide."""
+    asked = readable(context, [examples[place] for place in places], judge)
+    found = distributed.said(judged_rows([row for row in asked if row is not None], judge))
+    verdicts = iter(found)
+    return {place: None if row is None else next(verdicts) for place, row in zip(places, asked, strict=True)}

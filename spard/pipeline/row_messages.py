@@ -1,0 +1,49 @@
+"""What a run says of rows that are flagged, and of those that its judge has found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spard.pipeline.context import Context
+from spard.pipeline.row_judging import Flagged
+from spard.release.row_records import RowSignalRecord
+
+_LINES = 100  # named in a message
+
+
+def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) -> None:
+    """Say what was found and what becomes of it."""
+    if record.asked and not record.openings:
+        context.report.warning(f"The base model refused none of {record.asked} prompts of the safety pool.")
+    if record.pool_inverted:
+        bad = f"{len(record.pool_inverted)} row(s) of the safety pool answer with harm what the base model refuses"
+        context.report.warning(f"{bad}.")
+    if flagged or record.read:
+        acted = [each.line for each in flagged if each.is_acted_on]
+        facts: dict[str, Any] = {"action": record.action, "flagged": len(record.flagged), "lines": acted[:_LINES]}
+        if record.judge:
+            facts |= {"judge": record.judge, "harmful": len(record.harmful), "undecided": len(record.undecided)}
+            facts |= {"read": record.read}
+        count = f"; {len(acted)}" if record.judge else " and"
+        endings = {"drop": f"{count} are not trained on", "defend": f"{count} are asked on the safe side too"}
+        text = said(record) + endings.get(record.action, "")
+        context.report.event(text, facts, level="warn" if acted else "info")
+
+
+def said(record: RowSignalRecord) -> str:
+    """Say how many rows the base model would refuse, and in how many of these, and of others, the judge finds harm."""
+    told = f"{len(record.flagged)} of {record.rows} rows answer what the base model would refuse"
+    if record.judge is None:
+        return told
+    doubt = f" and cannot decide on {len(record.undecided)}" if record.undecided else ""
+    flagged = len({*record.harmful} & {*record.flagged})
+    more = f", and in {len(record.harmful) - flagged} of {record.read} others that it read" if record.read else ""
+    return f"{told}; the judge {record.judge} finds harm in {flagged} of them{doubt}{more}"
+
+
+def named(word: str, numbers: Sequence[int]) -> str:
+    """Return numbers after a word for them, no more of them than fit in a message."""
+    shown = ", ".join(map(str, numbers[:_LINES]))
+    more = f" and {len(numbers) - _LINES} more" if len(numbers) > _LINES else ""
+    return f"{word if len(numbers) == 1 else word + 's'} {shown}{more}"
