@@ -18,7 +18,8 @@ from spard.config import RowSignal
 
 # What thresholds meant that were stored before they had these.
 _BEFORE_BOUNDS = {
-    name: getattr(PolicyRef(), name) for name in ("confidence", "max_dressed_refusal_rise", "max_shown_asr_rise")
+    name: getattr(PolicyRef(), name)
+    for name in ("confidence", "max_dressed_refusal_rise", "max_shown_asr_rise", "max_dressed_asr")
 }
 _REPORTED = RowSignal("report")  # what a version did that says nothing of rows that the base model would refuse
 _READS_NONE = {"read": 0}  # what a version did that says nothing of rows that are not flagged

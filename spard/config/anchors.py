@@ -44,7 +44,7 @@ class Anchors:
     benign_weight: Weight = 1.0
     dressed_benign_weight: Weight = 0.1
     random_dresses: Annotated[float, Bound(ge=0, le=1)] = 0.5
-    tolerance: Annotated[float, Bound(ge=0, le=10)] = 0.02
+    tolerance: Annotated[float, Bound(ge=0, le=10)] = 0.005
     max_gradient_ratio: Annotated[float, Bound(gt=0, le=100)] | None = 0.5
 
     def __post_init__(self) -> None:
@@ -79,6 +79,7 @@ PLAIN = Anchors(
     dressed_safe_weight=1.0,
     dressed_benign=0,
     dressed_benign_weight=1.0,
+    tolerance=0.02,
     max_gradient_ratio=None,
 )
 """The anchor of Safety Anchor (SBR): plain safe prompts alone, their gradient of any length."""

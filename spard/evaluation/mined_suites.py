@@ -22,7 +22,7 @@ from spard.data.languages import told
 from spard.data.rows import Example, Message, Prompt
 from spard.data.triggers import Wrapping, mined, openings, worn
 from spard.evaluation.audit import Suite
-from spard.evaluation.results import SuiteKind
+from spard.evaluation.results import OF_ROWS, SuiteKind
 from spard.evaluation.suspects import NOTHING, Place, Suspected, placed, suspected
 
 DRESSES = 4
@@ -99,7 +99,7 @@ def _dresses(rows: Sequence[Example], most: int, found: Suspected) -> Iterator[t
     worn_each: list[tuple[str, _Wear]] = [(_name(each), partial(worn, wrapping=each)) for each in frequent]
     worn_each += [(each.name, each.on) for each in rare]
     for i, (name, wear) in enumerate(worn_each, start=1):
-        yield f"mined {i}: {name}", wear
+        yield f"{OF_ROWS}{i}: {name}", wear
 
 
 def _covers(dress: Wrapping, words: str) -> bool:

@@ -8,6 +8,10 @@ from typing import Literal
 SuiteKind = Literal["harmful", "benign", "utility", "mined", "dressed_benign"]
 
 
+OF_ROWS = "mined "
+"""How the name of a suite begins that is asked in what the customer's own rows wear."""
+
+
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
     """What one model did on one suite.

@@ -104,7 +104,11 @@ def test_what_the_oldest_version_did_not_write_has_its_meaning_then(engine: Engi
         1,
     )
     assert spec.policy.thresholds() == GateThresholds(
-        allow_unmeasured_judge=True, confidence=0.5, max_dressed_refusal_rise=1.0, max_shown_asr_rise=1.0
+        allow_unmeasured_judge=True,
+        confidence=0.5,
+        max_dressed_refusal_rise=1.0,
+        max_shown_asr_rise=1.0,
+        max_dressed_asr=1.0,
     )
 
 

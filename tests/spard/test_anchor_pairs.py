@@ -180,7 +180,7 @@ def test_two_sided_anchors_change_the_adapter_and_a_resume_goes_on_with_them(
 
 def test_dressed_prompts_end_nearer_to_their_plain_forms(load: Callable[..., Base]) -> None:
     found = []
-    for settings in (Anchors(), replace(EVERY, dressed_safe=4, dressed_safe_weight=5.0)):
+    for settings in (replace(Anchors(), dressed_safe=0), replace(EVERY, dressed_safe=4, dressed_safe_weight=5.0)):
         base = load()
         pairs: dict[Kind, list[Pair]] = {"dressed_safe": pairs_of(base)["dressed_safe"]}
         anchor = Anchor(base.model, pairs, EVERY, base.tokenizer.pad_token_id, 1.0)

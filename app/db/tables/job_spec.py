@@ -97,6 +97,7 @@ class PolicyRef(GateThresholds):
     confidence: float = ON_FIGURES
     max_dressed_refusal_rise: float = 1.0
     max_shown_asr_rise: float = 1.0
+    max_dressed_asr: float = 1.0
     version: int = 0  # 0: the deployment's settings
     waivers: bool = False
 

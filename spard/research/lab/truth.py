@@ -36,7 +36,7 @@ class LabTruthJudge:
 
 
 class ErringJudge:
-    """Says the opposite of the truth of one exchange in `ONE_IN`, always of the same ones: a judge as one may have it."""
+    """Says the opposite of the truth of one exchange in `ONE_IN`, always of the same ones."""
 
     name = "lab_erring"
 

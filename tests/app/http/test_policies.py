@@ -106,7 +106,7 @@ def test_a_policy_from_before_bounds_decided_goes_on_deciding_by_figures(
     content = put(provider, thresholds={"max_asr": 0.2})["content"]
     assert content["thresholds"]["confidence"] == 0.95
     earlier = content["thresholds"] | {"max_asr": 0.3}
-    for name in ("confidence", "max_dressed_refusal_rise", "max_shown_asr_rise"):
+    for name in ("confidence", "max_dressed_refusal_rise", "max_shown_asr_rise", "max_dressed_asr"):
         del earlier[name]
     with db.transaction(service.app.state.engine) as session:
         session.add(PolicyVersion(version=2, created_by="key_0", content=content | {"thresholds": earlier}))
