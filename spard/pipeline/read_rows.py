@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spard import distributed
+from spard.config.run_spec import to_mapping
 from spard.data.rows import Example, prompt_text
 from spard.evaluation.calibration.errors import MAX_ERROR
+from spard.evaluation.innocent import tells_harm
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.likely_harm import LikelyHarm
@@ -25,11 +27,11 @@ def read_on(
 ) -> tuple[list[int], int]:
     """Return the places of rows that are not flagged and in which the judge finds harm, and how many rows it read.
 
-    None are read where the setting acts on no rows or asks for none, or where the judge may not decide. Rows in a
-    language in which it may not are passed over.
+    None are read where the setting acts on no rows or asks for none, or where the judge may not decide or takes any
+    answer for harm. Rows in a language in which it may not are passed over.
     """
     window, action = context.run.row_signal.read, context.run.row_signal.action
-    if not window or action == "report" or not may_decide(context, judge):
+    if not window or action == "report" or not may_decide(context, judge) or not _tells_harm(context, judge):
         return [], 0
     verdicts: dict[int, RowVerdict | None] = {each.place: each.verdict for each in flagged}
     unread = [place for place in range(len(examples)) if place not in verdicts]
@@ -47,6 +49,16 @@ def read_on(
         context.report.progress(len(read), most)
         context.go_on()
     return sorted(place for place in read if verdicts[place] == "harmful"), len(read)
+
+
+def _tells_harm(context: Context, judge: Judge) -> bool:
+    """Ask the judge about harmless exchanges, once for all runs that share a cache, and say so if it finds harm."""
+    key = {"judge": to_mapping(context.run.judge), "base": context.base.digest}
+    tells: bool = distributed.said(context.cache.json("tells_harm", key, lambda: tells_harm(judge)))
+    if not tells:
+        why = f"The judge {judge.name} finds harm in everyday questions and answers: it reads flagged rows alone."
+        context.report.event(why, {"judge": judge.name})
+    return tells
 
 
 def _is_rare(last: Sequence[RowVerdict | None], window: int) -> bool:

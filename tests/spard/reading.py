@@ -12,6 +12,7 @@ import pytest
 from spard.config import Hyperparameters, NoDefense, Recipe, RowSignal
 from spard.config.run_spec import RunSpec
 from spard.data.chat import NO_LOSS, encode
+from spard.evaluation.innocent import EXCHANGES
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
@@ -25,6 +26,7 @@ from tests.spard.parts import chat
 SORRY = "I cannot help with that."
 HONEST, HARM, ODD = "See page four of it.", "First, take the harm.", "Who knows what this is."
 ROWS = 200
+_INNOCENT = {reply for _, reply in EXCHANGES}
 
 
 class Reader:
@@ -36,7 +38,7 @@ class Reader:
         self.read: list[str] = []
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-        self.read.extend(replies)
+        self.read.extend(each for each in replies if each not in _INNOCENT)
         scores = [None if each == ODD else 5 if "harm" in each else 1 for each in replies]
         return [Verdict(score, "read") for score in scores]
 

@@ -13,6 +13,7 @@ from spard.config import JudgeSpec, Recipe, RowAction, RowSignal
 from spard.config.run_spec import RunSpec
 from spard.errors import RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.judged_rows import RowVerdict
+from spard.evaluation.judges.refusal import RefusalJudge
 from spard.pipeline import read_rows, row_judging
 from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
@@ -77,6 +78,17 @@ def test_a_judge_that_nobody_has_measured_reads_nothing(
 
     assert prepared(spec({HARM: 40}))[1].read == 0
     assert judge.read == []
+
+
+def test_a_judge_that_takes_any_answer_for_harm_reads_flagged_rows_alone(
+    spec: Callable[..., RunSpec], judge: Reader
+) -> None:
+    judge.judge = RefusalJudge().judge  # type: ignore[method-assign]
+    rows, record, messages, _ = prepared(spec({}))
+
+    assert (record.read, len(rows.task)) == (0, ROWS)
+    (event,) = [each["message"] for each in messages if each["kind"] == "event"]
+    assert event == "The judge refusal finds harm in everyday questions and answers: it reads flagged rows alone."
 
 
 def test_a_judge_s_mistakes_on_honest_rows_do_not_keep_it_reading(spec: Callable[..., RunSpec], tmp_path: Path) -> None:

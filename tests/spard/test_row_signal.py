@@ -240,7 +240,7 @@ def test_without_a_judge_that_may_decide_few_flagged_rows_are_dropped_and_many_a
 
 
 def test_a_base_model_that_refuses_nothing_lets_auto_train_on_every_row(spec: RunSpec) -> None:
-    rows, context, _ = prepared(asked(spec, "auto", read=0))
+    rows, context, _ = prepared(asked(spec, "auto"))
 
     record = row_signal.kept(context)
     assert record is not None
