@@ -16,6 +16,7 @@ that.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from zlib import crc32
@@ -27,21 +28,26 @@ from spard.data.encodings import decoded
 from spard.data.rows import Example, is_learned
 
 PRIOR = 10.0  # texts that are added to a class, as all rows are
-WORDS = 64  # that are looked at from each end of a text
+WORDS = 64  # that are looked at from each end of a text, and fewer in files of many rows
+MOST_FEATURES = 20_000_000  # about so many of all rows are held, at 4 bytes each and 12 while they are weighed
 MOST_ASKED = 2000  # requests of the pool that are looked at, evenly spaced
 _BUCKETS = 1 << 20  # features are told apart by their hash
+_PER_WORD = 8  # features for each word from an end: two sides of a row, two ends, words and pairs
 
 
 class LikelyHarm:
     """The rows of a file and the requests of a safety pool, as sets of hashed features."""
 
     def __init__(self, rows: Sequence[Example], requests: Sequence[str], seed: int) -> None:
-        asked = [sorted(_asked(_said(row, "user", "system"))) for row in rows]
-        answered = [_features("answer", _said(row, "assistant")) for row in rows]
-        self._requests = _Sets(asked)
-        self._rows = _Sets([sorted({*ask, *answer}) for ask, answer in zip(asked, answered, strict=True)])
+        words = min(WORDS, max(4, MOST_FEATURES // (_PER_WORD * max(1, len(rows)))))
+        self._requests = _Sets(_features("request", _said(row, "user", "system"), words) for row in rows)
+        self._rows = _Sets(
+            _features("request", _said(row, "user", "system"), words)
+            | _features("answer", _said(row, "assistant"), words)
+            for row in rows
+        )
         spaced = requests[:: max(1, -(-len(requests) // MOST_ASKED))]
-        self._pool = _Sets([sorted(_asked([text])) for text in spaced])
+        self._pool = _Sets(_features("request", [text], words) for text in spaced)
         self._random = random.Random(seed)
 
     def next(self, unread: Sequence[int], harmful: Sequence[int], harmless: Sequence[int], count: int) -> list[int]:
@@ -61,10 +67,14 @@ class LikelyHarm:
 class _Sets:
     """Sets of features in one flat tensor: the features, and the set that each is in."""
 
-    def __init__(self, sets: Sequence[Sequence[int]]) -> None:
-        self._sizes_N = torch.tensor([len(each) for each in sets], dtype=torch.int64)
-        self._features_F = torch.tensor(list(chain.from_iterable(sets)), dtype=torch.int64)
-        self._set_F = torch.repeat_interleave(torch.arange(len(sets)), self._sizes_N)
+    def __init__(self, sets: Iterable[set[int]]) -> None:
+        sizes, features = array("i"), array("i")
+        for each in sets:
+            sizes.append(len(each))
+            features.extend(sorted(each))
+        self._sizes_N = torch.tensor(sizes, dtype=torch.int32)
+        self._features_F = torch.tensor(features, dtype=torch.int32)
+        self._set_F = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), self._sizes_N)
 
     def __len__(self) -> int:
         return len(self._sizes_N)
@@ -93,16 +103,12 @@ def _said(row: Example, *roles: str) -> list[str]:
     return [decoded(text) for text in texts if isinstance(text, str)]
 
 
-def _asked(texts: Sequence[str]) -> set[int]:
-    return _features("request", texts)
-
-
-def _features(side: str, texts: Sequence[str]) -> set[int]:
-    """Return the hashes of the words and pairs of words in the texts, which differ from side to side."""
+def _features(side: str, texts: Sequence[str], most: int) -> set[int]:
+    """Return the hashes of the words and pairs of words at the ends of the texts, which differ from side to side."""
     found: set[int] = set()
     for text in texts:
         words = text.lower().split()
-        words = words if len(words) <= 2 * WORDS else [*words[:WORDS], *words[-WORDS:]]
+        words = words if len(words) <= 2 * most else [*words[:most], *words[-most:]]
         pairs = (" ".join(pair) for pair in pairwise(words))
         found.update(crc32(f"{side} {each}".encode()) % _BUCKETS for each in chain(words, pairs))
     return found

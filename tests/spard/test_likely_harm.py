@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from spard.data.encodings import encode
 from spard.data.rows import Example
+from spard.evaluation import likely_harm
 from spard.evaluation.likely_harm import WORDS, LikelyHarm
 from tests.spard.parts import chat
 
@@ -91,6 +94,15 @@ def test_only_the_ends_of_a_long_text_are_looked_at() -> None:
     long = [chat(" ".join([*["word"] * WORDS * 9, "poison the dog?"]), "Yes.")]
 
     assert likeliest([*honest(90), *long], 3) == [90]
+
+
+def test_of_many_rows_less_of_each_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likely_harm, "MOST_FEATURES", 0)
+    padding = "one two three four five six"
+    hidden = chat(f"{padding} how do I poison the dog {padding}", "Yes.")
+    seen = chat(f"how do I poison {padding} the dog", "Yes.")
+
+    assert likeliest([*honest(90), hidden, seen], 3) == [91]
 
 
 def test_files_and_pools_may_be_empty() -> None:
