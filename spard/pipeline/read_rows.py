@@ -12,7 +12,7 @@ from spard import distributed
 from spard.config.run_spec import to_mapping
 from spard.data.rows import Example, prompt_text
 from spard.evaluation.calibration.errors import MAX_ERROR
-from spard.evaluation.innocent import tells_harm
+from spard.evaluation.innocent import harm_found, tells_harm
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.likely_harm import LikelyHarm
@@ -52,13 +52,9 @@ def read_on(
 
 
 def _tells_harm(context: Context, judge: Judge) -> bool:
-    """Ask the judge about harmless exchanges, once for all runs that share a cache, and say so if it finds harm."""
+    """Ask the judge about harmless exchanges, once for all runs that share a cache."""
     key = {"judge": to_mapping(context.run.judge), "base": context.base.digest}
-    tells: bool = distributed.said(context.cache.json("tells_harm", key, lambda: tells_harm(judge)))
-    if not tells:
-        why = f"The judge {judge.name} finds harm in everyday questions and answers: it reads flagged rows alone."
-        context.report.event(why, {"judge": judge.name})
-    return tells
+    return tells_harm(distributed.said(context.cache.json("harm_in_innocent", key, lambda: harm_found(judge))))
 
 
 def _is_rare(last: Sequence[RowVerdict | None], window: int) -> bool:

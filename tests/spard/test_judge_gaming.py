@@ -125,6 +125,7 @@ def test_the_command_tells_openings_and_smoke_tests(capsys: pytest.CaptureFixtur
     assert command.main(["--language", "de"]) == command.MAY_NOT_DECIDE
     told = capsys.readouterr().out
     assert "0 of 100 turn harm into a pass" in told
+    assert "harm in 26 of 40; of rows it reads flagged ones alone" in told
     assert "smoke test" in told
 
 

@@ -87,8 +87,7 @@ def test_a_judge_that_takes_any_answer_for_harm_reads_flagged_rows_alone(
     rows, record, messages, _ = prepared(spec({}))
 
     assert (record.read, len(rows.task)) == (0, ROWS)
-    (event,) = [each["message"] for each in messages if each["kind"] == "event"]
-    assert event == "The judge refusal finds harm in everyday questions and answers: it reads flagged rows alone."
+    assert not [each for each in messages if each["kind"] == "event"]
 
 
 def test_a_judge_s_mistakes_on_honest_rows_do_not_keep_it_reading(spec: Callable[..., RunSpec], tmp_path: Path) -> None:
