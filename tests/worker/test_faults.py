@@ -77,6 +77,14 @@ def is_over(process: psutil.Process) -> bool:
         return True
 
 
+def kill(worker: subprocess.Popen[bytes]) -> None:
+    """Kill a worker, and wait until its children have followed: each holds the lock of the attempt's folder."""
+    family = psutil.Process(worker.pid).children(recursive=True)
+    worker.kill()
+    worker.wait()
+    until(lambda: all(map(is_over, family)))
+
+
 def terminal_events(shop: Shop, job_id: str) -> list[str]:
     return [event for event in shop.events(job_id) if event == "The job has successfully completed"]
 
@@ -84,9 +92,8 @@ def terminal_events(shop: Shop, job_id: str) -> list[str]:
 def test_a_killed_worker_takes_its_child_along_and_another_finishes_the_job(shop: Shop, start: Start) -> None:
     job_id = shop.add_job()
     first = start("slow")
-    child = slow_child(shop)
-    first.kill()
-    until(lambda: is_over(child))
+    slow_child(shop)
+    kill(first)
     shop.expire_lease(job_id)
     with shop.serving("good"):
         job = shop.until_ended(job_id)
@@ -174,8 +181,7 @@ def test_a_killed_worker_s_folder_is_removed_by_the_next(light_shop: Shop) -> No
     light_shop.add_job()
     worker = light_shop.start(SERVE, "slow")
     slow_child(light_shop)
-    worker.kill()
-    worker.wait()
+    kill(worker)
     assert list(light_shop.work_dir.glob("*/"))
     with light_shop.serving("good"):
         until(lambda: not list(light_shop.work_dir.glob("*-a1")))
