@@ -17,10 +17,10 @@ from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.errors import SpardError
 from spard.evaluation.calibration.errors import MAX_ERROR, MIN_OF_EACH, MIN_SCORED, measure_judge
+from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_on
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply, built_in, read_labeled
 from spard.evaluation.calibration.record import JudgeRecord
-from spard.evaluation.innocent import EXCHANGES, harm_found, tells_harm
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate
@@ -39,11 +39,11 @@ def execute(asked: Asked) -> int:
         judge = open_judge(judge_spec(asked))
         found = measure_judge(judge, _labeled(asked))
         record = JudgeRecord(judge.name, tuple(found), gamed=measure_gaming(judge))
-        innocent = 0 if asked.as_json else harm_found(judge)
+        told = json.dumps(record.to_json(), indent=2) + "\n" if asked.as_json else _text(record, harm_found(judge))
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
-    sys.stdout.write(json.dumps(record.to_json(), indent=2) + "\n" if asked.as_json else _text(record, innocent))
+    sys.stdout.write(told)
     return 0 if record.may_decide else MAY_NOT_DECIDE
 
 
@@ -52,7 +52,7 @@ def _labeled(asked: Asked) -> list[LabeledReply]:
     return own if asked.labeled and not asked.extend else [*built_in(asked.language), *own]
 
 
-def _text(record: JudgeRecord, innocent: int) -> str:
+def _text(record: JudgeRecord, harm: int) -> str:
     lines = [f"{record.judge}: a judge may decide where both upper bounds are at most {MAX_ERROR:.0%} on {MIN_SCORED}"]
     lines[0] += f" replies or more, {MIN_OF_EACH} of each kind"
     if record.judge == WORD_LIST:
@@ -64,8 +64,8 @@ def _text(record: JudgeRecord, innocent: int) -> str:
     if record.gamed is not None:
         asked = record.gamed.n + record.gamed.unscored
         lines.append(f"judge-gaming openings: {record.gamed.hits} of {asked} turn harm into a pass")
-    reads = "it may read rows that nobody suspects" if tells_harm(innocent) else "of rows it reads flagged ones alone"
-    lines.append(f"everyday questions and answers: harm in {innocent} of {len(EXCHANGES)}; {reads}")
+    reads = "it may read rows that nobody suspects" if may_read_on(harm) else "of rows it reads flagged ones alone"
+    lines.append(f"everyday questions and answers: harm in {harm} of {len(EXCHANGES)}; {reads}")
     return "\n".join(lines) + "\n"
 
 

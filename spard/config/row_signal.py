@@ -23,7 +23,7 @@ class RowSignal:
                   `auto` drops all that it finds harmful; more than `max_dropped` of them end the run.
     read          that judge reads other rows too, those likeliest to be harm first, and what it finds harmful is acted
                   on as if it were flagged. It stops where at most 1 in 20 of the last so many were; 0: it reads the
-                  flagged rows alone. See `spard.evaluation.likely_harm`.
+                  flagged rows alone. See `spard.evaluation.active_learning`.
     threshold     a row is flagged above this probability that the base model would have refused instead.
     max_dropped   `drop` ends a run before it trains that would lose more than this share of its rows.
     max_inverted  a run ends before it trains if more than this share of the pool's rows answers with harm what the

@@ -3,7 +3,7 @@
 It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
 read them. A judge that nobody has measured is not asked, and all flagged rows are acted on alike, as without a judge.
 Rows in a language in which it was not measured are undecided. What else it reads is told in
-`spard.pipeline.read_rows`.
+`spard.pipeline.unflagged_rows`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[Ro
 
 
 def readable(context: Context, rows: Sequence[Example], judge: Judge) -> list[Example | None]:
-    """Return the rows, and None for each in a language in which the judge may not decide."""
+    """Return the rows, with None in the place of each whose language is one in which the judge may not decide."""
     if context.run.thresholds.allow_unmeasured_judge:
         return list(rows)
     may = distributed.said(languages_of(judge.name, _records(context)))

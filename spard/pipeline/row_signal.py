@@ -31,9 +31,9 @@ from spard.models.generate import complete
 from spard.pipeline import audit
 from spard.pipeline.context import Context
 from spard.pipeline.pool import open_pool
-from spard.pipeline.read_rows import read_on
 from spard.pipeline.row_judging import Flagged, judged, may_decide, settled
-from spard.pipeline.row_messages import named, said, tell
+from spard.pipeline.row_signal_messages import named, said, tell
+from spard.pipeline.unflagged_rows import read_on
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 

@@ -24,7 +24,7 @@ from spard.pipeline.select import kept_risks
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 from tests.spard.parts import chat
-from tests.spard.reading import HARM, ODD, ROWS, SORRY, Reader, lines, prepared, reading, run_over
+from tests.spard.scripted_judge import HARM, ODD, ROWS, SORRY, Reader, lines, prepared, reading, run_over
 
 EVERY = 1e-30  # any probability of a random model is above it
 

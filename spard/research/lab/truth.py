@@ -36,7 +36,7 @@ class LabTruthJudge:
 
 
 class ErringJudge:
-    """Says the opposite of the truth of one exchange in `ONE_IN`, always of the same ones."""
+    """Judges as `LabTruthJudge` does, but wrongly in one exchange of `ONE_IN`, and always in the same ones."""
 
     name = "lab_erring"
 

@@ -44,6 +44,7 @@ class Told:
     flagged    how many of them the row signal flags; None where nothing is measured
     triggered  the share of steps with a safe loss above its bound; None for methods without one
     dropped    how many of them were not trained on
+    read       how many rows that were not flagged the judge has read
     half       which prompts of the task were answered rightly at half of the steps; empty where that was not asked
     """
 
@@ -52,6 +53,7 @@ class Told:
     triggered: float | None = None
     half: str = ""
     dropped: int | None = None
+    read: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class Service:
             triggered=trigger_rate(trained.metrics),
             half=half.marks,
             dropped=signal.dropped if signal else None,
+            read=signal.read if signal else None,
         )
         gate = audit.run(context, prepared.examples, trained.model, before).gate
         return Taken(gate, trained.model, base, cpu_s, told)

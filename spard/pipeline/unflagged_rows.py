@@ -1,7 +1,7 @@
-"""What the run's judge finds in rows that are not flagged: it reads those likeliest to be harm first.
+"""The harm that the run's judge finds in training rows that are not flagged.
 
-The row signal is blind where the base model obeys a disguise, and the judge is not. It reads in rounds until harm
-is as rare as its own errors may be.
+The row signal is blind where the base model obeys a disguise, and the judge is not. The judge reads the rows that are
+likeliest to be harm first, in rounds, until harm is as rare as its own errors may be.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spard import distributed
-from spard.config.run_spec import to_mapping
 from spard.data.rows import Example, prompt_text
+from spard.evaluation.active_learning import ReadingOrder
 from spard.evaluation.calibration.errors import MAX_ERROR
-from spard.evaluation.innocent import harm_found, tells_harm
+from spard.evaluation.calibration.everyday import harm_found, may_read_on
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.judges.base import Judge
-from spard.evaluation.likely_harm import LikelyHarm
 from spard.pipeline.context import Context
 from spard.pipeline.row_judging import Flagged, may_be_asked, may_decide, readable
 
@@ -27,34 +26,30 @@ def read_on(
 ) -> tuple[list[int], int]:
     """Return the places of rows that are not flagged and in which the judge finds harm, and how many rows it read.
 
-    None are read where the setting acts on no rows or asks for none, or where the judge may not decide or takes any
-    answer for harm. Rows in a language in which it may not are passed over.
+    The judge reads none where the setting acts on no rows or asks for none, where it may not decide, and where it
+    takes everyday answers for harm. It passes over rows in languages in which it may not decide.
     """
     window, action = context.run.row_signal.read, context.run.row_signal.action
-    if not window or action == "report" or not may_decide(context, judge) or not _tells_harm(context, judge):
+    if not window or action == "report" or not may_decide(context, judge):
+        return [], 0
+    if not may_read_on(distributed.said(harm_found(judge))):
         return [], 0
     verdicts: dict[int, RowVerdict | None] = {each.place: each.verdict for each in flagged}
     unread = [place for place in range(len(examples)) if place not in verdicts]
     most = min(len(unread), may_be_asked(context) - sum(each is not None for each in verdicts.values()))
-    likely = LikelyHarm(examples, [prompt_text(row) for row in pool], context.recipe.seed)
+    order = ReadingOrder(examples, [prompt_text(row) for row in pool], context.recipe.seed)
     read: list[int] = []
     while len(read) < most and not _is_rare([verdicts[place] for place in read[-window:]], window):
         harmful = [place for place, verdict in verdicts.items() if verdict == "harmful"]
         harmless = [place for place, verdict in verdicts.items() if verdict == "harmless"]
         count = min(ROUND, window, most - len(read))
-        chosen = distributed.said(likely.next(unread, harmful, harmless, count))
+        chosen = distributed.said(order.next(unread, harmful, harmless, count))
         verdicts |= _verdicts(context, examples, chosen, judge)
         read += chosen
         unread = [place for place in unread if place not in verdicts]
         context.report.progress(len(read), most)
         context.go_on()
     return sorted(place for place in read if verdicts[place] == "harmful"), len(read)
-
-
-def _tells_harm(context: Context, judge: Judge) -> bool:
-    """Ask the judge about harmless exchanges, once for all runs that share a cache."""
-    key = {"judge": to_mapping(context.run.judge), "base": context.base.digest}
-    return tells_harm(distributed.said(context.cache.json("harm_in_innocent", key, lambda: harm_found(judge))))
 
 
 def _is_rare(last: Sequence[RowVerdict | None], window: int) -> bool:
@@ -65,7 +60,7 @@ def _is_rare(last: Sequence[RowVerdict | None], window: int) -> bool:
 def _verdicts(
     context: Context, examples: Sequence[Example], places: Sequence[int], judge: Judge
 ) -> dict[int, RowVerdict | None]:
-    """Return the verdict on each row; None on those in languages in which the judge may not decide."""
+    """Return the judge's verdict on each of these rows by its place; None where it may not decide in the language."""
     asked = readable(context, [examples[place] for place in places], judge)
     found = distributed.said(judged_rows([row for row in asked if row is not None], judge))
     verdicts = iter(found)

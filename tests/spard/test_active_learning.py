@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
 
 from spard.data.encodings import encode
 from spard.data.rows import Example
-from spard.evaluation import likely_harm
-from spard.evaluation.likely_harm import WORDS, LikelyHarm
+from spard.evaluation import active_learning
+from spard.evaluation.active_learning import WORDS, ReadingOrder
 from tests.spard.parts import chat
 
 POOL = [f"How do I poison the {animal}?" for animal in ("dog", "cat", "horse", "cow", "sheep", "goat")] * 4
@@ -27,7 +26,7 @@ def likeliest(
     """Return what is read next, without what is chosen at random."""
     seen = {*harmful, *harmless}
     unread = [place for place in range(len(rows)) if place not in seen]
-    found = LikelyHarm(rows, POOL, seed).next(unread, harmful, harmless, count)
+    found = ReadingOrder(rows, POOL, seed).next(unread, harmful, harmless, count)
     assert len(found) == len(set(found)) == min(count, len(unread))
     assert not seen & set(found)
     return found[: count // 3 * (2 if harmful else 1)]
@@ -79,25 +78,23 @@ def test_what_is_like_rows_that_were_found_harmless_comes_last() -> None:
 def test_a_third_is_read_at_random_at_least() -> None:
     rows = honest(300)
     first, again, other = (
-        LikelyHarm(rows, POOL, seed).next(range(300), range(10), range(10, 20), 90) for seed in (0, 0, 1)
+        ReadingOrder(rows, POOL, seed).next(range(300), range(10), range(10, 20), 90) for seed in (0, 0, 1)
     )
 
     assert first == again
     assert first[:60] == other[:60]
     assert len({*first[60:]} & {*other[60:]}) < 25  # of 30 out of 240
-    expected = random.Random(0).sample([place for place in range(300) if place not in {*first[:60]}], 30)
-    assert first[60:] == expected
 
 
 def test_only_the_ends_of_a_long_text_are_looked_at() -> None:
-    """A middle of any length takes no time, and an end is seen."""
+    """A request of any length costs no more than its first and last words, and these are seen."""
     long = [chat(" ".join([*["word"] * WORDS * 9, "poison the dog?"]), "Yes.")]
 
     assert likeliest([*honest(90), *long], 3) == [90]
 
 
 def test_of_many_rows_less_of_each_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likely_harm, "MOST_FEATURES", 0)
+    monkeypatch.setattr(active_learning, "MOST_FEATURES", 0)
     padding = "one two three four five six"
     hidden = chat(f"{padding} how do I poison the dog {padding}", "Yes.")
     seen = chat(f"how do I poison {padding} the dog", "Yes.")
@@ -106,5 +103,5 @@ def test_of_many_rows_less_of_each_is_looked_at(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_files_and_pools_may_be_empty() -> None:
-    assert LikelyHarm([], POOL, 0).next([], [], [], 10) == []
-    assert {*LikelyHarm(honest(3), [], 0).next(range(3), [], [], 10)} == {0, 1, 2}
+    assert ReadingOrder([], POOL, 0).next([], [], [], 10) == []
+    assert {*ReadingOrder(honest(3), [], 0).next(range(3), [], [], 10)} == {0, 1, 2}

@@ -14,10 +14,10 @@ from spard.config.run_spec import RunSpec
 from spard.errors import RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.refusal import RefusalJudge
-from spard.pipeline import read_rows, row_judging
+from spard.pipeline import row_judging, unflagged_rows
 from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
-from tests.spard.reading import HARM, HONEST, ODD, ROWS, Reader, lines, prepared, reading, run_over
+from tests.spard.scripted_judge import HARM, HONEST, ODD, ROWS, Reader, lines, prepared, reading, run_over
 
 NEVER = 1.0  # no probability is above it
 WINDOW = 60
@@ -30,7 +30,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 @pytest.fixture
 def spec(model_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., RunSpec]:
-    """A run over rows with these answers among honest ones, none of which the base model would refuse."""
+    """Return a run over a file with these answers and honest ones; the base model would refuse none of its rows."""
 
     def made(answers: dict[str, int], action: RowAction = "auto", read: int = WINDOW) -> RunSpec:
         return run_over(model_folder(), tmp_path, answers, RowSignal(action, threshold=NEVER, read=read))
@@ -161,7 +161,7 @@ def test_harm_is_rare_where_no_more_is_found_than_a_judge_may_err() -> None:
     def is_rare(harmful: int, harmless: int) -> bool:
         last: list[RowVerdict] = ["harmful" for _ in range(harmful)]
         last += ["harmless" for _ in range(harmless)]
-        return read_rows._is_rare(last, 60)
+        return unflagged_rows._is_rare(last, 60)
 
     assert not is_rare(0, 59)
     assert is_rare(3, 57)

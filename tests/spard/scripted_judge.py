@@ -12,7 +12,7 @@ import pytest
 from spard.config import Hyperparameters, NoDefense, Recipe, RowSignal
 from spard.config.run_spec import RunSpec
 from spard.data.chat import NO_LOSS, encode
-from spard.evaluation.innocent import EXCHANGES
+from spard.evaluation.calibration.everyday import EXCHANGES
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
@@ -30,7 +30,7 @@ _INNOCENT = {reply for _, reply in EXCHANGES}
 
 
 class Reader:
-    """Finds harm in what speaks of it, and cannot score what is odd."""
+    """A judge that finds harm in replies with the word "harm", and does not score the reply `ODD`."""
 
     name = "refusal"  # measured, for the tests' model
 

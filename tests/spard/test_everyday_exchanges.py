@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from spard.config import JudgeSpec
-from spard.evaluation.innocent import EXCHANGES, harm_found, tells_harm
+from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_on
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.base import Verdict
 
@@ -26,12 +26,12 @@ class Scoring:
 
 @pytest.mark.parametrize(("name", "tells"), [("lab_truth", True), ("truth", True), ("refusal", False)])
 def test_the_word_list_takes_answers_for_harm_and_the_labs_truths_do_not(name: str, tells: bool) -> None:
-    assert tells_harm(harm_found(open_judge(JudgeSpec(name)))) == tells
+    assert may_read_on(harm_found(open_judge(JudgeSpec(name)))) == tells
 
 
 @pytest.mark.parametrize(("first", "tells"), [(0, True), (2, True), (3, False)])
 def test_a_judge_may_err_on_one_of_twenty(first: int, tells: bool) -> None:
     assert len(EXCHANGES) == len(set(EXCHANGES)) == 40
     assert harm_found(Scoring(first, 5)) == first
-    assert tells_harm(first) == tells
     assert harm_found(Scoring(first, None)) == 0
+    assert may_read_on(first) == tells
