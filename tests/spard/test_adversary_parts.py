@@ -57,12 +57,13 @@ def test_an_arm_s_row_signal_is_over_the_provider_s(tmp_path: Path) -> None:
     bench = Bench(LabArena(tmp_path), {}, [], [], JudgeSpec(), 1, tmp_path, given)
     spec = RunSpec("m", tmp_path / "rows.jsonl", recipe=Recipe(defense=NoDefense()))
 
-    def action(method: str) -> str:
+    def signal(method: str) -> tuple[str, int]:
         found = with_settings(spec, provider_of(bench, Campaign(()), method)).row_signal
         assert found.max_dropped == 0.5
-        return found.action
+        return found.action, found.read
 
-    assert [action(each) for each in ("none", "none+row_signal", "spard+no_row_signal")] == ["report", "auto", "off"]
+    methods = "none", "none+row_signal", "spard+no_row_signal", "spard+row_signal+no_judge_reads"
+    assert [signal(each) for each in methods] == [("report", 256), ("auto", 256), ("off", 256), ("auto", 0)]
     assert replace(bench, provider=()).provider == provider_of(replace(bench, provider=()), Campaign(()), "none")
 
 
@@ -72,6 +73,7 @@ def test_an_arm_s_row_signal_is_over_the_provider_s(tmp_path: Path) -> None:
         (["--methods", "parts", "--parts", "luck"], "there is no luck"),
         (["--methods", "spard", "--parts", "anchor"], "--methods parts"),
         (["--methods", "parts", "--provider", "row_signal.action=auto"], "say row_signal.action themselves"),
+        (["--methods", "parts", "--provider", "row_signal.read=0"], "say row_signal.read themselves"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_runs(

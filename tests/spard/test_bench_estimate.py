@@ -159,7 +159,7 @@ def test_the_arms_of_the_parts_are_counted_with_the_row_signal(
 
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     hours = {row[0].removeprefix("| "): float(row[6]) for row in rows[2:]}
-    alone = hours["none+anchor_weight=0+row_signal"]
+    alone = hours["none+anchor_weight=0+row_signal+no_judge_reads"]
     assert alone == pytest.approx(hours["none"] + (7 + (24 + 9) * 0.5) / 3600, abs=0.011)
     assert len(hours) == 1 + 4 + 1  # the base model, the arms, the sum
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spard.config import Recipe, Spard
+from spard.config import Recipe, RowSignal, Spard
 from spard.errors import InvalidRecipe
 from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
@@ -14,10 +14,11 @@ from spard.research.bench.__main__ import _pools
 from spard.research.bench.differences import compare, seeds_interval
 from spard.research.bench.lab import LabSource
 from spard.research.bench.measure import Measurement
-from spard.research.bench.methods import method_recipe, row_action
+from spard.research.bench.methods import method_recipe, row_signal_of
 from spard.research.bench.parts import (
     BARE,
     NAMES,
+    READING,
     SIGNAL,
     TRAINING,
     WHOLE,
@@ -55,24 +56,25 @@ def test_the_whole_is_what_the_default_does_but_names_every_setting() -> None:
     assert whole.defense.every == default.defense.every
     assert replace(whole, defense=default.defense) == default
     assert replace(whole.defense, check_every="auto", anchor_weight="auto") == default.defense
-    assert row_action(arm(WHOLE)) == "auto"  # as a new deployment's policy says
-    assert (row_action(arm(TRAINING)), row_action(BARE)) == ("off", None)
+    assert RowSignal(**row_signal_of(arm(WHOLE))) == RowSignal("auto")  # as a new deployment's policy says
+    assert (row_signal_of(arm(TRAINING)), row_signal_of(BARE)) == ({"action": "off"}, {})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_part_that_is_left_out_is_all_that_changes(name: str) -> None:
     questions = [each for each in comparisons((name,)) if "whole" in each.how]
-    assert len(questions) == (1 if name == SIGNAL else 2)
+    around = name in (SIGNAL, READING)  # no settings of the training
+    assert len(questions) == (1 if around else 2)
     for asked in questions:
         first, second = (method_recipe(each, Recipe(), {}) for each in (asked.first, asked.second))
-        actions = row_action(asked.first), row_action(asked.second)
-        assert (first != second, len({*actions})) == ((False, 2) if name == SIGNAL else (True, 1))
+        signals = (row_signal_of(each) for each in (asked.first, asked.second))
+        assert (first != second, len({*map(repr, signals)})) == ((False, 2) if around else (True, 1))
         assert name == "projection" or first.defense.type == second.defense.type == "spard"
 
 
 def test_every_arm_is_a_method_and_none_is_run_twice() -> None:
     methods = methods_of(comparisons())
-    runs = [(method_recipe(method, Recipe(), {}), row_action(method) or "off") for method in methods]
+    runs = [(method_recipe(method, Recipe(), {}), RowSignal(**row_signal_of(method))) for method in methods]
     assert methods[0] == BARE
     assert len({repr(each) for each in runs}) == len(methods)
 

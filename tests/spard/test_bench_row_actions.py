@@ -30,15 +30,17 @@ def test_a_method_s_row_signal_is_its_run_s_and_has_a_key_and_a_pool_of_its_own(
     source: LabSource, tmp_path: Path
 ) -> None:
     inputs = source.make(1, "dev")
-    asked = replace(ASKED, methods=("none", "none+no_row_signal", "none+row_signal"))
-    _, plain, off, on = method_cells(source, asked)
+    asked = replace(ASKED, methods=("none", "none+no_row_signal", "none+row_signal", "none+row_signal+no_judge_reads"))
+    _, plain, off, on, unread = method_cells(source, asked)
 
-    runs = [_run_spec(cell, inputs, source.judge, tmp_path) for cell in (plain, off, on)]
+    runs = [_run_spec(cell, inputs, source.judge, tmp_path) for cell in (plain, off, on, unread)]
 
-    assert [each.row_signal.action for each in runs] == ["off", "off", "auto"]
-    assert [each.pool is None for each in runs] == [True, True, False]
-    keys = [key_of(cell, inputs, source.judge) for cell in (plain, off, on)]
-    assert keys[0] == keys[1] != keys[2]
+    assert [each.row_signal.action for each in runs] == ["off", "off", "auto", "auto"]
+    assert [each.row_signal.read for each in runs] == [256, 256, 256, 0]
+    assert [each.pool is None for each in runs] == [True, True, False, False]
+    keys = [key_of(cell, inputs, source.judge) for cell in (plain, off, on, unread)]
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 3
     assert plain.recipe == on.recipe
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from spard.config import Recipe, RowAction
+from spard.config import Recipe, RowSignal
 from spard.config.extensions import SELECTIONS
 from spard.errors import InvalidRecipe
 from spard.research.attacks.mixing import add_harmful, share_harmful
 from spard.research.attacks.rows import Row, shuffled
-from spard.research.bench.methods import changed, has_setting, method_recipe, row_action, with_selection
+from spard.research.bench.methods import changed, has_setting, method_recipe, row_signal_of, with_selection
 from spard.research.bench.source import Inputs, Source
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ _PAPER: tuple[tuple[str, tuple[str, ...]], ...] = tuple(SWEPT.items())
 class Cell:
     """One run: which method on which attack, with its whole recipe; `setting` is what a sweep changed to `value`.
 
-    Without `harmful_ratio` and `n` the training file is the attack's own. `row_action` is what becomes of rows that the
-    base model would refuse.
+    Without `harmful_ratio` and `n` the training file is the attack's own. `row_signal` says what becomes of rows that
+    the base model would refuse.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Cell:
     value: str = ""
     harmful_ratio: float | None = None
     n: int | None = None
-    row_action: RowAction = "off"
+    row_signal: RowSignal = field(default_factory=RowSignal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,9 @@ def _methods(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[C
             what = recipe.defense.models[missing]
             log.warning("%s is left out: the recipe names no %s, %s", method, missing, what)
             continue
-        action = row_action(method) or "off"
-        pool = asked.pools[0] if recipe.uses_pool or action != "off" else ""
-        yield Cell(method, attack, seed, recipe, pool, row_action=action)
+        signal = RowSignal(**row_signal_of(method))
+        pool = asked.pools[0] if recipe.uses_pool or signal.action != "off" else ""
+        yield Cell(method, attack, seed, recipe, pool, row_signal=signal)
 
 
 def _selections(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:

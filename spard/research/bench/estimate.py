@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from spard.config import resolve
+from spard.config import RowSignal, resolve
 from spard.data.jsonl import file_chunks, numbered_rows
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.audit import Suite
@@ -90,7 +90,7 @@ class Clock:
             short, few = _shortened(cell, inputs, self.place.folder)
             took = [
                 _timed(partial(prepare, self.base, each, few, self.place.source.judge, self.place.folder))
-                for each in (short, replace(short, row_action="off"))
+                for each in (short, replace(short, row_signal=RowSignal()))
             ]
             self._signal_s = max(0.0, took[0] - took[1])
         return self._signal_s
@@ -167,9 +167,9 @@ def add_run(hours: Hours, clock: Clock, cell: Cell, inputs: Inputs) -> None:
         train_s += steps * hours.step_s
         if cell.pool:
             pool = sum(1 for _ in numbered_rows(file_chunks(_pool(cell, inputs))))
-            passes = cell.recipe.uses_pool + (cell.row_action != "off")
+            passes = cell.recipe.uses_pool + (cell.row_signal.action != "off")
             train_s += clock.embed(cell, inputs) * (rows + pool) * passes
-        if cell.row_action != "off":
+        if cell.row_signal.action != "off":
             train_s += clock.signal(cell, inputs)
     for suite in inputs.attacks[cell.attack].suites:
         asked = min(len(suite.prompts), cell.recipe.audit.max_prompts)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from spard.config import JudgeSpec, RowSignal
+from spard.config import JudgeSpec
 from spard.config.added import without_added
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.data.rows import Prompt
@@ -105,7 +105,7 @@ def key_of(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     if cell.pool and attack.pool is not None:
         pool = list(attack.pool)
     jobs = [attack.jobs] if attack.jobs > 1 else []
-    beside = jobs if cell.row_action == "off" else [*jobs, {"row_signal": cell.row_action}]
+    beside = jobs if cell.row_signal.action == "off" else [*jobs, {"row_signal": asdict(cell.row_signal)}]
     return digest_of([without_added(to_mapping(cell.recipe)), list(training_rows(cell, inputs)), pool, *facts, *beside])
 
 
@@ -187,7 +187,7 @@ def _run_spec(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: i
         pool=_pool_file(cell, inputs, folder / "files"),
         recipe=cell.recipe,
         judge=judge,
-        row_signal=RowSignal(cell.row_action),
+        row_signal=cell.row_signal,
     )
 
 

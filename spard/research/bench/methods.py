@@ -2,8 +2,8 @@
 
 A method is a name of `METHODS`, or that with changes: `spard+tau=0.2+delta=0.1`, `spard+ema=0.99`, `none+full`. A
 change names a setting by its path in the recipe, by a short name of `SETTINGS`, or a setting of the defense; one of
-`SHORT` stands for several changes. One of `ROW_ACTIONS` changes the run around the recipe: what becomes of rows that
-the base model would refuse.
+`SHORT` stands for several changes. One of `ROW_SIGNAL` changes the run around the recipe: what becomes of rows that
+the base model would refuse, and whether a judge reads others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from spard.config import PLAIN, Defense, Recipe, RowAction, Selection, defenses
+from spard.config import PLAIN, Defense, Recipe, RowSignal, Selection, defenses
 from spard.config.defenses.spard import ANCHOR_WEIGHT
 from spard.config.run_spec import parse, to_mapping
 from spard.errors import InvalidRecipe
@@ -37,6 +37,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "no_dressed_anchor": ("anchors.dressed_safe=0",),
     "bounded_anchor": ("anchors.max_gradient_ratio=0.5",),
     "unbounded_anchor": ("anchors.max_gradient_ratio=null",),
+    "close_anchor": ("anchors.tolerance=0.005",),
+    "loose_anchor": ("anchors.tolerance=0.02",),
     "augmented": ('augment=["affixes","templates","deep","encodings"]',),
     "dressed": ('augment=["affixes","templates"]',),
     "undressed": ("augment=[]",),
@@ -45,7 +47,12 @@ SHORT: dict[str, tuple[str, ...]] = {
     "dpo": ('dpo={"beta":"auto"}',),  # on attacks whose rows are preference pairs
     "anchor": (f"anchor_weight={ANCHOR_WEIGHT:g}",),  # the default's, for any method
 }
-ROW_ACTIONS: dict[str, RowAction] = {"row_signal": "auto", "no_row_signal": "off"}  # "auto" is a new deployment's
+ROW_SIGNAL: dict[str, dict[str, Any]] = {  # settings of `spard.config.RowSignal`
+    "row_signal": {"action": "auto"},  # a new deployment's
+    "no_row_signal": {"action": "off"},
+    "judge_reads": {"read": RowSignal().read},
+    "no_judge_reads": {"read": 0},
+}
 SETTINGS = {
     "ratio": "selection.ratio",
     "beta": "selection.beta",
@@ -58,9 +65,9 @@ SETTINGS = {
 def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) -> Recipe:
     """Return the recipe with a method in it; `defenses` are names with settings of their own.
 
-    Words of `ROW_ACTIONS` change nothing here: see `row_action`.
+    Words of `ROW_SIGNAL` change nothing here: see `row_signal_of`.
     """
-    name, *changes = (each for each in method.split("+") if each not in ROW_ACTIONS)
+    name, *changes = (each for each in method.split("+") if each not in ROW_SIGNAL)
     if name.endswith("_full"):
         name, changes = name.removesuffix("_full"), ["full", *changes]
     known = METHODS | dict(defenses)
@@ -77,10 +84,9 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
     return recipe
 
 
-def row_action(method: str) -> RowAction | None:
-    """Return what a method does with rows that the base model would refuse; None if its name does not say."""
-    said = [ROW_ACTIONS[each] for each in method.split("+") if each in ROW_ACTIONS]
-    return said[-1] if said else None
+def row_signal_of(method: str) -> dict[str, Any]:
+    """Return the settings of the row signal that a method's name says, by their names; empty if it says none."""
+    return {name: value for each in method.split("+") for name, value in ROW_SIGNAL.get(each, {}).items()}
 
 
 def fully(method: str) -> str:

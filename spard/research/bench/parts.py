@@ -4,8 +4,9 @@ A part is data: the changes that switch it on and off (`spard.research.bench.met
 that is new is one line of `PARTS`; a pair is one line of `PAIRS`. An arm is a set of parts; it names every setting it
 depends on, so that the table stays what it is when a default changes.
 
-The row signal is no setting of a training but of the job around it. The whole has it, as a new deployment does; since
-little is left for the other parts where it drops what is harmful, each is also asked for without it.
+The row signal and the judge's reading are no settings of a training but of the job around it. The whole has them, as
+a new deployment does; since little is left for the other parts where they drop what is harmful, each is also asked for
+without them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from spard.research.bench.report import Table
 
 PROJECTION, ANCHOR, DRESSED, OWN, DPP = "projection", "anchor", "dressed-rows", "own-answers", "dpp"
 EXCESS, BENIGN_ANCHOR, DRESSED_ANCHOR = "excess", "dressed-benign-anchor", "dressed-safe-anchor"
-BOUND, SIGNAL = "anchor-bound", "row-signal"
+BOUND, CLOSE = "anchor-bound", "close-anchor"
+SIGNAL, READING = "row-signal", "judge-reading"
 EVERY = 4  # steps between two looks of the projection in the whole
 BARE, PROJECTED = "none", "spard"
 PUBLISHED = ("spard_paper", "spard_authors")
@@ -67,7 +69,9 @@ PARTS = (
     Part(BENIGN_ANCHOR, "benign_anchor", "no_benign_anchor", (ANCHOR,)),
     Part(DRESSED_ANCHOR, "dressed_anchor", "no_dressed_anchor", (ANCHOR,)),
     Part(BOUND, "bounded_anchor", "unbounded_anchor", (ANCHOR,)),
+    Part(CLOSE, "close_anchor", "loose_anchor", (ANCHOR,)),
     Part(SIGNAL, "row_signal", "no_row_signal"),
+    Part(READING, "judge_reads", "no_judge_reads", (SIGNAL,)),
 )
 NAMES = (PROJECTION, *(part.name for part in PARTS))
 TRAINING = (
@@ -77,9 +81,10 @@ TRAINING = (
     BENIGN_ANCHOR,
     DRESSED_ANCHOR,
     BOUND,
+    CLOSE,
     DPP,
 )  # no row dropped
-WHOLE = (*TRAINING, SIGNAL)  # what a new deployment does
+WHOLE = (*TRAINING, SIGNAL, READING)  # what a new deployment does
 
 
 def arm(parts: Iterable[str], every: int = EVERY) -> str:
@@ -107,7 +112,8 @@ PAIRS = (
     ),
     Comparison(f"{PROJECTION} every step, not every {EVERY}", "in the training", arm(TRAINING, 1), arm(TRAINING)),
     Comparison(f"{DPP}, not random", "under the anchor alone", arm([ANCHOR, DPP]), arm([ANCHOR])),
-    Comparison("the training", "minus its anchor alone", arm(TRAINING), arm([ANCHOR, BOUND])),
+    Comparison("the training", "the row signal and the judge's reading beside it", arm(WHOLE), arm([SIGNAL, READING])),
+    Comparison("the training", "minus its anchor alone", arm(TRAINING), arm([ANCHOR, BOUND, CLOSE])),
     *(Comparison("the training", f"minus {name}", arm(TRAINING), name) for name in PUBLISHED),
     *(
         Comparison("the training", f"minus {name} with the same anchor and rows", arm(TRAINING), f"{name}+anchor+dpp")
@@ -195,8 +201,10 @@ def _floors(name: str) -> list[tuple[str, ...]]:
 
 
 def _distinct(found: Sequence[Comparison]) -> list[Comparison]:
-    """Drop questions that compare what an earlier one compares."""
+    """Drop questions that compare an arm with itself, or what an earlier one compares."""
     seen: dict[tuple[str, str], Comparison] = {}
     for each in found:
+        if each.first == each.second:
+            continue
         seen.setdefault((each.first, each.second), each)
     return list(seen.values())

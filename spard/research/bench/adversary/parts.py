@@ -13,6 +13,7 @@ from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.research.bench.adversary.rounds import Round
 from spard.research.bench.measure import Measurement
+from spard.research.bench.methods import ROW_SIGNAL
 from spard.research.bench.parts import (
     NAMES,
     PARTS_HEADING,
@@ -25,7 +26,7 @@ from spard.research.bench.parts import (
 from spard.research.bench.report import Table
 
 WORD = "parts"
-_ACTION = "row_signal.action"
+_OF_ARMS = {f"row_signal.{name}" for settings in ROW_SIGNAL.values() for name in settings}
 _SUITES: dict[str, SuiteKind] = {"complied": "harmful", "refused_dressed": "benign", "right": "utility"}
 
 
@@ -42,8 +43,8 @@ def with_parts(
         return tuple(methods), []
     if unknown := [each for each in parts if each not in NAMES]:
         raise InvalidRecipe(f"--parts: there is no {', '.join(unknown)}; there are {', '.join(NAMES)}", "parts")
-    if any(path == _ACTION for path, _ in provider):
-        raise InvalidRecipe(f"--provider: with --methods {WORD} the arms say {_ACTION} themselves", "provider")
+    if given := _OF_ARMS & {path for path, _ in provider}:
+        raise InvalidRecipe(f"--provider: with --methods {WORD} the arms say {min(given)} themselves", "provider")
     questions = comparisons(parts)
     whole = (arm for each in methods for arm in (methods_of(questions) if each == WORD else (each,)))
     return tuple(dict.fromkeys(whole)), questions

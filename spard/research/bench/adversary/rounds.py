@@ -22,7 +22,7 @@ from spard.research.bench.adversary.asking import Answers, ask_model, ask_task
 from spard.research.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
 from spard.research.bench.adversary.strangers import strangers_of
 from spard.research.bench.measure import training_file
-from spard.research.bench.methods import row_action
+from spard.research.bench.methods import row_signal_of
 from spard.research.bench.source import digest_of
 from spard.research.bench.store import read_run, write_run
 
@@ -166,8 +166,8 @@ def provider_of(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[st
     A customer's undefended run leaves no row out, whatever the row signal does.
     """
     is_bare = campaign.customer is not None and method == PLAIN
-    action = "off" if is_bare else row_action(method)
-    return (*bench.provider, *([("row_signal.action", action)] if action else []))
+    said = {"action": "off"} if is_bare else row_signal_of(method)
+    return (*bench.provider, *((f"row_signal.{name}", str(value)) for name, value in said.items()))
 
 
 def from_json(raw: Mapping[str, Any]) -> Round:
