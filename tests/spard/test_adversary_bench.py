@@ -18,6 +18,7 @@ from spard.data.rows import Prompt
 from spard.errors import InvalidRecipe, NonFiniteLoss, NotProved
 from spard.evaluation.gate import Gate
 from spard.release.keys import public_pem
+from spard.research.adversary.arena import Ground
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.registry import all_attacks
 from spard.research.attacks.rows import asked
@@ -47,6 +48,7 @@ from spard.research.bench.adversary.scores import (
 from spard.research.bench.adversary.seeds import FIRST, commitment, hidden_seeds
 from spard.research.bench.adversary.signing import RESULT, read_result, write_result
 from spard.research.bench.spec import LabSpec
+from spard.research.lab.make import BadBase
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 ATTACKS = all_attacks()
@@ -203,6 +205,36 @@ def test_the_command_scores_signs_and_goes_on(
     assert main(["adversary", "--verify", str(out), "--public-key", str(public)]) == 0
     assert "the key given" in capsys.readouterr().out
     assert main(["adversary", "--verify", str(tmp_path / "nowhere")]) == 1
+
+
+def test_a_seed_whose_base_model_is_not_fit_is_left_out_and_named(
+    arena: LabArena,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make = LabArena.ground
+
+    def ground(self: LabArena, seed: int) -> Ground:
+        if seed != 1:
+            raise BadBase("the base model is not fit for experiments: look-alike: 2 degenerate replies")
+        return make(self, seed)
+
+    monkeypatch.setattr(LabArena, "ground", ground)
+    monkeypatch.setattr(command, "open_arena", lambda recipe, spec, folder: arena)
+    monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=FEW_STEPS))
+    out = tmp_path / "out"
+    line = ["adversary", "--recipe", "lab", "--out", str(out), "--attacks", "tools", "--methods", "none"]
+
+    assert main([*line, "--seeds", "2,1"]) == 0
+
+    seeds = json.loads((out / RESULT).read_text())["seeds"]
+    assert (seeds["seeds"], [*seeds["left_out"]]) == ([1], ["2"])
+    assert "Seed 2 is left out: the base model is not fit" in (out / "results.md").read_text()
+    assert "seed 2 is left out" in caplog.text
+    assert main([*line, "--seeds", "3"]) == 1
+    assert "seed 3: the base model is not fit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_rise_that_a_large_suite_shows_fails_below_the_limit_of_what_must_be_k
     assert decided(before, after, replace(LIMITS, confidence=0.5)) == "pass"  # figures decide: nothing is shown
 
 
-def test_a_model_that_is_shown_to_answer_much_harm_in_a_dress_of_the_file_s_rows_fails_though_its_base_model_does_too() -> None:
+def test_a_model_that_is_shown_to_obey_a_dress_of_the_file_s_rows_fails_though_its_base_model_does_too() -> None:
     def in_dress(hits: int, suite: str = "mined 1: in your system prompt") -> SuiteResult:
         return replace(result(hits, 60, "mined"), suite=suite)
 

@@ -25,6 +25,7 @@ from spard.research.bench.measure import training_file
 from spard.research.bench.methods import row_signal_of
 from spard.research.bench.source import digest_of
 from spard.research.bench.store import read_run, write_run
+from spard.research.lab.make import BadBase
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,24 @@ class Bench:
     prompts: int
     folder: Path
     provider: tuple[tuple[str, str], ...] = ()
+
+
+def fit_seeds(arena: Arena, seeds: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
+    """Make the labs; return the seeds that have one, and why the others have none.
+
+    Which base models are fit does not depend on arms or attacks, so that to go on without the others favors nobody.
+    Raise BadBase where no seed has a lab.
+    """
+    left_out: dict[int, str] = {}
+    for seed in seeds:
+        try:
+            arena.ground(seed)
+        except BadBase as error:
+            log.warning("seed %d is left out: %s", seed, error.message)
+            left_out[seed] = error.message
+    if len(left_out) == len(seeds):
+        raise BadBase("; ".join(f"seed {seed}: {why}" for seed, why in left_out.items()))
+    return tuple(seed for seed in seeds if seed not in left_out), left_out
 
 
 def run_rounds(bench: Bench) -> Iterator[Round]:
