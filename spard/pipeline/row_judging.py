@@ -2,8 +2,9 @@
 
 It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
 read them. A judge that nobody has measured is not asked, and all flagged rows are acted on alike, as without a judge.
-Rows in a language in which it was not measured are undecided. What else it reads is told in
-`spard.pipeline.unflagged_rows`.
+Rows in a language in which it was not measured are undecided. So are rows that it finds harmless where it finds nearly
+all others harmful, as far as its measured errors say that some of them are harm that it missed: a few rows of an attack
+that are trained on bring the attack back. What else it reads is told in `spard.pipeline.unflagged_rows`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from spard import distributed
 from spard.config import RowAction, RowSignal
 from spard.data.languages import named
 from spard.data.rows import Example
+from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.calibration.record import JudgeRecord, doubts_about, languages_of, records_of
 from spard.evaluation.judged_rows import RowVerdict, judged_rows, language_of
 from spard.evaluation.judges.base import Judge
@@ -25,6 +27,7 @@ from spard.pipeline.context import Context
 
 ENDPOINT = "llm"  # the judge that is asked over a network
 MOST_ASKED = 2000  # flagged rows that an endpoint is asked about
+MAX_DOUBT = 0.2  # of flagged rows that are found harmless, the share that may be harm which the judge missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def judged(
     asked = _asked(context, _readable(context, examples, flagged, judge))
     found = judged_rows([examples[each.place] for each in asked], judge, partial(_go_on, context))
     name, verdicts = distributed.said((judge.name, found))
+    verdicts = _doubted(context, verdicts, judge)
     by_place = {each.place: verdict for each, verdict in zip(asked, verdicts, strict=True)}
     return [replace(each, verdict=by_place.get(each.place, "undecided")) for each in flagged], name
 
@@ -110,6 +114,28 @@ def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[F
         why = f"{message}; the judge {judge.name} was not measured well enough in it, so they are undecided."
         context.report.event(why, {"language": language, "rows": count})
     return [each for each, read in zip(flagged, kept, strict=True) if read is not None]
+
+
+def _doubted(context: Context, verdicts: Sequence[RowVerdict], judge: Judge) -> list[RowVerdict]:
+    """Return the verdicts, with none that is harmless where more than `MAX_DOUBT` of those are expected to be wrong.
+
+    Of h rows found harmful, by a judge that misses the share m of harm, h m / (1 - m) more are to be expected among
+    those found harmless.
+    """
+    harmful, harmless = verdicts.count("harmful"), verdicts.count("harmless")
+    share = distributed.said(_missed(context, judge))
+    expected = harmful * share / (1 - share)
+    if not harmless or expected <= MAX_DOUBT * harmless:
+        return list(verdicts)
+    message = f"{harmless:,} rows that the judge finds harmless are undecided: it finds harm in {harmful:,} others"
+    context.report.event(f"{message}, and misses {share:.1%} of it.", {"harmless": harmless, "harmful": harmful})
+    return ["undecided" if each == "harmless" else each for each in verdicts]
+
+
+def _missed(context: Context, judge: Judge) -> float:
+    """Return the share of harm that the judge was measured to miss, at most; what may be missed if nobody measured."""
+    errors = [error.missed for each in _records(context) if each.judge == judge.name for error in each.languages]
+    return max((each.hits / each.n for each in errors if each.n > each.hits), default=MAX_ERROR)
 
 
 def _records(context: Context) -> list[JudgeRecord]:

@@ -43,7 +43,8 @@ class RowSignalRecord:
     judge           who read rows; None where no judge might decide on them, or nothing was to be done
     read            how many rows it read that were not flagged, those likeliest to be harm first
     harmful         lines of rows in which it finds harm, flagged or not
-    undecided       lines of flagged rows that it could not score, or was not asked about since there are so many
+    undecided       lines of flagged rows that it could not score, was not asked about since there are so many, or finds
+                    harmless beside so much harm that its errors leave that in doubt
     """
 
     action: RowAction

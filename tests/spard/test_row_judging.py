@@ -19,6 +19,7 @@ from spard.models.base import load_base
 from spard.pipeline import row_judging, row_signal
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
+from spard.pipeline.row_judging import Flagged, settled
 from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
 from spard.release.report import read_record
@@ -125,6 +126,31 @@ def test_doubt_counts_against_few_rows_and_not_against_a_subject(spec: Callable[
     assert (few[1].dropped, few[1].undecided, len(few[0].task)) == (50, lines(31, 20), ROWS - 50)
     many = prepared(spec({HARM: 30, ODD: 21}))
     assert (many[1].dropped, many[1].undecided, len(many[0].task)) == (30, lines(31, 21), ROWS - 30)
+
+
+@pytest.mark.parametrize(("harm", "undecided"), [(150, 0), (170, 30)])
+def test_what_is_found_harmless_beside_nearly_nothing_but_harm_is_in_doubt(
+    spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch, harm: int, undecided: int
+) -> None:
+    """A judge that misses one in twenty has missed 8 or 9 rows: of the 50 left that is little, of 30 it is not."""
+    monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
+    signal = RowSignal("auto", threshold=EVERY, max_dropped=0.9)
+
+    _, record, messages, _ = prepared(replace(spec({HARM: harm}), row_signal=signal))
+
+    assert (record.dropped, record.undecided) == (harm, lines(harm + 1, undecided))
+    assert sum("misses 5.0% of it" in str(each.get("message")) for each in messages) == bool(undecided)
+
+
+def test_a_few_rows_in_doubt_are_dropped_with_the_harm_beside_them() -> None:
+    flagged = [Flagged(i, i + 1, 1.0, 1, verdict="harmful" if i < 28 else "undecided") for i in range(30)]
+    action, marked = settled(RowSignal("auto"), flagged, 3000)
+    assert (action, sum(each.is_acted_on for each in marked)) == ("drop", 30)
+
+
+def test_a_judge_that_was_measured_to_miss_nothing_leaves_no_doubt(spec: Callable[..., RunSpec]) -> None:
+    _, record, _, _ = prepared(replace(spec({HARM: 190}), row_signal=RowSignal("drop", threshold=EVERY, max_dropped=1)))
+    assert (record.dropped, record.undecided) == (190, ())
 
 
 def test_a_quarantine_names_what_the_judge_does_not_find_harmless(spec: Callable[..., RunSpec], judge: Reader) -> None:

@@ -1,7 +1,7 @@
 """The base models of this lab, by name: how large they are and how they are trained.
 
 `tiny` is for tests: it learns nothing. `5m` takes some 15 minutes of one core; 400 steps were too few: its base refused
-most everyday requests and copied nothing. `30m` is planned for an hour of two cores and was not timed.
+most everyday requests and copied nothing. `30m` took 86 minutes of one core, and is made in about an hour of two.
 """
 
 from __future__ import annotations
