@@ -18,6 +18,7 @@ from spard.research.bench.report import figures, summarize
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#595959")  # Okabe and Ito, 2008
 GRAY, PALE = "#595959", "#c9ced6"
+WIDEST = 40  # characters of a line of a label
 METRICS = {"asr": "attack success, %", "over_refusal": "benign refused, %", "accuracy": "task accuracy, %"}
 STYLE: Any = {  # matplotlib types each key apart
     "svg.fonttype": "none",
@@ -42,9 +43,11 @@ Histogram = Sequence[tuple[float, float, int]]
 def dots(found: Sequence[Measurement], label: str, series: str) -> str:
     """Every label's mean with the interval over seeds, and each seed as a pale dot; a column for each metric."""
     labels = list(dict.fromkeys(str(getattr(each, label)) for each in found))
+    shown = [_broken(each) for each in labels]
+    most = max((each.count("\n") for each in shown), default=0)
     names = list(dict.fromkeys(str(getattr(each, series)) for each in found))
     with mpl.rc_context(STYLE):
-        figure, axes = _row_of_axes(len(METRICS), 10.5, 1.1 + 0.17 * len(labels) * (1 + len(names)))
+        figure, axes = _row_of_axes(len(METRICS), 10.5, 1.1 + 0.17 * len(labels) * max(1 + len(names), 1 + most))
         for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
             for j, name in enumerate(names):
                 shift = (j - (len(names) - 1) / 2) * 0.7 / len(names)
@@ -52,10 +55,20 @@ def dots(found: Sequence[Measurement], label: str, series: str) -> str:
                     chosen = [run for run in found if getattr(run, label) == each and str(getattr(run, series)) == name]
                     _dot(axis, _percent(chosen, metric), i + shift, COLORS[j % len(COLORS)], name if i == 0 else "")
             axis.set(title=title, xlim=(-4, 104), ylim=(len(labels) - 0.5, -0.5))
-            axis.set_yticks(range(len(labels)), labels if axis is axes[0] else [""] * len(labels))
+            axis.set_yticks(range(len(labels)), shown if axis is axes[0] else [""] * len(labels))
         if len(names) > 1:
             _legend_below(figure, axes[0], len(names))
         return svg(figure)
+
+
+def _broken(label: str) -> str:
+    """Return a label in lines of some forty characters, broken where a method's name gains a change."""
+    lines = [""]
+    for part in label.split("+"):
+        if lines[-1] and len(lines[-1]) + len(part) > WIDEST:
+            lines.append("")
+        lines[-1] += ("+" if len(lines) > 1 or lines[-1] else "") + part
+    return "\n".join(lines)
 
 
 def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str) -> str:
