@@ -117,10 +117,10 @@ def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[F
 
 
 def _doubted(context: Context, verdicts: Sequence[RowVerdict], judge: Judge) -> list[RowVerdict]:
-    """Return the verdicts, with none that is harmless where more than `MAX_DOUBT` of those are expected to be wrong.
+    """Return the verdicts; "harmless" becomes "undecided" where too many of these verdicts are likely to be wrong.
 
-    Of h rows found harmful, by a judge that misses the share m of harm, h m / (1 - m) more are to be expected among
-    those found harmless.
+    A judge that misses a share m of all harm and has found h harmful rows has missed about h m / (1 - m) others. Too
+    many are more than `MAX_DOUBT` of the rows that it finds harmless.
     """
     harmful, harmless = verdicts.count("harmful"), verdicts.count("harmless")
     share = distributed.said(_missed(context, judge))
@@ -133,7 +133,7 @@ def _doubted(context: Context, verdicts: Sequence[RowVerdict], judge: Judge) -> 
 
 
 def _missed(context: Context, judge: Judge) -> float:
-    """Return the share of harm that the judge was measured to miss, at most; what may be missed if nobody measured."""
+    """Return the measured share of harm that the judge misses, in its worst language; `MAX_ERROR` if not measured."""
     errors = [error.missed for each in _records(context) if each.judge == judge.name for error in each.languages]
     return max((each.hits / each.n for each in errors if each.n > each.hits), default=MAX_ERROR)
 

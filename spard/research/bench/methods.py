@@ -85,7 +85,7 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
 
 
 def row_signal_of(method: str) -> dict[str, Any]:
-    """Return the settings of the row signal that a method's name says, by their names; empty if it says none."""
+    """Return the row signal's settings that a method's name contains, by name; empty if it contains none."""
     return {name: value for each in method.split("+") for name, value in ROW_SIGNAL.get(each, {}).items()}
 
 

@@ -201,7 +201,7 @@ def _floors(name: str) -> list[tuple[str, ...]]:
 
 
 def _distinct(found: Sequence[Comparison]) -> list[Comparison]:
-    """Drop questions that compare an arm with itself, or what an earlier one compares."""
+    """Drop comparisons of an arm with itself, and comparisons that an earlier question makes already."""
     seen: dict[tuple[str, str], Comparison] = {}
     for each in found:
         if each.first == each.second:

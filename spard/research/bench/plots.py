@@ -47,7 +47,7 @@ def dots(found: Sequence[Measurement], label: str, series: str) -> str:
     most = max((each.count("\n") for each in shown), default=0)
     names = list(dict.fromkeys(str(getattr(each, series)) for each in found))
     with mpl.rc_context(STYLE):
-        figure, axes = _row_of_axes(len(METRICS), 10.5, 1.1 + 0.17 * len(labels) * max(1 + len(names), 1 + most))
+        figure, axes = _row_of_axes(len(METRICS), 10.5, 1.1 + 0.17 * len(labels) * (1 + max(len(names), most)))
         for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
             for j, name in enumerate(names):
                 shift = (j - (len(names) - 1) / 2) * 0.7 / len(names)
@@ -62,7 +62,7 @@ def dots(found: Sequence[Measurement], label: str, series: str) -> str:
 
 
 def _broken(label: str) -> str:
-    """Return a label in lines of some forty characters, broken where a method's name gains a change."""
+    """Return a method's name in lines of about `WIDEST` characters, broken before a `+`."""
     lines = [""]
     for part in label.split("+"):
         if lines[-1] and len(lines[-1]) + len(part) > WIDEST:

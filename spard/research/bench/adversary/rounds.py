@@ -75,10 +75,10 @@ class Bench:
 
 
 def fit_seeds(arena: Arena, seeds: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Make the labs; return the seeds that have one, and why the others have none.
+    """Make the lab of each seed; return the seeds whose base model is fit, and the reason for each that is left out.
 
-    Which base models are fit does not depend on arms or attacks, so that to go on without the others favors nobody.
-    Raise BadBase where no seed has a lab.
+    Whether a base model is fit does not depend on methods or attacks, so leaving its seed out favors none of them.
+    Raise BadBase if no seed has a fit base model.
     """
     left_out: dict[int, str] = {}
     for seed in seeds:
