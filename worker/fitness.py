@@ -68,12 +68,15 @@ class Fitness:
             case None:
                 return False
 
-    def note(self, what: Failure, job: Job) -> None:
-        """Remember what failed around a job."""
+    def note(self, what: Failure, job: Job, seen: Look) -> None:
+        """Remember what failed around a job; `seen` is how its base model's folder looked before the attempt.
+
+        A folder that was changed since then, and before this call, is one to be tried again.
+        """
         match _THINGS.get(what.code):
             case "models":
                 source = job.spec.model.source
-                self._lacks[source] = (_look(source), self._clock() + _LACKS_S)
+                self._lacks[source] = (seen, self._clock() + _LACKS_S)
                 log.error("a base model cannot be loaded here; jobs on it are left to other workers", source=source)
                 self._metrics.note_trouble("models", is_there=True)
             case str(thing):
@@ -86,7 +89,7 @@ class Fitness:
         self._lacks = {
             source: (seen, until)
             for source, (seen, until) in self._lacks.items()
-            if now < until and _look(source) == seen
+            if now < until and look(source) == seen
         }
         if not self._lacks:
             self._metrics.note_trouble("models", is_there=False)
@@ -134,7 +137,7 @@ def _passes(check: Callable[[Settings], None], settings: Settings) -> bool:
     return True
 
 
-def _look(source: str) -> Look:
+def look(source: str) -> Look:
     """Return what can be seen of a folder without reading it; nothing where there is none."""
     try:
         found = [(path.name, path.stat()) for path in sorted(Path(source).iterdir())]

@@ -27,7 +27,7 @@ from spard.config.audit_engine import installed
 from worker import gpu, presence
 from worker.attempt import Attempt, Backend
 from worker.cell import Cell
-from worker.fitness import Fitness
+from worker.fitness import Fitness, look
 from worker.metrics import served
 from worker.nodes import Nodes
 from worker.process import COMMAND, Child, environment
@@ -86,7 +86,7 @@ class Worker:
             if claim is None:
                 log.info("nothing to claim", job=job_id, token=token)
                 return Exit.nothing
-            self._attempt(claim, nodes)
+            self._attempt(claim, nodes).run()
             with read(self._backend.engine) as session:
                 job = session.get(Job, job_id)
                 return Exit.failed if job is not None and job.status == JobStatus.failed else Exit.done
@@ -141,8 +141,10 @@ class Worker:
             claim = self._claim()
             if claim:
                 attempt = self._attempt(claim)
+                seen = look(attempt.job.spec.model.source)
+                attempt.run()
                 if attempt.trouble:
-                    self._fitness.note(attempt.trouble, attempt.job)
+                    self._fitness.note(attempt.trouble, attempt.job, seen)
                     self._fitness.await_fit(self._stop)
         except Exception:  # one job's trouble, or the database's, is not the end of the worker
             log.exception("could not serve")
@@ -151,9 +153,7 @@ class Worker:
 
     def _attempt(self, claim: Claim, nodes: Nodes | None = None) -> Attempt:
         take_child = partial(self._warm_pool.take, nodes)
-        attempt = Attempt(self._backend, claim, take_child, self._stop, self._fitness.is_at_fault)
-        attempt.run()
-        return attempt
+        return Attempt(self._backend, claim, take_child, self._stop, self._fitness.is_at_fault)
 
     def _claim(self, only: ColumnElement[bool] | None = None) -> Claim | None:
         with transaction(self._backend.engine) as session:

@@ -138,6 +138,9 @@ def adversary(
         list[str] | None, typer.Option(metavar="SETTING=VALUE", help="Of the run, for all arms; may be repeated.")
     ] = None,
     labs: Folder = None,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Where models are trained and asked; labs are made on the CPU.")
+    ] = "cpu",
     threads: Threads = 1,
     sign: Annotated[
         Path | None, typer.Option(metavar="KEY.pem", help="An Ed25519 private key that signs the result.")

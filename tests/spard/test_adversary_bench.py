@@ -255,6 +255,14 @@ def test_what_cannot_be_run_is_said_before_anything_is(
     assert said in capsys.readouterr().err
 
 
+def test_a_gpu_that_is_not_there_is_missed_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["adversary", "--out", str(tmp_path), "--recipe", "lab", "--seeds", "1", "--device", "cuda"]) == 1
+    assert "PyTorch sees no GPU" in capsys.readouterr().err
+
+
 def test_a_campaign_goes_on_from_what_was_released_and_ends_where_a_job_is_not(
     arena: LabArena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

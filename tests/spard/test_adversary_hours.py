@@ -44,6 +44,12 @@ def bench(lab: Path, tmp_path: Path) -> Bench:
     return Bench(arena, arms, attacks, (1, 2), JudgeSpec(), 8, tmp_path / "out")
 
 
+def test_rounds_of_another_device_are_others(bench: Bench) -> None:
+    on_gpu, ground = replace(bench, device="cuda"), bench.arena.ground(1)
+    keys = {key_of(each, match_of(each, ground, ATTACKS["plain"], 1), "spard") for each in (bench, on_gpu)}
+    assert len(keys) == 2
+
+
 def test_rounds_that_were_played_say_what_others_take(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Probe, "setup", lambda *_: Setup(prepare_s=100.0, step_s=1.0))
     monkeypatch.setattr(Probe, "reply_s", 0.5)

@@ -15,7 +15,7 @@ from tests.app.parts import SPEC
 from tests.judge_server import judge_server
 from worker import judge_probe
 from worker.failures import DISK_FULL, OUT_OF_MEMORY, around
-from worker.fitness import Fitness
+from worker.fitness import Fitness, look
 from worker.metrics import WorkerMetrics
 
 
@@ -42,7 +42,7 @@ def trouble(metrics: WorkerMetrics, what: str) -> float | None:
 
 def test_a_base_model_that_is_mounted_later_is_taken_again(tmp_path: Path) -> None:
     found, metrics = fitness(tmp_path)
-    found.note(around("model_missing"), job_on(tmp_path / "models" / "tiny"))
+    found.note(around("model_missing"), job_on(tmp_path / "models" / "tiny"), look(str(tmp_path / "models" / "tiny")))
     assert list(found.lacks()) == [str(tmp_path / "models" / "tiny")]
     assert trouble(metrics, "models") == 1
     (tmp_path / "models" / "tiny").mkdir(parents=True)
@@ -52,10 +52,19 @@ def test_a_base_model_that_is_mounted_later_is_taken_again(tmp_path: Path) -> No
     assert trouble(metrics, "models") == 0
 
 
+def test_a_base_model_that_is_mounted_while_its_attempt_ends_is_taken_again(tmp_path: Path) -> None:
+    found, _ = fitness(tmp_path)
+    seen = look(str(tmp_path / "tiny"))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").touch()
+    found.note(around("model_missing"), job_on(tmp_path / "tiny"), seen)
+    assert list(found.lacks()) == []
+
+
 def test_a_base_model_that_could_not_be_loaded_is_tried_again_after_an_hour(tmp_path: Path) -> None:
     clock = Clock()
     found, _ = fitness(tmp_path, clock)
-    found.note(around("model_not_found"), job_on(tmp_path))
+    found.note(around("model_not_found"), job_on(tmp_path), look(str(tmp_path)))
     clock.now = 3599.0
     assert found.lacks()
     clock.now = 3600.0
@@ -64,7 +73,7 @@ def test_a_base_model_that_could_not_be_loaded_is_tried_again_after_an_hour(tmp_
 
 def test_a_missing_model_keeps_a_worker_from_no_other_job(tmp_path: Path) -> None:
     found, metrics = fitness(tmp_path)
-    found.note(around("model_missing"), job_on(tmp_path / "none"))
+    found.note(around("model_missing"), job_on(tmp_path / "none"), look(str(tmp_path / "none")))
     found.await_fit(Event())
     assert metrics.is_fit
 
@@ -86,10 +95,10 @@ def test_a_worker_waits_until_its_probe_passes_or_it_is_to_stop(tmp_path: Path) 
     found, metrics = fitness(tmp_path, None, "/usr/bin/test", "-e", str(mended))
     stop = Event()
     stop.set()
-    found.note(around("gpu_error"), job_on(tmp_path))
+    found.note(around("gpu_error"), job_on(tmp_path), look(str(tmp_path)))
     found.await_fit(stop)
     mended.touch()
-    found.note(around("gpu_error"), job_on(tmp_path))
+    found.note(around("gpu_error"), job_on(tmp_path), look(str(tmp_path)))
     found.await_fit(Event())
     assert (metrics.is_fit, trouble(metrics, "gpu")) == (True, 0)
 
@@ -104,7 +113,7 @@ def test_a_judge_is_asked_whether_it_answers(tmp_path: Path, status: int, works:
         job = job_on(tmp_path)
         job.spec = replace(job.spec, judge_spec=JudgeSpec("consensus", members=(member, JudgeSpec())))
         found, _ = fitness(tmp_path)
-        found.note(around("judge_unavailable"), job)
+        found.note(around("judge_unavailable"), job, ())
         assert found.is_at_fault(around("judge_unavailable")) is not works
     assert len(server.requests) == 1  # a wrong key is for a job to find out: no waiting helps
 

@@ -105,7 +105,7 @@ class Service:
 
     `provider` are settings of a run spec that are the provider's, as (path, value in JSON or plain text). With
     `at_half` the model is asked after half of the steps, where an epoch ends there, and an arm pays for its whole
-    set-up; without it the first arm pays for what the cache keeps for the others.
+    set-up; without it the first arm pays for what the cache keeps for the others. `device` is where the model is.
     """
 
     ground: Ground
@@ -115,10 +115,11 @@ class Service:
     cache: Memory
     provider: tuple[tuple[str, str], ...] = ()
     at_half: Callable[[Any, Base], str] | None = None
+    device: str = "cpu"
 
     def take(self, job: Job, start_from: Path | None) -> Taken:
         """Run one job through the stages and the gate."""
-        base = load_base(self.ground.model, device="cpu")
+        base = load_base(self.ground.model, device=self.device)
         context = Context(self.spec(job, start_from), base, Reporter(_quietly), cache=self.cache)
         started = time.process_time()
         prepared = rows.prepare(replace(context, cache=Memory()) if self.at_half else context)

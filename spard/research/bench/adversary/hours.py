@@ -84,7 +84,7 @@ class Probe:
     @cached_property
     def reply_s(self) -> float:
         """Seconds of one prompt, asked of the base model."""
-        base = load_base(self.match.ground.model, device="cpu")
+        base = load_base(self.match.ground.model, device=self.bench.device)
         started = time.perf_counter()
         ask_model(base.model, base, self.match.ground, self.match.campaign, FEW, None)
         return (time.perf_counter() - started) / max(1, prompts_of(replace_customer(self.match), FEW))
@@ -119,14 +119,16 @@ class Probe:
     def _context(self, method: str) -> tuple[Context, list[float]]:
         bench, ground = self.bench, self.match.ground
         provider = provider_of(bench, self.match.campaign, method)
-        service = Service(ground, bench.arms[method], bench.judge, bench.folder, Memory(), provider)
+        service = Service(
+            ground, bench.arms[method], bench.judge, bench.folder, Memory(), provider, device=bench.device
+        )
         times: list[float] = []
 
         def look(message: Message) -> None:
             if message["kind"] == "metrics":
                 times.append(time.perf_counter())
 
-        base = load_base(ground.model, device="cpu")
+        base = load_base(ground.model, device=bench.device)
         run = service.spec(self.match.campaign.jobs[0], None)
         return Context(run, base, Reporter(look), cache=service.cache), times
 

@@ -61,7 +61,8 @@ class Round:
 class Bench:
     """What is asked for: arms by the name of their method, attacks, seeds, prompts of each kind, and a folder.
 
-    `provider` are the provider's settings, for all arms.
+    `provider` are the provider's settings, for all arms. `device` is where models are trained and asked; labs are made
+    on the CPU.
     """
 
     arena: Arena
@@ -72,6 +73,7 @@ class Bench:
     prompts: int
     folder: Path
     provider: tuple[tuple[str, str], ...] = ()
+    device: str = "cpu"
 
 
 def fit_seeds(arena: Arena, seeds: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
@@ -117,7 +119,7 @@ def match_of(bench: Bench, ground: Ground, attack: Attack, seed: int) -> Match:
     """Build an attack's campaign."""
     campaign = attack.build(ground.material, seed)
     ground = _ground_of(ground, campaign, bench.folder)
-    return Match(ground, campaign, _asked(ground, campaign, bench.prompts))
+    return Match(ground, campaign, _asked(bench, ground, campaign))
 
 
 def key_of(bench: Bench, match: Match, method: str) -> str:
@@ -136,7 +138,7 @@ def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: M
         found = read_run(bench.folder, key)
         if found is None:
             provider = provider_of(bench, campaign, method)
-            service = Service(ground, recipe, bench.judge, bench.folder, cache, provider)
+            service = Service(ground, recipe, bench.judge, bench.folder, cache, provider, device=bench.device)
             found = asdict(_played(bench, service, campaign, Round(attack.name, method, seed, "refused", base=base)))
             write_run(bench.folder, key, found)
         # equal settings may have another name here
@@ -201,21 +203,22 @@ def _base_answers(bench: Bench, ground: Ground, campaign: Campaign, asked: Any) 
     key = digest_of([BASE, asked])
     found = read_run(bench.folder, key)
     if found is None:
-        base = load_base(ground.model, device="cpu")
+        base = load_base(ground.model, device=bench.device)
         found = asdict(ask_model(base.model, base, ground, campaign, bench.prompts, None))
         write_run(bench.folder, key, found)
     return Answers(**found)
 
 
-def _asked(ground: Ground, campaign: Campaign, n: int) -> Any:
-    """Return everything that the answers of a given model depend on."""
-    harmful, benign, task = (sample(each, n) for each in (ground.harmful, ground.benign, ground.task))
+def _asked(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
+    """Return everything that the answers of a given model depend on; on another device they have other last digits."""
+    harmful, benign, task = (sample(each, bench.prompts) for each in (ground.harmful, ground.benign, ground.task))
     ways = [
         *([each, campaign.dress(each)] for each in (*harmful, *benign)),
         *([each, campaign.task(each)] for each in task),
     ]
     asked = [[asdict(each) for each in way] for way in ways]
-    return [ground.digest, campaign.opening, list(campaign.tools), asked]
+    device = [] if bench.device == "cpu" else [bench.device]
+    return [ground.digest, campaign.opening, list(campaign.tools), asked, *device]
 
 
 def _decided(ground: Ground, campaign: Campaign) -> Any:
