@@ -1,9 +1,10 @@
-"""What each defense costs: `python -m benchmarks.defenses [--size 50m] [--steps 8] [--rounds 3]`.
+"""What each defense costs: `python -m benchmarks.defenses [--size 50m] [--steps 8] [--rounds 3] [--device cuda]`.
 
 Each defense trains LoRA of rank 16 on the same drawn chats, at batches of 4 and 16, in one process and in rounds that
-take turns (`spard bench overhead`); printed is its CPU time as a multiple of plain fine-tuning's in the same round. The
-model has random weights, so it refuses nothing and no row is dropped: how often a projection is due, and so what it
-costs, differs on a model of yours. Measuring tau counts; embedding and choosing the safe rows, once a job, does not.
+take turns (`spard bench overhead`); printed is its CPU time (on a GPU the time by the clock, in bfloat16) as a multiple
+of plain fine-tuning's in the same round. The model has random weights, so it refuses nothing and no row is dropped: how
+often a projection is due, and so what it costs, differs on a model of yours. Measuring tau counts; embedding and
+choosing the safe rows, once a job, does not.
 """
 
 from __future__ import annotations
@@ -29,20 +30,29 @@ def main() -> None:
     asked = _arguments()
     with TemporaryDirectory(prefix="spard-defenses-") as name:
         folder = Path(name)
-        recipe = _write(folder, asked.size, asked.seed)
+        recipe = _write(folder, asked.size, asked.seed, has_twin="safelora" in asked.methods)
         print(f"{asked.size}, load {os.getloadavg()[0]:.1f}")
-        command = ["overhead", "--recipe", str(recipe), "--methods", asked.methods, "--seeds", "1", "--device", "cpu"]
-        command += ["--batch-sizes", asked.batch_sizes, "--rounds", str(asked.rounds), "--steps", str(asked.steps)]
+        command = ["overhead", "--recipe", str(recipe), "--methods", asked.methods, "--seeds", "1"]
+        command += [
+            "--device",
+            asked.device,
+            "--batch-sizes",
+            asked.batch_sizes,
+            "--rounds",
+            str(asked.rounds),
+            "--steps",
+            str(asked.steps),
+        ]
         raise SystemExit(bench([*command, "--threads", str(asked.threads), "--out", str(folder / "out")]))
 
 
-def _write(folder: Path, size: str, seed: int) -> Path:
-    """Write a random model, its files and the recipe that names them; return the recipe."""
+def _write(folder: Path, size: str, seed: int, *, has_twin: bool) -> Path:
+    """Write a random model, its files and the recipe that names them, and a second model; return the recipe."""
     chats = write_rows(folder / "chats.jsonl", ROWS + 2 * HARMFUL + POOL, seed)
     drawn = [[each["content"] for each in json.loads(line)["messages"]] for line in chats.read_text().splitlines()]
     Random(seed).shuffle(drawn)
     write_model(folder / "model", chats, size, seed)
-    write_model(folder / "unaligned", chats, size, seed + 1)
+    twin = write_model(folder / "unaligned", chats, size, seed + 1) if has_twin else None
     rest = iter(drawn)
     for name, count, keys in (
         ("task", ROWS, ("prompt", "completion")),
@@ -55,7 +65,7 @@ def _write(folder: Path, size: str, seed: int) -> Path:
     recipe = {
         "type": "files",
         "model": str(folder / "model"),
-        "base_unaligned": str(folder / "unaligned"),
+        **({"base_unaligned": str(twin)} if twin else {}),
         "task": "task.jsonl",
         "attacks": [{"name": "harm", "rows": "harm.jsonl", "suite": "ask.jsonl"}],
         "pools": [{"name": "drawn", "path": "pool.jsonl"}],
@@ -72,6 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch-sizes", default="4,16")
     parser.add_argument("--steps", type=int, default=8, help="of each training")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

@@ -34,7 +34,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-SHAPES = {"5m": (256, 5, 704, 8, 4), "50m": (640, 8, 1760, 10, 5)}  # hidden, layers, MLP, heads, key-value heads
+SHAPES = {  # hidden, layers, MLP, heads, key-value heads
+    "5m": (256, 5, 704, 8, 4),
+    "50m": (640, 8, 1760, 10, 5),
+    "1b": (2048, 22, 5632, 32, 4),
+}
 VOCABULARY, LONGEST, PACK = 4096, 2048, 1024
 ARMS = ("ours", "one piece", "Trainer", "TRL")
 
