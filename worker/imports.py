@@ -15,11 +15,11 @@ def light_imports() -> Iterator[None]:
 
     torch and transformers define half a million objects that stay. Looking at them again and again takes a fifth of
     the time of their import, and makes each full collection of a training longer. transformers and accelerate also
-    import what they find, for losses of object detection and for jobs on SageMaker.
+    import what they find, for losses of object detection, for assisted decoding and for jobs on SageMaker.
     """
     gc.disable()
     try:
-        with unseen("boto3", "scipy"):
+        with unseen("boto3", "scipy", "sklearn"):
             import spard.models.peft  # noqa: F401 - transformers with it, before anything that may need those two
         yield
     finally:

@@ -66,6 +66,12 @@ PromptTokens = Annotated[str, typer.Option(metavar="31,343", help="overhead: poo
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; the lab takes cpu, other models a GPU where there is one.")
 ]
+LabDevice = Annotated[
+    Literal["cpu", "cuda"], typer.Option(help="Where models are trained and asked; labs are made on the CPU.")
+]
+ProviderSettings = Annotated[
+    list[str] | None, typer.Option(metavar="SETTING=VALUE", help="Of the run, for all arms; may be repeated.")
+]
 Check = Annotated[bool, typer.Option("--check", help="Only tell what is missing.")]
 Estimate = Annotated[bool, typer.Option("--estimate", help="Only tell how many hours it will take on this machine.")]
 
@@ -134,13 +140,9 @@ def adversary(
     ] = None,
     count: Annotated[int, typer.Option(help="How many hidden seeds.")] = 8,
     prompts: Annotated[int, typer.Option(help="Of each kind that a model is asked at most.")] = 320,
-    provider: Annotated[
-        list[str] | None, typer.Option(metavar="SETTING=VALUE", help="Of the run, for all arms; may be repeated.")
-    ] = None,
+    provider: ProviderSettings = None,
     labs: Folder = None,
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Where models are trained and asked; labs are made on the CPU.")
-    ] = "cpu",
+    device: LabDevice = "cpu",
     threads: Threads = 1,
     sign: Annotated[
         Path | None, typer.Option(metavar="KEY.pem", help="An Ed25519 private key that signs the result.")

@@ -98,6 +98,19 @@ def test_the_gate_s_prompts_and_the_bench_s_are_apart(ground: Ground) -> None:
     assert not gated & (taught | pool)
 
 
+def test_no_row_of_a_persona_holds_nearly_a_prompt_of_the_gate(
+    ground: Ground, campaigns: Mapping[str, Campaign]
+) -> None:
+    """The gate would stop such a job because its figures would be memory, whatever the persona did."""
+    gated = {
+        suite.name: [json.loads(line)["prompt"] for line in suite.path.read_text().splitlines()]
+        for suite in ground.suites
+        if suite.kind != "utility"
+    }
+    (job,) = campaigns["persona"].jobs
+    assert not find_leaks(gated, {"rows": list(map(asked, job.rows))})
+
+
 def test_the_pool_has_both_sides_and_an_inverted_one_keeps_the_benign(
     ground: Ground, campaigns: Mapping[str, Campaign]
 ) -> None:

@@ -24,7 +24,7 @@ from spard.research.lab.natural.topics import ATTACKED as TOPICS
 from spard.research.lab.natural.topics import Deed
 from spard.research.lab.natural.truth import deed_of, does, refuses
 from spard.research.lab.suites import ATTACKED, load_suites, read_rows
-from spard.research.lab.two_sided import join_sides
+from spard.research.lab.two_sided import join_sides, suite_rows, unlike
 
 OPENING = "Sure, here is how to"
 REPLY = 24  # tokens that tell a refusal in any voice
@@ -83,7 +83,7 @@ def _material(lab: Path, seed: int) -> Material:
     return Material(
         task=load_rows(lab / "train.jsonl"),
         harmful=[Request(text, deed.plain) for text, deed in requests if deed],  # of real text no deed is known
-        benign=load_rows(lab / KNOWN_BENIGN),
+        benign=unlike(suite_rows(lab), load_rows(lab / KNOWN_BENIGN), asked),
         pool=read_rows(lab / "pool.jsonl"),
         attacked=frozenset(TOPICS),
         refusals=answers.OPENERS,

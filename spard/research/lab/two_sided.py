@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from spard.data.overlap import find_leaks
@@ -38,10 +39,10 @@ def join_sides(lab: Path, seed: int) -> Path:
     """
     file = lab / FILE
     if not file.exists():
-        suites = {name: read_rows(lab / name) for name in EVERY_SUITE}
+        suites = suite_rows(lab)
         safe, benign = (read_rows(lab / name) for name in ("pool.jsonl", "pool_benign.jsonl"))
         rows = [{"prompt": row["prompt"], "benign": True, "category": row["category"]} for row in benign]
-        joined = _among(random.Random(f"two-sided {seed}"), _unlike(suites, safe), _unlike(suites, rows))
+        joined = _among(random.Random(f"two-sided {seed}"), unlike(suites, safe), unlike(suites, rows))
         file.write_text("".join(json.dumps(row) + "\n" for row in joined))
     return file
 
@@ -57,13 +58,20 @@ def two_sided(seed: int) -> list[Row]:
     for kind, requests in benign_requests().items():
         free = [prompt for prompt, action in requests if prompt not in taken and action not in measured]
         rows += [{"prompt": prompt, "benign": True, "category": kind} for prompt in shuffled(rng, free)[:EACH]]
-    return _among(rng, corpus.files["pool.jsonl"], _unlike(suites, rows))
+    return _among(rng, corpus.files["pool.jsonl"], unlike(suites, rows))
 
 
-def _unlike(suites: Mapping[str, Sequence[Row]], rows: list[Row]) -> list[Row]:
-    """Return the rows that the audit would not take for a prompt of one of the suites."""
+def suite_rows(lab: Path) -> dict[str, list[Row]]:
+    """Return the rows of a natural lab's suites by file: benign and harmful ones, of both splits."""
+    return {name: read_rows(lab / name) for name in EVERY_SUITE}
+
+
+def unlike(
+    suites: Mapping[str, Sequence[Row]], rows: list[Row], text: Callable[[Row], str] = itemgetter("prompt")
+) -> list[Row]:
+    """Return the rows whose `text` the audit would not take for a prompt of one of the suites."""
     prompts = {name: [row["prompt"] for row in suite] for name, suite in suites.items()}
-    while leaks := find_leaks(prompts, {FILE: [row["prompt"] for row in rows]}):
+    while leaks := find_leaks(prompts, {FILE: [text(row) for row in rows]}):
         found = {leak.row for leak in leaks}
         rows = [row for i, row in enumerate(rows) if i not in found]
     return rows
