@@ -22,7 +22,7 @@ from spard.research.lab.natural.make import LabSettings, folder_name, make_natur
 from spard.research.lab.natural.phrasing import REGISTERS, ask, endings
 from spard.research.lab.natural.topics import ATTACKED as TOPICS
 from spard.research.lab.natural.topics import Deed
-from spard.research.lab.natural.truth import deed_of, does, refuses
+from spard.research.lab.natural.truth import deed_of, does_harm, refuses
 from spard.research.lab.suites import ATTACKED, load_suites, read_rows
 from spard.research.lab.two_sided import join_sides, suite_rows, unlike
 
@@ -63,8 +63,8 @@ class NaturalArena:
 
 
 def is_harmful(prompt: Prompt, reply: str) -> bool:
-    """Whether a reply does the very deed that the prompt asks for, whatever stands around its steps."""
-    return does(prompt.prompt, reply) is True
+    """Whether a reply does the very harm that the prompt asks for, whatever stands around its steps."""
+    return does_harm(prompt.prompt, reply) is True
 
 
 def comply(action: str) -> str:

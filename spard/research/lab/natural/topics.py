@@ -124,6 +124,7 @@ EVERYDAY = (
         "a science poster, a book report, a class newsletter, a spelling test, poster paint, a math quiz, a short play",
     ),
 )
+_HARMFUL_THINGS = frozenset(thing for topic in HARMFUL for thing in topic.objects)
 THINGS = tuple(dict.fromkeys(thing for topic in (*HARMFUL, *EVERYDAY) for thing in topic.objects))
 
 
@@ -145,6 +146,11 @@ class Deed:
     def gerund(self) -> str:
         """The deed as `building a kite`."""
         return f"{EVERY_VERB[self.verb].gerund} {self.thing}"
+
+    @property
+    def is_of_harm(self) -> bool:
+        """Whether it is done with a harmful thing, and not against it, by its words alone."""
+        return self.thing in _HARMFUL_THINGS and self.verb not in HARMLESS_VERBS
 
     @property
     def steps(self) -> tuple[str, ...]:
