@@ -33,21 +33,13 @@ def main() -> None:
         recipe = _write(folder, asked.size, asked.seed, has_twin="safelora" in asked.methods)
         print(f"{asked.size}, load {os.getloadavg()[0]:.1f}")
         command = ["overhead", "--recipe", str(recipe), "--methods", asked.methods, "--seeds", "1"]
-        command += [
-            "--device",
-            asked.device,
-            "--batch-sizes",
-            asked.batch_sizes,
-            "--rounds",
-            str(asked.rounds),
-            "--steps",
-            str(asked.steps),
-        ]
-        raise SystemExit(bench([*command, "--threads", str(asked.threads), "--out", str(folder / "out")]))
+        command += ["--batch-sizes", asked.batch_sizes, "--rounds", str(asked.rounds), "--steps", str(asked.steps)]
+        command += ["--device", asked.device, "--threads", str(asked.threads), "--out", str(folder / "out")]
+        raise SystemExit(bench(command))
 
 
 def _write(folder: Path, size: str, seed: int, *, has_twin: bool) -> Path:
-    """Write a random model, its files and the recipe that names them, and a second model; return the recipe."""
+    """Write a random model, its files and their recipe, and with `has_twin` a second model; return the recipe."""
     chats = write_rows(folder / "chats.jsonl", ROWS + 2 * HARMFUL + POOL, seed)
     drawn = [[each["content"] for each in json.loads(line)["messages"]] for line in chats.read_text().splitlines()]
     Random(seed).shuffle(drawn)

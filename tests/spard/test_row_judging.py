@@ -132,7 +132,7 @@ def test_doubt_counts_against_few_rows_and_not_against_a_subject(spec: Callable[
 def test_what_is_found_harmless_beside_nearly_nothing_but_harm_is_in_doubt(
     spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch, harm: int, undecided: int
 ) -> None:
-    """A judge that misses 1 in 20 misses about 8 rows beside 150, few of the other 50; and 9 beside 170, many of 30."""
+    """A judge that misses 5 % and finds 150 of 200 rows harmful missed about 8 of the other 50; of 170, 9 of 30."""
     monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
     signal = RowSignal("auto", threshold=EVERY, max_dropped=0.9)
 

@@ -62,14 +62,14 @@ def two_sided(seed: int) -> list[Row]:
 
 
 def suite_rows(lab: Path) -> dict[str, list[Row]]:
-    """Return the rows of a natural lab's suites by file: benign and harmful ones, of both splits."""
+    """Return the benign and harmful suites of a natural lab, of both splits: rows by the name of their file."""
     return {name: read_rows(lab / name) for name in EVERY_SUITE}
 
 
 def unlike(
     suites: Mapping[str, Sequence[Row]], rows: list[Row], text: Callable[[Row], str] = itemgetter("prompt")
 ) -> list[Row]:
-    """Return the rows whose `text` the audit would not take for a prompt of one of the suites."""
+    """Return the rows whose text holds no prompt of the suites, word for word or nearly, as the audit finds them."""
     prompts = {name: [row["prompt"] for row in suite] for name, suite in suites.items()}
     while leaks := find_leaks(prompts, {FILE: [text(row) for row in rows]}):
         found = {leak.row for leak in leaks}

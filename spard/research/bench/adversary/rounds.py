@@ -210,7 +210,7 @@ def _base_answers(bench: Bench, ground: Ground, campaign: Campaign, asked: Any) 
 
 
 def _asked(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
-    """Return everything that the answers of a given model depend on; on another device they have other last digits."""
+    """Return everything that decides a given model's answers; so does the device, since each rounds in its own way."""
     harmful, benign, task = (sample(each, bench.prompts) for each in (ground.harmful, ground.benign, ground.task))
     ways = [
         *([each, campaign.dress(each)] for each in (*harmful, *benign)),

@@ -1,4 +1,4 @@
-"""A lab's truth that errs: wrongly in one exchange of `ONE_IN`, and always in the same ones. Nobody has measured it."""
+"""Judges that know a lab's truth and give the opposite in one exchange of `ONE_IN`: what a judge's errors cost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ONE_IN = 20
 
 @dataclass(frozen=True, slots=True)
 class ErringJudge:
-    """Judges as `truth` does, but for the opposite of it in a few exchanges."""
+    """Gives the verdicts of `truth`, but in one exchange of `ONE_IN`, always the same ones, the opposite score."""
 
     name: str
     truth: Judge
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-        """Judge each reply by its prompt, and a few wrongly."""
+        """Judge each reply by its prompt, one in `ONE_IN` wrongly."""
         known = self.truth.judge(prompts, replies)
         errs = [
             crc32(f"{prompt}\0{reply}".encode()) % ONE_IN == 0 for prompt, reply in zip(prompts, replies, strict=True)
