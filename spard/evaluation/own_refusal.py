@@ -8,7 +8,8 @@ begun with one of its own commonest refusals right there: after the row's system
 The openings are what the base model says to prompts of the safety pool, not what the pool answers: pools speak in
 other voices, and a poisoned one would hide itself. One forward pass over the file gives the probability of the
 openings' first tokens, which bounds the signal from above; only the turns for which that bound is above a threshold are
-looked at with whole openings. The embeddings are no help: they are of requests alone, without the chat template.
+looked at with whole openings, which all go on from one pass over the turn's prompt. The embeddings are no help: they
+are of requests alone, without the chat template.
 
 What counts as complying is the cheap rule of `spard.evaluation.judges.refusal`: an answer that begins as a refusal and
 then complies is not seen here, and where the base model obeys a disguise there is nothing to see.
@@ -16,7 +17,7 @@ then complies is not seen here, and where the base model obeys a disguise there 
 
 from __future__ import annotations
 
-import math
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,14 +26,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
 from spard.data.rows import Example
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
-from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, token_losses, vocabulary
+from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.models.base import Base
-from spard.models.budget import in_passes
+from spard.models.budget import generated_rows, in_passes, pass_tokens
+from spard.models.decoding import Prefix, begin, shared
 from spard.models.generate import generate
 
 ASKED = 64  # prompts of the pool that the base model is asked for its refusals
@@ -169,26 +172,51 @@ def _any_of(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple[Tensor]:
 def _whole_openings(
     base: Base, rows: Sequence[Encoded], turns: Sequence[tuple[int, int]], openings: Sequence[tuple[int, ...]]
 ) -> list[float]:
-    """Return for each turn, as (row, tokens before it), the probability that the base model begins with an opening."""
+    """Return for each turn, as (row, tokens before it), the probability that the base model begins with an opening.
+
+    A prompt that fills all positions loses its first tokens. Of each prompt keys and values are held twice.
+    """
+    if not turns:
+        return []
+    model, most = base.model, base.sequence_limit(UNBOUNDED) - OPENING
+    prompts = [rows[i].ids[:start][-most:] for i, start in turns]
+    longest = max(map(len, prompts))
+    kept = generated_rows(model, longest, longest + OPENING) * (longest + OPENING)
+    prefix = shared(model, prompts)
+
+    def begun(places: list[int]) -> Tensor:
+        asked = [prompts[place] for place in places]
+        return _openings_after(model, asked, openings, prefix, base.tokenizer.pad_token_id)
+
     found = [0.0] * len(turns)
-    asked = [
-        (n, _continued(base, rows[i].ids[:start], each)) for n, (i, start) in enumerate(turns) for each in openings
-    ]
-
-    def logp_of(places: list[int]) -> Tensor:
-        batch = collate([asked[place][1] for place in places], base.tokenizer.pad_token_id, base.device)
-        return -token_losses(base.model, batch).loss_S.double().view(len(places), OPENING).sum(dim=1)
-
-    for places, logp_B in in_passes(base.model, [len(row.ids) for _, row in asked], logp_of):
-        for place, logp in zip(places, logp_B.tolist(), strict=True):
-            found[asked[place][0]] += math.exp(logp)
+    lengths = [len(prompt) + OPENING for prompt in prompts]
+    for places, p_B in in_passes(model, lengths, begun, min(kept, pass_tokens(model))):
+        for place, p in zip(places, p_B.tolist(), strict=True):
+            found[place] = p
     return found
 
 
-def _continued(base: Base, prompt: Sequence[int], opening: tuple[int, ...]) -> Encoded:
-    """Return a prompt and an opening after it; a prompt that fills all positions loses its first tokens."""
-    kept = tuple(prompt[-(base.sequence_limit(UNBOUNDED) - len(opening)) :])
-    return Encoded((*kept, *opening), (*[NO_LOSS] * len(kept), *opening))
+def _openings_after(
+    model: Any, asked: Sequence[Sequence[int]], openings: Sequence[tuple[int, ...]], prefix: Prefix, pad: int
+) -> Tensor:
+    """Return the probability (B) that each prompt is continued with one of the openings."""
+    begun, first_BV = begin(model, asked, range(len(asked)), prefix, pad, most=0)
+    first_BV = first_BV.float().log_softmax(dim=-1)
+    mask_BT = functional.pad(begun.mask_BT, (0, OPENING - 1), value=True)
+    position_BN = begun.at_B.unsqueeze(1) + torch.arange(1, OPENING, device=model.device)
+    p_B = torch.zeros(len(asked), dtype=torch.double, device=model.device)
+    for opening in openings:
+        token_BN = torch.tensor(opening, device=model.device).expand(len(asked), OPENING)
+        logits_BNV = model(
+            input_ids=token_BN[:, :-1],
+            attention_mask=mask_BT,
+            position_ids=position_BN,
+            past_key_values=copy.deepcopy(begun.cache),
+            use_cache=True,
+        ).logits
+        later_BN = logits_BNV.float().log_softmax(dim=-1).gather(2, token_BN[:, 1:, None]).squeeze(2)
+        p_B += (first_BV[:, opening[0]] + later_BN.sum(dim=1)).double().exp()
+    return p_B
 
 
 def _largest(found: dict[int, float]) -> OwnRefusal:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from spard.data.chat import UNBOUNDED, Encoded, encode_all
 from spard.data.rows import Example
@@ -12,7 +13,7 @@ from spard.evaluation import own_refusal
 from spard.evaluation.own_refusal import OPENING, OwnRefusal, complies, own_refusal_of, own_refusals
 from spard.models import budget
 from spard.models.base import Base
-from tests.spard.parts import chat
+from tests.spard.parts import SIZES, chat
 
 SORRY = "I cannot help with that."
 STEPS = "Sure, take the first step."
@@ -65,6 +66,37 @@ def test_the_signal_is_the_probability_of_the_openings_after_the_row_s_own_promp
     before = base.tokenizer.decode(rows[1].ids[: found[1].start])
     assert before.endswith("<|user|>\nPlease.<|end|>\n<|assistant|>\n")
     assert before.startswith("<|system|>\nBe brief.")
+
+
+def test_a_prompt_goes_through_the_model_once_for_all_openings(base: Base) -> None:
+    """Twice with the pass that bounds the signal; what two prompts begin with alike goes through once for both."""
+    begun = openings(base, "I cannot", "Sorry, ", "No, I ", "Not me")
+    rows = encoded(base, *(chat(f"Do harm number {i}, please", STEPS) for i in (1, 2)))
+    asked: list[int] = []
+
+    def count(module: torch.nn.Module, args: Sequence[object], said: dict[str, torch.Tensor]) -> None:
+        asked.append(said["input_ids"].numel())
+
+    with base.model.get_decoder().register_forward_pre_hook(count, with_kwargs=True):
+        found = own_refusal_of(base, rows, begun, threshold=1e-30)
+
+    prompts = sum(each.start or 0 for each in found)
+    assert sum(asked) < 2 * prompts + len(rows) * (1 + len(begun) * (OPENING - 1))
+    for row, signal in zip(rows, found, strict=True):
+        assert signal.probability == pytest.approx(by_hand(base, row.ids[: signal.start], begun), rel=1e-3)
+
+
+def test_a_model_that_looks_back_a_few_tokens_only_is_asked_the_same(base: Base) -> None:
+    config = MistralConfig(**SIZES, sliding_window=12)
+    torch.manual_seed(3)
+    looks_back = replace(base, model=MistralForCausalLM(config).eval())
+    begun = openings(base, "I cannot", "Sorry, ")
+    rows = encoded(base, chat("Do harm number 7, please", STEPS), chat("Add 1.", "2"))
+
+    found = own_refusal_of(looks_back, rows, begun, threshold=1e-30)
+
+    for row, signal in zip(rows, found, strict=True):
+        assert signal.probability == pytest.approx(by_hand(looks_back, row.ids[: signal.start], begun), rel=1e-3)
 
 
 def test_turns_that_cannot_come_above_the_threshold_keep_a_bound(base: Base) -> None:
