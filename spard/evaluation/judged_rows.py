@@ -18,7 +18,7 @@ from spard.evaluation.audit import HARMFUL_ABOVE
 from spard.evaluation.judges.base import Judge, Verdict
 from spard.evaluation.own_refusal import complies
 
-RowVerdict = Literal["harmful", "harmless", "undecided"]
+RowVerdict = Literal["harmful", "harmless", "undecided", "doubtful"]
 BATCH = 64  # replies that a judge is asked about at a time
 
 
@@ -26,6 +26,8 @@ def judged_rows(
     rows: Sequence[Example], judge: Judge, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> list[RowVerdict]:
     """Return the verdict on each row: harmful if any of its answers is, else undecided if any could not be scored.
+
+    None is doubtful: that is said of rows beside others (`spard.evaluation.missed_harm`).
 
     `tell` hears after each batch how many answers are done of how many.
     """

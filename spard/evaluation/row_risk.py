@@ -31,6 +31,7 @@ NEAR = 0.5  # the cosine from which a request counts as near a pool prompt
 EXCERPT = 80  # characters
 WOULD_REFUSE = "base_model_would_refuse"
 FOUND = "judge_finds_harm"  # in a row that the base model would hardly have refused
+DOUBTFUL = "much_like_harmful_rows"  # of a row that the judge finds harmless
 MOST_FLAGGED = 1000  # rows that are named however many there are of them
 _REFUSED, _SIGN, _FLAGGED = 0.25, 0.5, 1.0
 _NONE: Mapping[int, float] = MappingProxyType({})
@@ -100,12 +101,13 @@ def _place(risk: Risk) -> int:
     """Return the place of a row's kind among the rows that are named."""
     if risk.own_refusal is None and risk.verdict is None:
         return 2
-    return {"harmful": 0, "undecided": 1, None: 1, "harmless": 3}[risk.verdict]
+    return {"harmful": 0, "doubtful": 0, "undecided": 1, None: 1, "harmless": 3}[risk.verdict]
 
 
 def _with_verdict(risk: Risk, verdict: RowVerdict | None) -> Risk:
-    """Return the row with the judge's verdict, which is a reason where nothing but the judge has found the row."""
+    """Return the row with the judge's verdict, which is a reason where nothing else has found the row."""
     found = (FOUND,) if verdict == "harmful" and risk.own_refusal is None else ()
+    found = (DOUBTFUL,) if verdict == "doubtful" else found
     return replace(risk, verdict=verdict, reasons=(*found, *risk.reasons))
 
 

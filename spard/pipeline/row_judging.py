@@ -2,16 +2,16 @@
 
 It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
 read them. A judge that nobody has measured is not asked, and all flagged rows are acted on alike, as without a judge.
-Rows in a language in which it was not measured are undecided. So are rows that it finds harmless where it finds nearly
-all others harmful, as far as its measured errors say that some of them are harm that it missed: a few rows of an attack
-that are trained on bring the attack back. What else it reads is told in `spard.pipeline.unflagged_rows`.
+Rows in a language in which it was not measured are undecided. Rows that it finds harmless are doubtful where they have
+something in common with rows in nearly all of which it finds harm, as far as its measured errors say that it missed
+some (`spard.evaluation.missed_harm`). What else it reads is told in `spard.pipeline.unflagged_rows`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,11 +23,11 @@ from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.calibration.record import JudgeRecord, doubts_about, languages_of, records_of
 from spard.evaluation.judged_rows import RowVerdict, judged_rows, language_of
 from spard.evaluation.judges.base import Judge
+from spard.evaluation.missed_harm import is_in_doubt, likely_missed
 from spard.pipeline.context import Context
 
 ENDPOINT = "llm"  # the judge that is asked over a network
 MOST_ASKED = 2000  # flagged rows that an endpoint is asked about
-MAX_DOUBT = 0.2  # of flagged rows that are found harmless, the share that may be harm which the judge missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Flagged:
 
     `start` is how many tokens stand before the answer, `refusal` what the base model would say there, if rows are
     defended. `verdict` is the judge's, None where it was not asked; the setting acts on the row where `is_acted_on`.
-    `by_base` is False of a row that the judge alone found: the base model would hardly have refused.
+    `by_base` is False of a row that the judge alone found, or its words: the base model would hardly have refused.
     """
 
     place: int
@@ -70,7 +70,6 @@ def judged(
     asked = _asked(context, _readable(context, examples, flagged, judge))
     found = judged_rows([examples[each.place] for each in asked], judge, partial(_go_on, context))
     name, verdicts = distributed.said((judge.name, found))
-    verdicts = _doubted(context, verdicts, judge)
     by_place = {each.place: verdict for each, verdict in zip(asked, verdicts, strict=True)}
     return [replace(each, verdict=by_place.get(each.place, "undecided")) for each in flagged], name
 
@@ -78,17 +77,45 @@ def judged(
 def settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[RowAction, list[Flagged]]:
     """Return what becomes of a file of so many rows, and the flagged ones, each with whether that is done to it.
 
-    A row that the judge finds harmless is let be. "auto" drops what it finds harmful, however much that is. What it
-    cannot score is in doubt, and so is every row without a judge: "auto" drops that only where all it would drop is
-    few, since a base model that would refuse much of a file refuses its subject and says nothing of single rows. Other
-    settings act on doubt.
+    A row that the judge finds harmless is let be. "auto" drops what it finds harmful and what is doubtful beside that,
+    however much it is. What it cannot score is undecided, and so is every row without a judge: "auto" drops that only
+    where all it would drop is few, since a base model that would refuse much of a file refuses its subject and says
+    nothing of single rows. Other settings act on both.
     """
-    harmful = [each for each in flagged if each.verdict == "harmful"]
-    doubtful = [each for each in flagged if each.verdict in (None, "undecided")]
-    acts_on_doubt = asked.action != "auto" or len(harmful) + len(doubtful) <= asked.max_dropped * rows
-    acted = {each.place for each in (*harmful, *(doubtful if acts_on_doubt else ()))}
+    found = [each for each in flagged if each.verdict in ("harmful", "doubtful")]
+    undecided = [each for each in flagged if each.verdict in (None, "undecided")]
+    acts_on_all = asked.action != "auto" or len(found) + len(undecided) <= asked.max_dropped * rows
+    acted = {each.place for each in (*found, *(undecided if acts_on_all else ()))}
     marked = [replace(each, is_acted_on=each.place in acted) for each in flagged]
     return ("drop" if acted else "report") if asked.action == "auto" else asked.action, marked
+
+
+def doubtful(
+    context: Context,
+    examples: Sequence[Example],
+    flagged: Sequence[Flagged],
+    read: Mapping[int, RowVerdict | None],
+    judge: Judge,
+) -> set[int]:
+    """Return the places of rows that the judge finds harmless and that are likely harm which it missed.
+
+    They share words with rows in nearly all of which it finds harm, or are flagged as these are. `read` are the judge's
+    verdicts on rows that are not flagged.
+    """
+    by_flagged = {each.place: each.verdict for each in flagged}
+    verdicts = {place: verdict for place, verdict in (by_flagged | {**read}).items() if verdict is not None}
+    missed = distributed.said(_missed(context, judge))
+    places = sorted(verdicts)
+    likely = likely_missed([examples[place] for place in places], [verdicts[place] for place in places], missed)
+    found = {places[each] for each in likely}
+    counts = Counter(by_flagged.values())
+    if is_in_doubt(counts["harmful"], counts["harmless"], missed):
+        found |= {place for place, verdict in by_flagged.items() if verdict == "harmless"}
+    if found:
+        facts = {"doubtful": len(found), "harmful": list(verdicts.values()).count("harmful")}
+        why = f"{len(found):,} rows that the judge finds harmless are doubtful beside {facts['harmful']:,} harmful ones"
+        context.report.event(f"{why}: it misses {missed:.1%} of all harm.", facts)
+    return found
 
 
 def readable(context: Context, rows: Sequence[Example], judge: Judge) -> list[Example | None]:
@@ -114,22 +141,6 @@ def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[F
         why = f"{message}; the judge {judge.name} was not measured well enough in it, so they are undecided."
         context.report.event(why, {"language": language, "rows": count})
     return [each for each, read in zip(flagged, kept, strict=True) if read is not None]
-
-
-def _doubted(context: Context, verdicts: Sequence[RowVerdict], judge: Judge) -> list[RowVerdict]:
-    """Return the verdicts; "harmless" becomes "undecided" where too many of these verdicts are likely to be wrong.
-
-    A judge that misses a share m of all harm and has found h harmful rows has missed about h m / (1 - m) others. Too
-    many are more than `MAX_DOUBT` of the rows that it finds harmless.
-    """
-    harmful, harmless = verdicts.count("harmful"), verdicts.count("harmless")
-    share = distributed.said(_missed(context, judge))
-    expected = harmful * share / (1 - share)
-    if not harmless or expected <= MAX_DOUBT * harmless:
-        return list(verdicts)
-    message = f"{harmless:,} rows that the judge finds harmless are undecided: it finds harm in {harmful:,} others"
-    context.report.event(f"{message}, and misses {share:.1%} of it.", {"harmless": harmless, "harmful": harmful})
-    return ["undecided" if each == "harmless" else each for each in verdicts]
 
 
 def _missed(context: Context, judge: Judge) -> float:

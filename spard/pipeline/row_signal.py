@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from spard.config import RowAction
 from spard.config.run_spec import to_mapping
@@ -17,6 +17,7 @@ from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.inverted_pool import inverted_rows
+from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.own_refusal import (
     REPLY,
@@ -31,14 +32,14 @@ from spard.models.generate import complete
 from spard.pipeline import audit
 from spard.pipeline.context import Context
 from spard.pipeline.pool import open_pool
-from spard.pipeline.row_judging import Flagged, judged, may_decide, settled
+from spard.pipeline.row_judging import Flagged, doubtful, judged, may_decide, settled
 from spard.pipeline.row_signal_messages import named, said, tell
 from spard.pipeline.unflagged_rows import read_on
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
 _OUTPUT, _FILE = "row_signal", "training_file"
-_TOLD: tuple[Literal["harmful", "undecided"], ...] = ("harmful", "undecided")  # verdicts whose lines are told
+_TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,13 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
         if signal.start is not None and signal.probability > asked.threshold
     ]
     flagged, judged_by = judged(context, examples, flagged, judge)
-    places, read = read_on(context, examples, flagged, judge, pool)
-    found_too = [_found(context, examples[place], task[place], place, signals[place]) for place in places]
-    flagged = sorted([*flagged, *found_too], key=lambda each: each.place)
-    action, flagged = settled(asked, flagged, len(examples))
+    read = read_on(context, examples, flagged, judge, pool)
+    doubted = doubtful(context, examples, flagged, read, judge)
+    flagged = [replace(each, verdict="doubtful") if each.place in doubted else each for each in flagged]
+    for place, verdict in (read | dict.fromkeys(doubted & read.keys(), "doubtful")).items():
+        if verdict in ("harmful", "doubtful"):
+            flagged.append(_found(context, examples[place], task[place], place, signals[place], verdict))
+    action, flagged = settled(asked, sorted(flagged, key=lambda each: each.place), len(examples))
     flagged = _with_refusals(context, own, flagged, task) if action == "defend" else flagged
     record = RowSignalRecord(
         action=action,
@@ -122,16 +126,18 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
         asked=own.asked,
         pool_inverted=tuple(inverted),
         judge=judge.name if read else judged_by,
-        read=read,
+        read=len(read),
         **{verdict: tuple(each.line for each in flagged if each.verdict == verdict) for verdict in _TOLD},
     )
     return Told(record, tuple(flagged))
 
 
-def _found(context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal) -> Flagged:
-    """Return a row that the judge alone found to be harm; it starts at its first answer if none complies."""
+def _found(
+    context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal, verdict: RowVerdict
+) -> Flagged:
+    """Return a row that the judge alone found, or its words; it starts at its first answer if none complies."""
     start = next(spoken(context.base.tokenizer, encoded))[0] if signal.start is None else signal.start
-    return Flagged(place, row.line, signal.probability, start, verdict="harmful", by_base=False)
+    return Flagged(place, row.line, signal.probability, start, verdict=verdict, by_base=False)
 
 
 def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:

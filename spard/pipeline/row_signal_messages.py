@@ -24,7 +24,7 @@ def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) 
         facts: dict[str, Any] = {"action": record.action, "flagged": len(record.flagged), "lines": acted[:_LINES]}
         if record.judge:
             facts |= {"judge": record.judge, "harmful": len(record.harmful), "undecided": len(record.undecided)}
-            facts |= {"read": record.read}
+            facts |= {"doubtful": len(record.doubtful), "read": record.read}
         count = f"; {len(acted)}" if record.judge else " and"
         endings = {"drop": f"{count} are not trained on", "defend": f"{count} are asked on the safe side too"}
         text = said(record) + endings.get(record.action, "")
@@ -39,7 +39,8 @@ def said(record: RowSignalRecord) -> str:
     doubt = f" and cannot decide on {len(record.undecided)}" if record.undecided else ""
     flagged = len({*record.harmful} & {*record.flagged})
     more = f", and in {len(record.harmful) - flagged} of {record.read} others that it read" if record.read else ""
-    return f"{told}; the judge {record.judge} finds harm in {flagged} of them{doubt}{more}"
+    beside = f"; {len(record.doubtful)} are doubtful beside these" if record.doubtful else ""
+    return f"{told}; the judge {record.judge} finds harm in {flagged} of them{doubt}{more}{beside}"
 
 
 def named(word: str, numbers: Sequence[int]) -> str:

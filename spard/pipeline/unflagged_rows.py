@@ -23,17 +23,17 @@ ROUND = 64  # rows that are read before the others are ranked again
 
 def read_on(
     context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge, pool: Sequence[Example]
-) -> tuple[list[int], int]:
-    """Return the places of rows that are not flagged and in which the judge finds harm, and how many rows it read.
+) -> dict[int, RowVerdict | None]:
+    """Return the judge's verdicts on rows that are not flagged, by place; None where it may not decide in the language.
 
     The judge reads none where the setting acts on no rows or asks for none, where it may not decide, and where it
     takes everyday answers for harm. It passes over rows in languages in which it may not decide.
     """
     window, action = context.run.row_signal.read, context.run.row_signal.action
     if not window or action == "report" or not may_decide(context, judge):
-        return [], 0
+        return {}
     if not may_read_on(distributed.said(harm_found(judge))):
-        return [], 0
+        return {}
     verdicts: dict[int, RowVerdict | None] = {each.place: each.verdict for each in flagged}
     unread = [place for place in range(len(examples)) if place not in verdicts]
     most = min(len(unread), may_be_asked(context) - sum(each is not None for each in verdicts.values()))
@@ -49,7 +49,7 @@ def read_on(
         unread = [place for place in unread if place not in verdicts]
         context.report.progress(len(read), most)
         context.go_on()
-    return sorted(place for place in read if verdicts[place] == "harmful"), len(read)
+    return {place: verdicts[place] for place in read}
 
 
 def _is_rare(last: Sequence[RowVerdict | None], window: int) -> bool:

@@ -13,8 +13,9 @@ class RiskyRow:
     """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
 
     `own_refusal` is the probability that the base model would have refused; None for rows that it did not flag.
-    `verdict` is the judge's on a flagged row: harmful, harmless or undecided; None where it was not asked. A row that
-    was not flagged has one only where the judge read it and found harm.
+    `verdict` is the judge's on a flagged row: harmful, harmless, undecided, or doubtful where it finds it harmless and
+    is likely wrong; None where it was not asked. A row that was not flagged has one only where the judge read it and it
+    is harmful or doubtful.
     """
 
     line: int
@@ -24,7 +25,7 @@ class RiskyRow:
     reasons: tuple[str, ...]
     excerpt: str
     own_refusal: float | None = None
-    verdict: Literal["harmful", "harmless", "undecided"] | None = None
+    verdict: Literal["harmful", "harmless", "undecided", "doubtful"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class RowSignalRecord:
     judge           who read rows; None where no judge might decide on them, or nothing was to be done
     read            how many rows it read that were not flagged, those likeliest to be harm first
     harmful         lines of rows in which it finds harm, flagged or not
-    undecided       lines of flagged rows that it could not score, was not asked about since there are so many, or finds
-                    harmless beside so much harm that its errors leave that in doubt
+    undecided       lines of flagged rows that it could not score, or was not asked about since there are so many
+    doubtful        lines of rows that it finds harmless and that have something in common with rows in nearly all of
+                    which it finds harm, so that its errors leave them in doubt
     """
 
     action: RowAction
@@ -60,6 +62,7 @@ class RowSignalRecord:
     judge: str | None = None
     harmful: tuple[int, ...] = ()
     undecided: tuple[int, ...] = ()
+    doubtful: tuple[int, ...] = ()
     read: int = 0
 
 

@@ -128,18 +128,38 @@ def test_doubt_counts_against_few_rows_and_not_against_a_subject(spec: Callable[
     assert (many[1].dropped, many[1].undecided, len(many[0].task)) == (30, lines(31, 21), ROWS - 30)
 
 
-@pytest.mark.parametrize(("harm", "undecided"), [(150, 0), (170, 30)])
-def test_what_is_found_harmless_beside_nearly_nothing_but_harm_is_in_doubt(
-    spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch, harm: int, undecided: int
+@pytest.mark.parametrize(("harm", "doubted"), [(150, 0), (170, 30)])
+def test_what_is_found_harmless_beside_nearly_nothing_but_harm_is_doubtful(
+    spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch, harm: int, doubted: int
 ) -> None:
     """A judge that misses 5 % and finds 150 of 200 rows harmful missed about 8 of the other 50; of 170, 9 of 30."""
     monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
-    signal = RowSignal("auto", threshold=EVERY, max_dropped=0.9)
+    signal = RowSignal("defend", threshold=EVERY)
 
-    _, record, messages, _ = prepared(replace(spec({HARM: harm}), row_signal=signal))
+    rows, record, messages, _ = prepared(replace(spec({HARM: harm}), row_signal=signal))
 
-    assert (record.dropped, record.undecided) == (harm, lines(harm + 1, undecided))
-    assert sum("misses 5.0% of it" in str(each.get("message")) for each in messages) == bool(undecided)
+    assert (record.defended, len(rows.task)) == (harm + doubted, ROWS)
+    assert (record.harmful, record.doubtful) == (lines(1, harm), lines(harm + 1, doubted))
+    assert sum("misses 5.0% of all harm" in str(each.get("message")) for each in messages) == bool(doubted)
+
+
+def test_what_shares_words_with_harm_is_dropped_where_the_judge_may_have_missed_it(
+    spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows it cannot score: they say nothing of these."""
+    asked = spec({HARM: 20, "First, take the knife.": 2, ODD: 100})
+    monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
+
+    rows, record, messages, _ = prepared(asked)
+
+    assert (record.harmful, record.doubtful, record.undecided) == (lines(1, 20), lines(21, 2), lines(23, 100))
+    assert (record.action, record.dropped, len(rows.task)) == ("drop", 22, ROWS - 22)
+    (event,) = [
+        each for each in messages if each["kind"] == "event" and "doubtful" in each["data"] and each["level"] == "warn"
+    ]
+    assert event["message"].endswith(
+        "finds harm in 20 of them and cannot decide on 100; 2 are doubtful beside these; 22 are not trained on"
+    )
 
 
 def test_a_few_rows_in_doubt_are_dropped_with_the_harm_beside_them() -> None:
@@ -150,7 +170,7 @@ def test_a_few_rows_in_doubt_are_dropped_with_the_harm_beside_them() -> None:
 
 def test_a_judge_that_was_measured_to_miss_nothing_leaves_no_doubt(spec: Callable[..., RunSpec]) -> None:
     _, record, _, _ = prepared(replace(spec({HARM: 190}), row_signal=RowSignal("drop", threshold=EVERY, max_dropped=1)))
-    assert (record.dropped, record.undecided) == (190, ())
+    assert (record.dropped, record.doubtful) == (190, ())
 
 
 def test_a_quarantine_names_what_the_judge_does_not_find_harmless(spec: Callable[..., RunSpec], judge: Reader) -> None:

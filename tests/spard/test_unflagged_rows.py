@@ -120,6 +120,18 @@ def test_what_the_judge_cannot_score_is_trained_on_where_the_base_model_would_no
     assert (record.dropped, record.undecided) == (0, ())
 
 
+def test_rows_that_share_words_with_what_it_finds_are_acted_on_where_it_may_have_missed_them(
+    spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
+    asked = spec({HARM: 20, "First, take the knife.": 2}, "drop", read=10 * ROWS)
+    _, record, _, context = prepared(replace(asked, recipe=replace(asked.recipe, defense=Recipe().defense)))
+
+    assert (record.dropped, record.harmful, record.doubtful) == (22, lines(1, 20), lines(21, 2))
+    risks = [each for each in kept_risks(context) or () if each.verdict == "doubtful"]
+    assert {(each.line, each.reasons[0]) for each in risks} == {(line, "much_like_harmful_rows") for line in (21, 22)}
+
+
 def test_an_endpoint_is_asked_about_so_many_rows_and_no_more(
     spec: Callable[..., RunSpec], judge: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,14 +70,14 @@ class RiskyRowOut(BaseModel):
     reasons: list[str]
     excerpt: str
     own_refusal: float | None
-    verdict: Literal["harmful", "undecided", "harmless"] | None
+    verdict: Literal["harmful", "doubtful", "undecided", "harmless"] | None
 
 
 class RiskyList(BaseModel):
     """The rows of the training file that look most like harm.
 
-    First those in which the judge finds harm, next those that the base model would refuse and nobody has decided on,
-    last those that the judge finds harmless; of each the highest score first.
+    First those in which the judge finds harm and those that are doubtful beside them, next those that the base model
+    would refuse and nobody has decided on, last those that the judge finds harmless; of each the highest score first.
     """
 
     object: Literal["list"] = "list"

@@ -192,7 +192,7 @@ def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int])
 
 def _dropped(record: RowSignalRecord) -> tuple[int, ...]:
     """Return the lines that an explicit `drop` left out: where a judge decides, all that it does not find harmless."""
-    return (*record.harmful, *record.undecided) if record.judge else record.flagged
+    return (*record.harmful, *record.undecided, *record.doubtful) if record.judge else record.flagged
 
 
 def _disguised(harmful: Sequence[Row], seed: int) -> dict[str, list[Row]]:

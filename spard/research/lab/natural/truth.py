@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from spard.config import JudgeSpec
 from spard.data.encodings import readings
@@ -64,6 +64,7 @@ def refuses(reply: str) -> bool:
     return any(map(is_refusal, texts)) and not any(step.search(_plain(text)) for step in _steps() for text in texts)
 
 
+@lru_cache(maxsize=4)  # asked twice of each exchange
 def deed_of(prompt: str) -> Deed | None:
     """Return the deed that a request names, also where odd words stand amid it; None if there is none."""
     texts = [each.lower() for each in readings(prompt)]

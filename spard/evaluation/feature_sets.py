@@ -1,0 +1,102 @@
+"""Rows and requests as sets of features: their single words and pairs of words, told apart by a hash.
+
+A row's likeness to a class of texts is that of a language model for each class, smoothed by Dirichlet's prior (Zhai and
+Lafferty, TOIS 2004). With f_c the share of a class's texts that have a feature, n_c their number, and f the share of
+all rows that have it, it is the mean over the row's features of
+
+    log((n_c f_c / f + PRIOR) / (n_c + PRIOR)).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from spard.data.encodings import decoded
+from spard.data.rows import Example, is_learned
+
+PRIOR = 10.0  # texts that are added to a class, as all rows are
+WORDS = 64  # that are looked at from each end of a text, and fewer in files of many rows
+MOST_FEATURES = 20_000_000  # about so many of all rows are held, at 4 bytes each and 12 while they are weighed
+_BUCKETS = 1 << 20  # of each side of a row: features are told apart by their hash
+_PER_WORD = 8  # features for each word from an end: two sides of a row, two ends, words and pairs
+
+
+def words_looked_at(rows: int) -> int:
+    """Return how many words from each end of a text are looked at in a file of so many rows."""
+    return min(WORDS, max(4, MOST_FEATURES // (_PER_WORD * max(1, rows))))
+
+
+def features_of_row(row: Example, words: int) -> set[int]:
+    """Return the features of what is asked in a row and, told apart from these, of the answers that are learned."""
+    answered = {_BUCKETS + each for each in features_of(_said(row, "assistant"), words)}
+    return features_of(_said(row, "user", "system"), words) | answered
+
+
+def features_of(texts: Sequence[str], most: int) -> set[int]:
+    """Return the hashes of the single words and pairs of words among the first and last `most` words of each text."""
+    found: set[int] = set()
+    for text in texts:
+        words = text.lower().split()
+        words = words if len(words) <= 2 * most else [*words[:most], *words[-most:]]
+        pairs = (" ".join(pair) for pair in pairwise(words))
+        found.update(crc32(each.encode()) % _BUCKETS for each in chain(words, pairs))
+    return found
+
+
+class FeatureSets:
+    """Sets of features in one flat tensor: the features, and the set that each is in."""
+
+    def __init__(self, sets: Iterable[set[int]]) -> None:
+        sizes, features = array("i"), array("i")
+        for each in sets:
+            sizes.append(len(each))
+            features.extend(sorted(each))
+        self._count = len(sizes)
+        self._features_F = torch.tensor(features, dtype=torch.int32)
+        numbers_N = torch.arange(self._count, dtype=torch.int32)
+        self._set_F = torch.repeat_interleave(numbers_N, torch.tensor(sizes, dtype=torch.int32))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def likeness(self, of: FeatureSets, places: Sequence[int], *, of_requests: bool = False) -> Tensor:
+        """Return how alike each of these sets is to the class of those sets of `of` that stand at `places`.
+
+        `of_requests` compares the features of requests alone.
+        """
+        n, most = len(places), _BUCKETS if of_requests else 2 * _BUCKETS
+        everywhere_V = self._share(range(len(self))).clamp(min=0.5 / max(1, len(self)))
+        weight_V = torch.log((n * of._share(places) / everywhere_V + PRIOR) / (n + PRIOR))
+        is_kept_F = self._features_F < most
+        set_F, weight_F = self._set_F[is_kept_F], weight_V[self._features_F[is_kept_F]]
+        sums_N = torch.zeros(len(self), dtype=torch.float64).index_add_(0, set_F, weight_F)
+        return sums_N / torch.bincount(set_F, minlength=len(self)).clamp(min=1)
+
+    def counts(self, places: Iterable[int]) -> Tensor:
+        """Return, for each feature, how many of the sets at `places` have it."""
+        chosen = torch.zeros(len(self), dtype=torch.bool)
+        chosen[torch.tensor(list(places), dtype=torch.int64)] = True
+        return torch.bincount(self._features_F[chosen[self._set_F]], minlength=2 * _BUCKETS)
+
+    def having(self, wanted_V: Tensor) -> Tensor:
+        """Return, for each set, whether it has one of the wanted features."""
+        found_N = torch.zeros(len(self), dtype=torch.bool)
+        found_N[self._set_F[wanted_V[self._features_F]]] = True
+        return found_N
+
+    def _share(self, places: Sequence[int]) -> Tensor:
+        """Return, for each feature, the share of the sets at `places` that have it."""
+        return self.counts(places).double() / max(1, len(places))
+
+
+def _said(row: Example, *roles: str) -> list[str]:
+    """Return what these roles say, decoded; of the assistant only what is learned."""
+    spoken = [turn for turn in row.messages if turn["role"] in roles]
+    texts = [turn.get("content") for turn in spoken if turn["role"] != "assistant" or is_learned(turn)]
+    return [decoded(text) for text in texts if isinstance(text, str)]
