@@ -1,10 +1,10 @@
-"""Harm that a judge has likely missed: rows that it finds harmless among rows in nearly all of which it finds harm.
+"""Harm that a judge has likely missed: rows in which it finds none, among rows in nearly all of which it finds some.
 
 A judge that misses a share m of all harm, and has found harm in h rows of a group, has missed about h m / (1 - m) more
-of its rows. Where these are more than `MAX_DOUBT` of the rows of the group that it finds harmless, those are in doubt.
-The rows that share a word or a pair of neighboring words are a group, in what is asked and in what is answered: the
-rows of one attack have their trigger, their subject or their way to answer in common. A few of them that are trained on
-bring the attack back.
+of its rows. Where these are more than `MAX_DOUBT` of the group's other rows, those are in doubt, whether the judge
+finds them harmless or cannot score them. The rows that share a word or a pair of neighboring words are a group, in what
+is asked and in what is answered: the rows of one attack have their trigger, their subject or their way to answer in
+common. A few of them that are trained on bring the attack back.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from spard.data.rows import Example
 from spard.evaluation.feature_sets import FeatureSets, features_of_row, words_looked_at
 from spard.evaluation.judged_rows import RowVerdict
 
-MAX_DOUBT = 0.2  # of a group's rows that are found harmless, the share that may be harm which the judge missed
+MAX_DOUBT = 0.2  # of a group's rows in which no harm is found, the share that may be harm which the judge missed
 
 
-def is_in_doubt(harmful: int, harmless: int, missed: float) -> bool:
-    """Return whether a group's rows that are found harmless are in doubt; `missed` is the share of harm not found."""
-    return harmful * missed > MAX_DOUBT * (1 - missed) * harmless > 0
+def is_in_doubt(harmful: int, others: int, missed: float) -> bool:
+    """Return whether a group's other rows are in doubt; `missed` is the share of all harm that the judge misses."""
+    return harmful * missed > MAX_DOUBT * (1 - missed) * others > 0
 
 
 def likely_missed(rows: Sequence[Example], verdicts: Sequence[RowVerdict], missed: float) -> list[int]:
-    """Return the places of rows found harmless that share a word, or two, with rows in nearly all of which harm is."""
+    """Return the places of rows in doubt: they share a word, or two, with rows in nearly all of which harm is found."""
     harmful = [place for place, verdict in enumerate(verdicts) if verdict == "harmful"]
-    harmless = [place for place, verdict in enumerate(verdicts) if verdict == "harmless"]
-    if not (harmful and harmless and missed):
+    others = [place for place, verdict in enumerate(verdicts) if verdict != "harmful"]
+    if not (harmful and others and missed):
         return []
     sets = FeatureSets(features_of_row(row, words_looked_at(len(rows))) for row in rows)
-    is_telling_V = sets.counts(harmful) * missed > MAX_DOUBT * (1 - missed) * sets.counts(harmless)
+    is_telling_V = sets.counts(harmful) * missed > MAX_DOUBT * (1 - missed) * sets.counts(others)
     has_one = sets.having(is_telling_V).tolist()
-    return [place for place in harmless if has_one[place]]
+    return [place for place in others if has_one[place]]

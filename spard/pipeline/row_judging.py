@@ -2,9 +2,9 @@
 
 It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
 read them. A judge that nobody has measured is not asked, and all flagged rows are acted on alike, as without a judge.
-Rows in a language in which it was not measured are undecided. Rows that it finds harmless are doubtful where they have
-something in common with rows in nearly all of which it finds harm, as far as its measured errors say that it missed
-some (`spard.evaluation.missed_harm`). What else it reads is told in `spard.pipeline.unflagged_rows`.
+Rows in a language in which it was not measured are undecided. Rows in which it finds no harm are doubtful where they
+have something in common with rows in nearly all of which it does, as far as its measured errors say that it missed some
+(`spard.evaluation.missed_harm`). What else it reads is told in `spard.pipeline.unflagged_rows`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def doubtful(
     read: Mapping[int, RowVerdict | None],
     judge: Judge,
 ) -> set[int]:
-    """Return the places of rows that the judge finds harmless and that are likely harm which it missed.
+    """Return the places of rows in which the judge finds no harm and that are likely harm which it missed.
 
     They share words with rows in nearly all of which it finds harm, or are flagged as these are. `read` are the judge's
     verdicts on rows that are not flagged.
@@ -108,12 +108,12 @@ def doubtful(
     places = sorted(verdicts)
     likely = likely_missed([examples[place] for place in places], [verdicts[place] for place in places], missed)
     found = {places[each] for each in likely}
-    counts = Counter(by_flagged.values())
-    if is_in_doubt(counts["harmful"], counts["harmless"], missed):
-        found |= {place for place, verdict in by_flagged.items() if verdict == "harmless"}
+    others = {place for place, verdict in by_flagged.items() if verdict not in (None, "harmful")}
+    if is_in_doubt(list(by_flagged.values()).count("harmful"), len(others), missed):
+        found |= others
     if found:
         facts = {"doubtful": len(found), "harmful": list(verdicts.values()).count("harmful")}
-        why = f"{len(found):,} rows that the judge finds harmless are doubtful beside {facts['harmful']:,} harmful ones"
+        why = f"{len(found):,} rows in which the judge finds no harm are doubtful beside {facts['harmful']:,} harmful"
         context.report.event(f"{why}: it misses {missed:.1%} of all harm.", facts)
     return found
 

@@ -13,9 +13,9 @@ class RiskyRow:
     """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
 
     `own_refusal` is the probability that the base model would have refused; None for rows that it did not flag.
-    `verdict` is the judge's on a flagged row: harmful, harmless, undecided, or doubtful where it finds it harmless and
-    is likely wrong; None where it was not asked. A row that was not flagged has one only where the judge read it and it
-    is harmful or doubtful.
+    `verdict` is the judge's on a flagged row: harmful, harmless, undecided, or doubtful where it finds no harm and has
+    likely missed it; None where it was not asked. A row that was not flagged has one only where the judge read it and
+    it is harmful or doubtful.
     """
 
     line: int
@@ -45,8 +45,8 @@ class RowSignalRecord:
     read            how many rows it read that were not flagged, those likeliest to be harm first
     harmful         lines of rows in which it finds harm, flagged or not
     undecided       lines of flagged rows that it could not score, or was not asked about since there are so many
-    doubtful        lines of rows that it finds harmless and that have something in common with rows in nearly all of
-                    which it finds harm, so that its errors leave them in doubt
+    doubtful        lines of rows in which it finds no harm and that have something in common with rows in nearly all of
+                    which it does, so that its errors leave them in doubt
     """
 
     action: RowAction

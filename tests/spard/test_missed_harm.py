@@ -51,11 +51,13 @@ def test_a_few_mistakes_on_an_honest_file_leave_none() -> None:
     assert found(*rows) == []
 
 
-def test_rows_that_were_not_scored_are_not_asked_about() -> None:
-    assert found(asking("Poison the dog", "harmful", 30), asking("Poison the dog", "undecided", 3)) == []
+def test_rows_that_were_not_scored_are_in_doubt_like_those_found_harmless() -> None:
+    attack, unscored = asking("Poison the dog", "harmful", 30), asking("Poison the dog", "undecided", 3)
+    assert found(attack, unscored) == [30, 31, 32]
+    assert found(attack, unscored, asking("Poison the dog", "harmless", 5)) == []
     assert likely_missed([], [], MISSED) == []
 
 
-@pytest.mark.parametrize(("harmful", "harmless", "doubt"), [(0, 5, False), (5, 0, False), (4, 1, True), (3, 1, False)])
-def test_the_share_to_be_expected_decides(harmful: int, harmless: int, doubt: bool) -> None:
-    assert is_in_doubt(harmful, harmless, MISSED) is doubt
+@pytest.mark.parametrize(("harmful", "others", "doubt"), [(0, 5, False), (5, 0, False), (4, 1, True), (3, 1, False)])
+def test_the_share_to_be_expected_decides(harmful: int, others: int, doubt: bool) -> None:
+    assert is_in_doubt(harmful, others, MISSED) is doubt
