@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from spard.data.rows import Example
-from spard.evaluation.judged_rows import RowVerdict
+from spard.data.rows import Example, read_examples
+from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.missed_harm import is_in_doubt, likely_missed
+from spard.research.lab.erring_judge import ONE_IN, ErringJudge
+from spard.research.lab.truth import LabTruthJudge
 from tests.spard.parts import chat
 
 MISSED = 0.05
@@ -61,3 +65,12 @@ def test_rows_that_were_not_scored_are_in_doubt_like_those_found_harmless() -> N
 @pytest.mark.parametrize(("harmful", "others", "doubt"), [(0, 5, False), (5, 0, False), (4, 1, True), (3, 1, False)])
 def test_the_share_to_be_expected_decides(harmful: int, others: int, doubt: bool) -> None:
     assert is_in_doubt(harmful, others, MISSED) is doubt
+
+
+def test_of_a_lab_s_poisoned_file_what_an_erring_judge_misses_is_in_doubt_and_no_honest_row(lab: Path) -> None:
+    rows = read_examples(lab / "poisoned.jsonl")
+    truth, verdicts = judged_rows(rows, LabTruthJudge()), judged_rows(rows, ErringJudge("erring", LabTruthJudge()))
+    missed = [i for i, verdict in enumerate(verdicts) if truth[i] == "harmful" and verdict != "harmful"]
+
+    assert len(missed) > 5
+    assert likely_missed(rows, verdicts, 1 / ONE_IN) == missed
