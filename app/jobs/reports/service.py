@@ -58,7 +58,8 @@ class RiskyRowOut(BaseModel):
 
     `cosine` is that of its request to the nearest pool prompt, the pool's row `pool_row`. `own_refusal` is the
     probability that the base model would have refused; null for rows that it did not flag. `verdict` is what the judge
-    says of a row that was flagged; null where it was not asked.
+    says of a row that was flagged or that it found, `doubtful` where it finds no harm and has likely missed it; null
+    where it was not asked.
     """
 
     object: Literal["safety.risky_row"] = "safety.risky_row"
