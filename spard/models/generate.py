@@ -86,7 +86,8 @@ def stream(
                 if not is_gpu_out_of_memory(error) or size == 1 or distributed.count() > 1:
                     raise
                 size = min(size, len(left)) // 2 or 1
-            torch.cuda.empty_cache()
+            if left:
+                torch.cuda.empty_cache()  # of the batch that was too large
     finally:
         model.train(was_training)
 

@@ -112,10 +112,13 @@ def test_where_memory_is_too_little_half_as_many_rows_are_asked_at_once(
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return begin(model, rows, *others)
 
+    emptied = list[int]()
     monkeypatch.setattr("spard.models.generate.begin", crowded)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(asked)))
 
     assert generate(base.model, base.tokenizer, PROMPTS, 12) == whole
     assert asked == [20, 10, 5, 5, 5, 5]
+    assert emptied == [1, 2]  # where it was too much, and not after what fitted: the allocator uses that again
 
 
 def test_a_reply_has_at_most_the_tokens_allowed(base: Base) -> None:
