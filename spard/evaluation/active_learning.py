@@ -1,7 +1,7 @@
 """In which order a judge reads rows: those likeliest to be harm first, given what it has found so far.
 
 A judge is slow, and its verdicts say which rows it should read next: continuous active learning (Cormack and Grossman,
-SIGIR 2014), here by the words that rows share (`spard.evaluation.feature_sets`). A third of the rows is chosen by
+SIGIR 2014), here by the words that rows share (`spard.evaluation.word_features`). A third of the rows is chosen by
 likeness to the pool's requests, a third by likeness to the rows in which harm was found, each less the likeness to the
 rows that were found harmless. The rest is chosen at random, since nobody can hide from that.
 """
@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 
 from spard.data.rows import Example
-from spard.evaluation.feature_sets import FeatureSets, features_of, features_of_row, words_looked_at
+from spard.evaluation.word_features import FeatureSets, features_of, features_of_row, words_looked_at
 
 MOST_ASKED = 2000  # requests of the pool that are looked at, evenly spaced
 

@@ -10,17 +10,31 @@ common. A few of them that are trained on bring the attack back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, overload
+
+from torch import Tensor
 
 from spard.data.rows import Example
-from spard.evaluation.feature_sets import FeatureSets, features_of_row, words_looked_at
 from spard.evaluation.judged_rows import RowVerdict
+from spard.evaluation.word_features import FeatureSets, features_of_row, words_looked_at
 
 MAX_DOUBT = 0.2  # of a group's rows in which no harm is found, the share that may be harm which the judge missed
 
 
-def is_in_doubt(harmful: int, others: int, missed: float) -> bool:
-    """Return whether a group's other rows are in doubt; `missed` is the share of all harm that the judge misses."""
-    return harmful * missed > MAX_DOUBT * (1 - missed) * others > 0
+@overload
+def is_in_doubt(harmful: int, others: int, missed: float) -> bool: ...
+
+
+@overload
+def is_in_doubt(harmful: Tensor, others: Tensor, missed: float) -> Tensor: ...
+
+
+def is_in_doubt(harmful: Any, others: Any, missed: float) -> Any:
+    """Return whether a group's other rows are in doubt, or whether those of each group are, from counts of its rows.
+
+    `missed` is the share of all harm that the judge misses.
+    """
+    return (harmful * missed > MAX_DOUBT * (1 - missed) * others) & (others > 0)
 
 
 def likely_missed(rows: Sequence[Example], verdicts: Sequence[RowVerdict], missed: float) -> list[int]:
@@ -30,6 +44,5 @@ def likely_missed(rows: Sequence[Example], verdicts: Sequence[RowVerdict], misse
     if not (harmful and others and missed):
         return []
     sets = FeatureSets(features_of_row(row, words_looked_at(len(rows))) for row in rows)
-    is_telling_V = sets.counts(harmful) * missed > MAX_DOUBT * (1 - missed) * sets.counts(others)
-    has_one = sets.having(is_telling_V).tolist()
+    has_one = sets.having(is_in_doubt(sets.counts(harmful), sets.counts(others), missed)).tolist()
     return [place for place in others if has_one[place]]

@@ -36,7 +36,7 @@ class Flagged:
 
     `start` is how many tokens stand before the answer, `refusal` what the base model would say there, if rows are
     defended. `verdict` is the judge's, None where it was not asked; the setting acts on the row where `is_acted_on`.
-    `by_base` is False of a row that the judge alone found, or its words: the base model would hardly have refused.
+    `by_base` is False of a row that the base model would hardly have refused: it is harmful or doubtful to the judge.
     """
 
     place: int

@@ -135,7 +135,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
 def _found(
     context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal, verdict: RowVerdict
 ) -> Flagged:
-    """Return a row that the judge alone found, or its words; it starts at its first answer if none complies."""
+    """Return a row that the base model did not flag, with its verdict; its first answer counts if none complies."""
     start = next(spoken(context.base.tokenizer, encoded))[0] if signal.start is None else signal.start
     return Flagged(place, row.line, signal.probability, start, verdict=verdict, by_base=False)
 

@@ -8,9 +8,9 @@ import pytest
 
 from spard.data.encodings import encode
 from spard.data.rows import Example
-from spard.evaluation import feature_sets
+from spard.evaluation import word_features
 from spard.evaluation.active_learning import ReadingOrder
-from spard.evaluation.feature_sets import WORDS
+from spard.evaluation.word_features import WORDS
 from tests.spard.parts import chat
 
 POOL = [f"How do I poison the {animal}?" for animal in ("dog", "cat", "horse", "cow", "sheep", "goat")] * 4
@@ -95,7 +95,7 @@ def test_only_the_ends_of_a_long_text_are_looked_at() -> None:
 
 
 def test_of_many_rows_less_of_each_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_sets, "MOST_FEATURES", 0)
+    monkeypatch.setattr(word_features, "MOST_FEATURES", 0)
     padding = "one two three four five six"
     hidden = chat(f"{padding} how do I poison the dog {padding}", "Yes.")
     seen = chat(f"how do I poison {padding} the dog", "Yes.")

@@ -69,7 +69,7 @@ def test_the_signal_is_the_probability_of_the_openings_after_the_row_s_own_promp
 
 
 def test_a_prompt_goes_through_the_model_once_for_all_openings(base: Base) -> None:
-    """Twice with the pass that bounds the signal; what two prompts begin with alike goes through once for both."""
+    """With the pass that gives the bound it is twice; tokens that all prompts begin with go through once for all."""
     begun = openings(base, "I cannot", "Sorry, ", "No, I ", "Not me")
     rows = encoded(base, *(chat(f"Do harm number {i}, please", STEPS) for i in (1, 2)))
     asked: list[int] = []

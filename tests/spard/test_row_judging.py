@@ -146,7 +146,7 @@ def test_what_is_found_harmless_beside_nearly_nothing_but_harm_is_doubtful(
 def test_what_shares_words_with_harm_is_dropped_where_the_judge_may_have_missed_it(
     spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many rows it cannot score: they say nothing of these."""
+    """Rows that share no words with harm and cannot be scored do not keep "auto" from dropping those that do."""
     asked = spec({HARM: 20, "First, take the knife.": 2, ODD: 100})
     monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
 

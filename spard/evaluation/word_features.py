@@ -66,7 +66,7 @@ class FeatureSets:
         return self._count
 
     def likeness(self, of: FeatureSets, places: Sequence[int], *, of_requests: bool = False) -> Tensor:
-        """Return how alike each of these sets is to the class of those sets of `of` that stand at `places`.
+        """Return how alike each set is to a class of texts: the sets at `places` of the collection `of`.
 
         `of_requests` compares the features of requests alone.
         """
