@@ -44,6 +44,7 @@ class Told:
     flagged    how many of them the row signal flags; None where nothing is measured
     triggered  the share of steps with a safe loss above its bound; None for methods without one
     dropped    how many of them were not trained on
+    doubtful   how many rows the judge finds no harm in, and that are in doubt
     read       how many rows that were not flagged the judge has read
     half       which prompts of the task were answered rightly at half of the steps; empty where that was not asked
     """
@@ -54,6 +55,7 @@ class Told:
     half: str = ""
     dropped: int | None = None
     read: int | None = None
+    doubtful: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class Service:
             half=half.marks,
             dropped=signal.dropped if signal else None,
             read=signal.read if signal else None,
+            doubtful=len(signal.doubtful) if signal else None,
         )
         gate = audit.run(context, prepared.examples, trained.model, before).gate
         return Taken(gate, trained.model, base, cpu_s, told)
