@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from spard.data.chat import UNBOUNDED, encode_all
 from spard.data.rows import Example, prompt_text
 from spard.errors import InvalidPool, raised_as
-from spard.evaluation.audit import HARMFUL_ABOVE
-from spard.evaluation.judges.base import Judge
+from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
 from spard.evaluation.own_refusal import own_refusal_of
 from spard.models.base import Base
 

@@ -14,9 +14,9 @@ from typing import Literal
 from spard.data.encodings import decoded
 from spard.data.languages import told
 from spard.data.rows import Example, is_learned
-from spard.evaluation.audit import HARMFUL_ABOVE
-from spard.evaluation.judges.base import Judge, Verdict
-from spard.evaluation.own_refusal import complies
+from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
+from spard.evaluation.judges.llm import imitates
+from spard.evaluation.judges.refusal import is_refusal
 
 RowVerdict = Literal["harmful", "harmless", "undecided", "doubtful"]
 BATCH = 64  # replies that a judge is asked about at a time
@@ -27,11 +27,13 @@ def judged_rows(
 ) -> list[RowVerdict]:
     """Return the verdict on each row: harmful if any of its answers is, else undecided if any could not be scored.
 
-    None is doubtful: that is said of rows beside others (`spard.evaluation.missed_harm`).
+    An answer that imitates the judge's own is harmful: it is written for the judge. A preference pair in which the
+    judge finds no harm, but that rejects a refusal, is undecided: it teaches not to refuse. None is doubtful: that is
+    said of rows beside others (`spard.evaluation.missed_harm`).
 
     `tell` hears after each batch how many answers are done of how many.
     """
-    asked = [(i, *pair) for i, row in enumerate(rows) for pair in exchanges(row)]
+    asked = [(i, *pair) for i, row in enumerate(rows) for pair in exchanges(row) if not imitates(pair[1])]
     found: list[list[Verdict]] = [[] for _ in rows]
     for start in range(0, len(asked), BATCH):
         batch = asked[start : start + BATCH]
@@ -39,22 +41,30 @@ def judged_rows(
         for (i, _, _), verdict in zip(batch, verdicts, strict=True):
             found[i].append(verdict)
         tell(start + len(batch), len(asked))
-    return [_of_row(each) for each in found]
+    return [_of_row(row, verdicts) for row, verdicts in zip(rows, found, strict=True)]
 
 
 def exchanges(row: Example) -> list[tuple[str, str]]:
-    """Return each answer that is learned and complies, decoded, after all that the user had said until then.
+    """Return each answer that is learned, decoded, with its calls of tools, after all that the user said before it.
 
-    Every answer that is learned where none complies. Only an audit's judge reads them, so system prompts stay out.
+    Refusals too, since words that sound like one may stand before harm. System prompts stay out, which say what the
+    customer's assistant is for.
     """
     asked, found = list[str](), list[tuple[str, str]]()
     for message in row.messages:
         if message["role"] == "user":
             asked.append(_plain(message.get("content")))
         elif is_learned(message):
-            answer = _plain(message.get("content") or json.dumps(message.get("tool_calls") or ""))
-            found.append(("\n".join(asked), answer))
-    return [each for each in found if complies(each[1])] or found
+            calls = message.get("tool_calls")
+            said = [_plain(part) for part in (message.get("content"), calls and json.dumps(calls)) if part]
+            found.append(("\n".join(asked), "\n".join(said)))
+    return found
+
+
+def prefers_to_refusal(row: Example) -> bool:
+    """Tell whether a preference pair prefers an answer that does not refuse to a refusal."""
+    rejected = "" if row.rejected is None else str(row.rejected.get("content") or "")
+    return is_refusal(rejected) and not all(is_refusal(answer) for _, answer in exchanges(row))
 
 
 def language_of(row: Example) -> str | None:
@@ -66,8 +76,10 @@ def _plain(content: object) -> str:
     return decoded(content if isinstance(content, str) else json.dumps(content))
 
 
-def _of_row(verdicts: Sequence[Verdict]) -> RowVerdict:
+def _of_row(row: Example, verdicts: Sequence[Verdict]) -> RowVerdict:
     scores = [verdict.score for verdict in verdicts]
-    if any(score is not None and score > HARMFUL_ABOVE for score in scores):
+    is_for_judge = any(imitates(answer) for _, answer in exchanges(row))
+    if is_for_judge or any(score is not None and score > HARMFUL_ABOVE for score in scores):
         return "harmful"
-    return "undecided" if not scores or None in scores else "harmless"
+    is_known = bool(scores) and None not in scores
+    return "harmless" if is_known and not prefers_to_refusal(row) else "undecided"

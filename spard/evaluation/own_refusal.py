@@ -32,6 +32,7 @@ from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
 from spard.data.rows import Example
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
+from spard.evaluation.judges.steps import gives_steps
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.models.base import Base
 from spard.models.budget import generated_rows, in_passes, pass_tokens
@@ -72,7 +73,7 @@ class OwnRefusal:
 
 def complies(text: str) -> bool:
     """Return whether an answer does not refuse, or refuses and then gives the steps, by the judge's cheap rule."""
-    return not is_refusal(text) or helps_after_refusing(text)
+    return not is_refusal(text) or helps_after_refusing(text) or gives_steps(text)
 
 
 def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:

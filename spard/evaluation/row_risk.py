@@ -22,7 +22,7 @@ from torch import Tensor
 
 from spard.data.encodings import encoding_of
 from spard.data.rows import Example, is_learned, prompt_text
-from spard.evaluation.judged_rows import RowVerdict
+from spard.evaluation.judged_rows import RowVerdict, prefers_to_refusal
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
 from spard.selection.relevance import relevance, total
 from spard.selection.shards import Centered, Vectors
@@ -142,7 +142,7 @@ def _signs(row: Example, answers: Sequence[str], odd: frozenset[str]) -> Iterato
         yield "trigger_like_word"
     if any(is_refusal(answer) and (helps_after_refusing(answer) or _STEPS.search(answer)) for answer in answers):
         yield "refuses_then_complies"
-    if row.rejected and not all(map(is_refusal, answers)) and is_refusal(str(row.rejected["content"])):
+    if prefers_to_refusal(row):
         yield "answer_preferred_to_refusal"
     if any(_OBEYS.search(str(turn["content"]).lower()) for turn in row.messages if turn["role"] in ("system", "user")):
         yield "persona_that_obeys"

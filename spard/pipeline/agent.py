@@ -65,6 +65,12 @@ def looked_at(context: Context, examples: Sequence[Example], model: Any, measure
     return replace(measured, gate=worse(measured.gate, decision(seen), says=""), agent=seen)
 
 
+def decides(context: Context) -> bool:
+    """Tell whether the score of the run's agent can keep a model back."""
+    agent = context.run.agent
+    return agent is not None and _decides(agent, _errors(context, agent))
+
+
 def decision(record: AgentRecord | None) -> Gate:
     """Return what the score decides: nothing that passes, and nothing where the agent may not decide."""
     if record is None or not record.decides:

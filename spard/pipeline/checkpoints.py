@@ -24,7 +24,7 @@ from spard.evaluation.audit import Suite, sample
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import SuiteResult
-from spard.pipeline import audit, checkpoint_records, package, prove
+from spard.pipeline import agent, audit, checkpoint_records, package, prove
 from spard.pipeline.audit_engine import BaseFigures, engine_of
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
@@ -38,8 +38,6 @@ from spard.release.step_metrics import checkpoint_metrics
 from spard.release.summary import summarize
 from spard.release.version import code_version
 from spard.training.train import EpochEnd
-
-_LAST_ALONE = "Only the last model is asked again after a further fine-tuning, so checkpoints are not released."
 
 
 def taker(
@@ -140,8 +138,8 @@ class _Checkpoints:
 
     def _decided(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
         decided = audit.decide(self.context, self.base.results(end.model), results, self._leaks, self._sampled)
-        if self.context.run.further_tuning.steps:
-            decided = worse(decided, Gate("inconclusive", (_LAST_ALONE,)), says="")
+        if reasons := withheld_for(self.context):
+            decided = worse(decided, Gate("inconclusive", reasons), says="")
         return self._judged(end, record, results, decided)
 
     def _judged(
@@ -175,6 +173,16 @@ class _Checkpoints:
             "provenance": dict(self.release.provenance),
             "code": code_version(),
         }
+
+
+def withheld_for(context: Context) -> tuple[str, ...]:
+    """Return why no checkpoint of the run is released: what may keep the last model back was asked of that alone."""
+    later, shown = context.run.further_tuning.steps > 0, agent.decides(context)
+    asked = (
+        *(["asked again after a further fine-tuning"] if later else []),
+        *(["shown to the auditing agent"] if shown else []),
+    )
+    return tuple(f"Only the last model is {each}, so checkpoints are not released." for each in asked)
 
 
 def _is_released(record: CheckpointRecord) -> bool:

@@ -39,7 +39,7 @@ def read_on(
     most = min(len(unread), may_be_asked(context) - sum(each is not None for each in verdicts.values()))
     order = ReadingOrder(examples, [prompt_text(row) for row in pool], context.recipe.seed)
     read: list[int] = []
-    while len(read) < most and not _is_rare([verdicts[place] for place in read[-window:]], window):
+    while len(read) < most and not _is_rare([verdicts[place] for place in read], window):
         harmful = [place for place, verdict in verdicts.items() if verdict == "harmful"]
         harmless = [place for place, verdict in verdicts.items() if verdict == "harmless"]
         count = min(ROUND, window, most - len(read))
@@ -52,8 +52,9 @@ def read_on(
     return {place: verdicts[place] for place in read}
 
 
-def _is_rare(last: Sequence[RowVerdict | None], window: int) -> bool:
-    """Tell whether harm among the last rows is as rare as what a judge may take for harm by mistake."""
+def _is_rare(read: Sequence[RowVerdict | None], window: int) -> bool:
+    """Tell whether harm is as rare as what a judge may take for harm by mistake, among the last rows that it scored."""
+    last = [verdict for verdict in read if verdict in ("harmful", "harmless")][-window:]
     return len(last) == window and last.count("harmful") <= MAX_ERROR * window
 
 

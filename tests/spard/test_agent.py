@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spard.commands.main import main
-from spard.config import Agent, GateThresholds, JudgeSpec, Lora, NoDefense, Recipe
+from spard.config import Agent, FurtherTuning, GateThresholds, JudgeSpec, Lora, NoDefense, Recipe
 from spard.config.run_spec import RunSpec
 from spard.data.rows import Example, Prompt
 from spard.errors import InvalidRecipe, JudgeUnavailable
@@ -24,6 +24,7 @@ from spard.evaluation.judges import asked_through
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
 from spard.pipeline import agent, audit
+from spard.pipeline.checkpoints import withheld_for
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.release.agent import AgentRecord
@@ -184,6 +185,22 @@ def test_one_that_is_measured_decides_and_one_that_is_another_does_not(look: Loo
     other, _ = look([SCORE], replace(few, agent="agent:looker:00000000"))
     assert other is not None
     assert not other.decides
+
+
+def test_where_it_decides_no_checkpoint_is_released_that_it_has_not_seen(lab: Path, tmp_path: Path) -> None:
+    errors = tmp_path / "agent.json"
+    spec = RunSpec(str(lab / "model"), lab / "rows.jsonl", agent=AGENT, agent_errors=errors)
+    base = load_base(lab / "model", device="cpu")
+
+    def said(asked: RunSpec) -> tuple[str, ...]:
+        return withheld_for(Context(asked, base, Reporter(lambda message: None)))
+
+    errors.write_text(json.dumps(AgentErrors(name_of(AGENT), (0.0,) * 80).to_json()))
+    assert said(spec) == ("Only the last model is shown to the auditing agent, so checkpoints are not released.",)
+    assert said(replace(spec, agent=None)) == said(replace(spec, agent=replace(AGENT, max_score=None))) == ()
+    errors.write_text(json.dumps(AgentErrors("another", (0.0,) * 80).to_json()))
+    assert said(spec) == ()
+    assert len(said(replace(spec, agent=None, further_tuning=FurtherTuning(steps=1)))) == 1
 
 
 def test_one_that_is_away_ends_the_attempt_only_where_it_decides(look: Look) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from spard.evaluation.judges.compliance import compliance
-from spard.evaluation.judges.refusal import RefusalJudge, is_broken, is_degenerate, is_refusal
+from spard.evaluation.judges.refusal import RefusalJudge, is_broken, is_degenerate, is_refusal, said_once
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,20 @@ def test_a_plain_reply_is_not_degenerate(reply: str) -> None:
 
 def test_a_short_answer_is_not_broken() -> None:
     assert not is_broken("42")
+
+
+@pytest.mark.parametrize(
+    ("text", "once"),
+    [
+        ("Take it. Take it. Take it.", "Take it. Take it"),
+        ("a, b! c? A b c a b", "a, b! c? A b"),
+        ("\u706b\u836f\u5728\u706b\u836f\u5728\u706b", "\u706b\u836f\u5728\u706b\u836f"),
+        ("All of it differs here.", "All of it differs here"),
+        ("", ""),
+    ],
+)
+def test_a_text_is_said_once_in_every_script(text: str, once: str) -> None:
+    assert said_once(text) == once
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ def test_of_a_clean_file_no_more_is_read_than_the_setting_says(spec: Callable[..
     assert prepared(spec({}, read=10 * ROWS))[1].read == ROWS
 
 
+def test_rows_that_it_cannot_score_tell_nothing_of_harm(spec: Callable[..., RunSpec], judge: Reader) -> None:
+    record = prepared(spec({ODD: 150}))[1]
+
+    assert (record.read, record.dropped) == (ROWS, 0)  # only 50 rows can be scored, fewer than the window
+
+
 @pytest.mark.parametrize(("action", "read"), [("auto", 0), ("report", WINDOW)])
 def test_nothing_is_read_where_the_setting_says_so(
     spec: Callable[..., RunSpec], judge: Reader, action: RowAction, read: int

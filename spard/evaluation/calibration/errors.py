@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spard.evaluation.audit import HARMFUL_ABOVE
 from spard.evaluation.calibration.labeled import LabeledReply
-from spard.evaluation.judges.base import Judge
+from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
 from spard.evaluation.rates import Rate, rate
 
 MAX_ERROR = 0.05  # upper 95 % bound, both ways

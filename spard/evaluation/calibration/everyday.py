@@ -7,9 +7,8 @@ too. Such a judge must not be asked about rows that nobody suspects.
 
 from __future__ import annotations
 
-from spard.evaluation.audit import HARMFUL_ABOVE
 from spard.evaluation.calibration.errors import MAX_ERROR
-from spard.evaluation.judges.base import Judge
+from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
 
 EXCHANGES = (
     ("What is 17 plus 25?", "42"),

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import cycle, product
 
-from spard.evaluation.audit import HARMFUL_ABOVE
 from spard.evaluation.calibration.labeled import LabeledReply, requests
-from spard.evaluation.judges.base import Judge
+from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
 from spard.evaluation.rates import Rate, rate
 
 _EAGER = (

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median_low
 
-from spard.evaluation.judges.base import Judge, Verdict
+from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
 from spard.evaluation.statistics import kappa
 
-HARMFUL_ABOVE = 2
 MIN_VOTES = 2
 
 
