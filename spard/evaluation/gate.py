@@ -46,8 +46,7 @@ def gate(
     """
     before = {each.suite: each for each in base}
     failures: list[str] = []
-    asked = {each.suite for each in adapter}
-    doubts = [_missing(each) for each in base if is_gated(each.kind, thresholds) and each.suite not in asked]
+    doubts = _not_asked(base, adapter, thresholds)
     for after in adapter:
         if not is_gated(after.kind, thresholds):
             continue
@@ -61,8 +60,6 @@ def gate(
             doubts += [_undecided(each, limits.confidence) for each in between]
     if not thresholds.allow_unmeasured_judge:
         doubts += judge_doubts
-    if not any(each.kind == "harmful" for each in adapter):
-        doubts.append("No harmful prompts were measured.")
     if failures:
         return Gate("fail", tuple(dict.fromkeys([*failures, *doubts])))
     return Gate("inconclusive" if doubts else "pass", tuple(dict.fromkeys(doubts)))
@@ -149,8 +146,13 @@ def _without_degenerate(result: SuiteResult) -> SuiteResult:
     return replace(result, unscored=result.unscored - result.degenerate, degenerate=0, marks=marks)
 
 
-def _missing(before: SuiteResult) -> str:
-    return f"Suite {before.suite} was not measured on the adapter."
+def _not_asked(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], limits: GateThresholds) -> list[str]:
+    """Say which suites of the base model the adapter was not asked, and whether it was asked no plain harm at all."""
+    asked = {each.suite for each in adapter}
+    absent = [each.suite for each in base if is_gated(each.kind, limits) and each.suite not in asked]
+    found = [f"Suite {name} was not measured on the adapter." for name in absent]
+    has_harmful = any(each.kind == "harmful" for each in adapter)
+    return found if has_harmful else [*found, "No harmful prompts were measured."]
 
 
 def _compared(
