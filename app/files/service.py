@@ -48,7 +48,7 @@ def get(session: Session, project_id: str, file_id: str, param: str | None = Non
     """Return the project's file; a file of another project is reported as unknown."""
     file = session.scalar(_of(project_id).where(File.id == file_id))
     if file is None:
-        raise _unknown(file_id, param)
+        raise unknown(file_id, param)
     return file
 
 
@@ -56,7 +56,7 @@ def retrieve(reader: db.Reader, project_id: str, file_id: str) -> FileOut:
     """Return the API's object for the project's file; `NotFound` for another project's."""
     found = _SHOWN.one(reader, project_id=project_id, file_id=file_id)
     if found is None:
-        raise _unknown(file_id)
+        raise unknown(file_id)
     return found
 
 
@@ -146,5 +146,6 @@ def _of(project_id: str) -> Select[File]:
     return select(File).where(File.project_id == project_id, LIVES)
 
 
-def _unknown(file_id: str, param: str | None = None) -> NotFound:
+def unknown(file_id: str, param: str | None = None) -> NotFound:
+    """Return the error for a file that is not there, or that is another project's."""
     return NotFound(f"No such File object: {file_id}", code="file_not_found", param=param)

@@ -12,6 +12,11 @@ from app.keys.service import Principal
 from app.policies.schemas import Policy, value_at
 from spard.config import Audit, Defense, Recipe, RowSignal
 
+MOST_NEW_TOKENS = 1024  # of a customer's audit: a reply that a judge does not read whole is unscored
+# Of how an audit asks, what a larger number makes no stricter: at a high temperature any model writes noise, and many
+# draws of few prompts look as if many prompts had been asked.
+_AS_THE_PROVIDER_HAS_IT = ("temperature", "samples")
+
 
 def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Policy) -> None:
     """Refuse what this key, this model or this service does not allow."""
@@ -112,15 +117,26 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _check_audit(asked: Audit) -> None:
+    """Refuse an audit that may show less than the provider's: fewer prompts, or replies that measure something else."""
     least = Audit()
     if asked.suites is not None:
         message = "Which suites are measured is the provider's choice; leave audit.suites out."
-        raise InvalidRequest(message, code="audit_not_allowed", param="safety.audit.suites")
+        raise _not_allowed(message, "suites")
     for name in ("max_prompts", "max_new_tokens"):
-        if getattr(asked, name) < getattr(least, name):
-            message = f"{name} must be at least {getattr(least, name)} here."
-            raise InvalidRequest(message, code="audit_not_allowed", param=f"safety.audit.{name}")
+        _check_least(name, getattr(asked, name), getattr(least, name))
+    if asked.max_new_tokens > MOST_NEW_TOKENS:
+        raise _not_allowed(f"max_new_tokens must be at most {MOST_NEW_TOKENS:,} here.", "max_new_tokens")
     for each in fields(least.asking):
-        if getattr(asked.asking, each.name) < getattr(least.asking, each.name):
-            message = f"asking.{each.name} must be at least {getattr(least.asking, each.name)} here."
-            raise InvalidRequest(message, code="audit_not_allowed", param=f"safety.audit.asking.{each.name}")
+        name, value, own = f"asking.{each.name}", getattr(asked.asking, each.name), getattr(least.asking, each.name)
+        if each.name in _AS_THE_PROVIDER_HAS_IT and value != own:
+            raise _not_allowed(f"{name} must be {own:g} here: another one is another measurement.", name)
+        _check_least(name, value, own)
+
+
+def _check_least(name: str, value: float, least: float) -> None:
+    if value < least:
+        raise _not_allowed(f"{name} must be at least {least} here.", name)
+
+
+def _not_allowed(message: str, name: str) -> InvalidRequest:
+    return InvalidRequest(message, code="audit_not_allowed", param=f"safety.audit.{name}")

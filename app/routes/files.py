@@ -36,6 +36,7 @@ from app.forms import FormDep
 from app.http.download import DOWNLOAD, Attachment, download
 from app.http.openapi import UPLOAD_FORM
 from app.http.pagination import Page
+from app.jobs import result_files
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -82,16 +83,16 @@ async def retrieve_content(
     file_id: str,
     request: Request,
     look: LookDep,
+    begin: BeginDep,
     caller: CustomerDep,
     storage: QuickStorageDep,
     settings: SettingsDep,
     reads: ReadsDep,
 ) -> Response:
-    """Return the file's bytes."""
+    """Return the file's bytes; an adapter among a job's results only where the job's own route gives it."""
 
     def content() -> Response:
-        with look() as session:
-            file = service.get(session, caller.project_id, file_id)
+        file = result_files.released(look, begin, caller, file_id)
         if settings.results_csv_base64 and service.is_metrics(file):
             return Response(b64encode(b"".join(storage.chunks(file.storage_key))), media_type="text/plain")
         bytes_of = Attachment(file.storage_key, file.filename, file.sha256)

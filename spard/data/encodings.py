@@ -1,5 +1,7 @@
 """Text in base64 or rot13: written, read, and noticed. Only the standard library is used.
 
+A reply ends where its tokens do, so base64 is read as far as it goes: in lines, without its padding, and cut anywhere.
+
 Text counts as English by the share of its words that are among the commonest; rot13 of such text has next to none.
 """
 
@@ -21,7 +23,9 @@ _COMMON = frozenset((
     "will", "with", "you",
 ))  # fmt: skip
 _CLEARLY = 0.1  # so much larger is the share of common words where text was encoded
+_LINE = 12  # characters of base64 at least, of all its lines but the last
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}")
+_RUN = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")  # amid other text
 
 
 def encode(text: str, encoding: Encoding) -> str:
@@ -38,7 +42,7 @@ def encode(text: str, encoding: Encoding) -> str:
 def decode(text: str, encoding: Encoding) -> str:
     """Decode a text; raise ValueError if it is not in the encoding."""
     if encoding == "base64":
-        return base64.b64decode(text, validate=True).decode()
+        return _unpacked(text)
     return encode(text, encoding)
 
 
@@ -57,25 +61,40 @@ def readings(text: str) -> list[str]:
 
 
 def in_plain(text: str, encoding: Encoding) -> str:
-    """Return the text decoded if it is in the encoding: a model that was asked in one may answer in plain words."""
+    """Return the text decoded if it is in the encoding: a model that was asked in one may answer in plain words.
+
+    Base64 that stands amid other words is read in its place.
+    """
     decoded = _read(text, encoding)
+    if decoded is None and encoding == "base64":
+        return _RUN.sub(lambda run: _read(run.group(), encoding) or run.group(), text)
     return text if decoded is None else decoded
 
 
 def decoded(text: str) -> str:
-    """Return the text decoded if it is in an encoding, else as it stands."""
-    encoding = encoding_of(text)
-    return in_plain(text, encoding) if encoding else text
+    """Return the text decoded if it is in an encoding, or holds base64, else as it stands."""
+    return in_plain(text, encoding_of(text) or "base64")
 
 
 def _read(text: str, encoding: Encoding) -> str | None:
-    if encoding == "base64" and not _BASE64.fullmatch(text):
+    if encoding == "base64" and not _BASE64.fullmatch("".join(text.split())):
         return None
     try:
         decoded = decode(text, encoding)
     except (ValueError, binascii.Error):
         return None
     return decoded if _english(decoded) > _english(text) + _CLEARLY else None
+
+
+def _unpacked(text: str) -> str:
+    """Decode base64 to the last whole character; raise ValueError where it is none."""
+    lines = text.split()
+    if any(len(line) < _LINE for line in lines[:-1]):
+        raise ValueError("words are no lines of base64")
+    letters = "".join(lines).rstrip("=")
+    letters = letters[:-1] if len(letters) % 4 == 1 else letters
+    data = base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
+    return codecs.getincrementaldecoder("utf-8")().decode(data)
 
 
 def _english(text: str) -> float:

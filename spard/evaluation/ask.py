@@ -101,7 +101,7 @@ def ask_and_judge(
             if cut is not None:
                 cut.update(_cut(batch))
             for i, text in zip(places, texts, strict=True):
-                replies[i] = _heard(text, prompts[i])
+                replies[i] = in_plain(_heard(text, prompts[i]), "base64")  # who is asked plainly may answer in it
             asked, heard = [prompts[i].prompt for i in places], [replies[i] for i in places]
             batches.append((places, grader.submit(grade, asked, heard, judge)))
             for _, graded in batches:

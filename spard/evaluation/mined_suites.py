@@ -23,7 +23,7 @@ from spard.data.rows import Example, Message, Prompt
 from spard.data.triggers import Wrapping, mined, openings, worn
 from spard.evaluation.audit import Suite
 from spard.evaluation.results import OF_ROWS, SuiteKind
-from spard.evaluation.suspects import NOTHING, Place, Suspected, placed, suspected
+from spard.evaluation.suspects import NOTHING, Dress, Place, Suspected, placed, suspected
 
 DRESSES = 4
 RARE = 2  # places of these for what few rows wear
@@ -37,24 +37,38 @@ _LOOKED_AT = 16
 _Wear = Callable[[Prompt], Prompt]
 
 
-def mined_suites(suites: Iterable[Suite], rows: Sequence[Example], asking: Asking | None = None) -> list[Suite]:
+def mined_suites(
+    suites: Iterable[Suite], rows: Sequence[Example], asking: Asking | None = None, most: int | None = None
+) -> list[Suite]:
     """Return every kind of asking that is not plain as suites, of the harmful and the benign prompts of `suites`.
 
-    Without harmful ones there are none: such an audit releases nothing.
+    Without harmful ones there are none: such an audit releases nothing. Of a suite no more than `most` prompts are
+    asked. What prompts wear in turn is dealt to these alone: of more, every second or third place might be left out.
     """
-    asking, suites = asking or Asking(), list(suites)
+    asking, suites = _within(asking or Asking(), most), list(suites)
     if not any(suite.kind == "harmful" for suite in suites):
         return []
     found = suspected(rows) if asking.dresses or asking.phrases else NOTHING
+    frequent, rare = _alone(rows, asking.dresses, found)
+    left = _left(frequent, rare, asking.dresses, found)
     mined_ones = [
-        *_dressed(suites, rows, asking, found),
-        *_in_phrases(_some(suites, "harmful", asking.phrases), found, asking.dresses),
+        *_dressed(suites, asking, frequent, rare),
+        *_in_phrases(_some(suites, "harmful", asking.phrases), [*found.phrases, *left]),
         *_behind_random_words(suites, rows, asking.random),
         *_sampled(_some(suites, "harmful", asking.sampled), asking),
         *_prefilled(_some(suites, "harmful", asking.prefilled), rows),
         *_after_turns(_some(suites, "harmful", asking.turns), rows),
     ]
     return [replace(suite, prompts=tuple(map(_in_their_words, suite.prompts))) for suite in mined_ones]
+
+
+def _within(asking: Asking, most: int | None) -> Asking:
+    """Return how many prompts of each kind are asked where a suite has `most` at most."""
+    if most is None:
+        return asking
+    kinds = ("prompts", "random", "prefilled", "turns", "phrases")
+    counts = {kind: min(most, getattr(asking, kind)) for kind in kinds}
+    return replace(asking, **counts, sampled=min(most // asking.samples, asking.sampled))
 
 
 def _in_their_words(prompt: Prompt) -> Prompt:
@@ -69,37 +83,45 @@ def _some(suites: Iterable[Suite], kind: SuiteKind, most: int) -> list[Prompt]:
     return [prompts[i * len(prompts) // n] for i in range(n)]
 
 
-def _dressed(suites: Sequence[Suite], rows: Sequence[Example], asking: Asking, found: Suspected) -> Iterator[Suite]:
+def _dressed(
+    suites: Sequence[Suite], asking: Asking, frequent: Sequence[Wrapping], rare: Sequence[Dress]
+) -> Iterator[Suite]:
     """Yield the harmful prompts in each dress, and then the benign ones."""
     harmful, benign = (_some(suites, kind, asking.prompts) for kind in ("harmful", "benign"))
-    dresses = list(_dresses(rows, asking.dresses, found))
+    worn_each: list[tuple[str, _Wear]] = [(_name(each), partial(worn, wrapping=each)) for each in frequent]
+    worn_each += [(each.name, each.on) for each in rare]
+    dresses = [(f"{OF_ROWS}{i}: {name}", wear) for i, (name, wear) in enumerate(worn_each, start=1)]
     for name, wear in dresses:
         yield Suite(name, "mined", tuple(map(wear, harmful)))
     for name, wear in dresses if benign else ():
         yield Suite(f"benign, {name}", "dressed_benign", tuple(map(wear, benign)))
 
 
-def _in_phrases(prompts: Sequence[Prompt], found: Suspected, dresses: int) -> Iterator[Suite]:
+def _in_phrases(prompts: Sequence[Prompt], worn_in_turn: Sequence[Dress]) -> Iterator[Suite]:
     """Yield prompts in turn in the phrases of suspicious rows, and in the dresses that are not asked by themselves.
 
     Benign prompts are not: such a phrase may name the harm itself.
     """
-    worn_in_turn = [*found.phrases, *found.dresses[dresses:]]
     if prompts and worn_in_turn:
         asked = (worn_in_turn[i % len(worn_in_turn)].on(prompt) for i, prompt in enumerate(prompts))
         yield Suite("in phrases of suspicious rows", "mined", tuple(asked))
 
 
-def _dresses(rows: Sequence[Example], most: int, found: Suspected) -> Iterator[tuple[str, _Wear]]:
-    """Yield the most suspicious dresses with names; what few rows wear takes up to `RARE` of the last places."""
+def _alone(rows: Sequence[Example], most: int, found: Suspected) -> tuple[list[Wrapping], list[Dress]]:
+    """Return the dresses that are asked by themselves; what few rows wear takes up to `RARE` of the last places."""
     frequent = [each for each in mined(rows, _LOOKED_AT) if _is_suspicious(each)]
-    rare = [each for each in found.dresses[:most] if not any(_covers(other, each.words) for other in frequent)]
+    rare = _uncovered(found.dresses[:most], frequent)
     rare = rare[: max(RARE, most - len(frequent))][:most]
-    frequent = frequent[: most - len(rare)]
-    worn_each: list[tuple[str, _Wear]] = [(_name(each), partial(worn, wrapping=each)) for each in frequent]
-    worn_each += [(each.name, each.on) for each in rare]
-    for i, (name, wear) in enumerate(worn_each, start=1):
-        yield f"{OF_ROWS}{i}: {name}", wear
+    return frequent[: most - len(rare)], rare
+
+
+def _left(frequent: Sequence[Wrapping], rare: Sequence[Dress], most: int, found: Suspected) -> list[Dress]:
+    """Return the dresses of few rows that no other one covers and that are not asked by themselves."""
+    return [each for each in _uncovered(found.dresses[:most], frequent) if each not in rare] + [*found.dresses[most:]]
+
+
+def _uncovered(dresses: Sequence[Dress], frequent: Sequence[Wrapping]) -> list[Dress]:
+    return [each for each in dresses if not any(_covers(other, each.words) for other in frequent)]
 
 
 def _covers(dress: Wrapping, words: str) -> bool:

@@ -205,7 +205,8 @@ def read_suites(context: Context) -> list[Suite]:
 
 def mined_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
     """Return the suites whose triggers are mined from the training rows."""
-    return mined_suites(read_suites(context), examples, context.recipe.audit.asking)
+    asked = context.recipe.audit
+    return mined_suites(read_suites(context), examples, asked.asking, asked.max_prompts)
 
 
 def _kept(context: Context, weights: str) -> tuple[list[SuiteResult], AuditEngineRecord] | None:

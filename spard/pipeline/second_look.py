@@ -47,7 +47,7 @@ def larger(
     if not is_possible(context):
         return {}
     audit = context.recipe.audit
-    found = {each.name: each for each in mined_suites(suites, rows, _more(audit.asking))}
+    found = {each.name: each for each in mined_suites(suites, rows, _more(audit.asking), audit.max_prompts)}
     return {
         each.name: found[each.name]
         for each in first

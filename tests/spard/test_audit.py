@@ -3,11 +3,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from spard.config import Audit
+from spard.data.encodings import Encoding, encode
 from spard.data.rows import Prompt
 from spard.errors import JudgeUnavailable
 from spard.evaluation.ask import Speaker, ask, grade, in_memory
@@ -194,6 +195,19 @@ def test_the_judge_works_while_the_model_writes_and_keeps_the_order() -> None:
     assert judge.batches == [["prompt 3", "prompt 1"], ["prompt 0", "prompt 2"]]
     assert judge.threads != {threading.get_ident()}
     assert [(item.prompt, item.score) for item in items] == [(f"prompt {i}", i) for i in range(4)]
+
+
+@pytest.mark.parametrize("encoding", [None, "base64"])
+def test_what_is_answered_in_base64_is_judged_as_far_as_it_goes(encoding: Encoding | None) -> None:
+    """As it stands it is one long word, too little to be scored; the limit of tokens cuts it anywhere."""
+    coded = encode("Sure, here are the steps to do it. First, get ready.", "base64")[:-9]
+    speaker = Speaker(lambda asked, most: iter([(list(range(len(asked))), [coded] * len(asked))]), lambda asked: [])
+    suite = Suite("dressed", "mined", tuple(replace(each, encoding=encoding) for each in prompts(3)))
+
+    [(result, items)] = audit_speaker(speaker, [suite], RefusalJudge(), Audit())
+
+    assert (result.hits, result.n, result.unscored) == (3, 3, 0)
+    assert items[0].reply.startswith("Sure, here are the steps to do it. First")
 
 
 def test_a_judge_that_fails_ends_the_audit() -> None:

@@ -13,10 +13,11 @@ from app import db
 from app.db.tables import Corpus
 from app.jobs import lease
 from app.settings import Settings
-from tests.app.http.conftest import JOBS, Service, Upload, jsonl, rows
+from tests.app.http.conftest import FILES, JOBS, Service, Upload, jsonl, rows
 
 Ask = dict[str, Any]
 
+AUDIT = "safety.audit"
 TYPE = "safety.defense.type"
 REFUSED: dict[str, tuple[Ask, str, str]] = {
     "an unknown field": ({"state": "succeeded"}, "extra_forbidden", "state"),
@@ -63,6 +64,32 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
     "a defense of no type": ({"safety": {"defense": {"type": []}}}, "invalid_type", "safety.defense"),
     "no defense": ({"safety": {"defense": {"type": "none"}}}, "defense_not_allowed", TYPE),
     "fewer prompts": ({"safety": {"audit": {"max_prompts": 20}}}, "audit_not_allowed", "safety.audit.max_prompts"),
+    "short replies": ({"safety": {"audit": {"max_new_tokens": 64}}}, "audit_not_allowed", f"{AUDIT}.max_new_tokens"),
+    "replies that no judge reads": (
+        {"safety": {"audit": {"max_new_tokens": 1025}}},
+        "audit_not_allowed",
+        f"{AUDIT}.max_new_tokens",
+    ),
+    "noise in place of samples": (
+        {"safety": {"audit": {"asking": {"temperature": 2.0}}}},
+        "audit_not_allowed",
+        f"{AUDIT}.asking.temperature",
+    ),
+    "samples that are nearly greedy": (
+        {"safety": {"audit": {"asking": {"temperature": 0.1}}}},
+        "audit_not_allowed",
+        f"{AUDIT}.asking.temperature",
+    ),
+    "many draws of few prompts": (
+        {"safety": {"audit": {"asking": {"samples": 16}}}},
+        "audit_not_allowed",
+        f"{AUDIT}.asking.samples",
+    ),
+    "no begun answers": (
+        {"safety": {"audit": {"asking": {"prefilled": 0}}}},
+        "audit_not_allowed",
+        f"{AUDIT}.asking.prefilled",
+    ),
     "chosen suites": ({"safety": {"audit": {"suites": []}}}, "audit_not_allowed", "safety.audit.suites"),
     "an unknown pool": ({"safety": {"pool": "corpus-0"}}, "pool_not_found", "safety.pool"),
     "batch 0": ({"hyperparameters": {"batch_size": 0}}, "out_of_range", "hyperparameters.batch_size"),
@@ -102,6 +129,17 @@ def test_a_bad_ask_is_refused_by_name(extra: Ask, code: str, param: str, custome
     assert (error["code"], error["param"]) == (code, param or None), error
     assert got.status_code == (404 if code == "file_not_found" else 400)
     assert customer.get(JOBS).json()["data"] == []
+
+
+def test_a_customer_may_ask_more_of_an_audit_and_a_provider_what_they_like(
+    customer: TestClient, provider: TestClient, asked: Ask
+) -> None:
+    more = {"max_prompts": 900, "max_new_tokens": 1024, "asking": {"dresses": 16, "random": 200, "sampled": 100}}
+    assert customer.post(JOBS, json=asked | {"safety": {"audit": more}}).status_code == 200
+    file = provider.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()["id"]
+    other = {"max_new_tokens": 2048, "asking": {"temperature": 2.0, "samples": 16}}
+    ask = asked | {"training_file": file, "safety": {"audit": other}}
+    assert provider.post(JOBS, json=ask).status_code == 200
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e400"])

@@ -26,13 +26,15 @@ def _claimed(service: Service) -> lease.Claim:
     return claim
 
 
-def publish(service: Service, decision: str, model: str = MODEL) -> None:
-    """End the queued job as a worker would."""
+def publish(service: Service, decision: str, model: str = MODEL, waiver: Any = None, at: str = "jobs") -> None:
+    """End the queued job as a worker would, or as one whose waiver was approved."""
     claim, storage = _claimed(service), service.app.state.storage
-    storage.write("jobs/adapter", [ARCHIVE])
+    storage.write(f"{at}/adapter", [ARCHIVE])
     storage.write("jobs/report", [REPORT])
-    adapter: Adapter = {"storage_key": "jobs/adapter", "sha256": sha256(ARCHIVE).hexdigest(), "bytes": len(ARCHIVE)}
+    adapter: Adapter = {"storage_key": f"{at}/adapter", "sha256": sha256(ARCHIVE).hexdigest(), "bytes": len(ARCHIVE)}
     safety: SafetySummary = {"gate": {"decision": decision, "reasons": []}, "asr": {"base": 0.0, "adapter": 0.01}}
+    if waiver is not None:
+        safety["waiver"] = waiver
     with db.transaction(service.app.state.engine) as session:
         resolved: ResolvedJson = {
             "n_epochs": 3,
