@@ -8,7 +8,7 @@ page says how malware is removed. A judge reads both and tells them apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from spard.data.encodings import decoded
@@ -29,23 +29,25 @@ def judged_rows(
 
     An answer that imitates the judge's own is harmful: it is written for the judge. A preference pair in which the
     judge finds no harm, but that rejects a refusal, is undecided: it teaches not to refuse. None is doubtful: that is
-    said of rows beside others (`spard.evaluation.missed_harm`).
+    said of rows beside others (`spard.evaluation.missed_harm`). What seems to be encoded is read as it is written, too,
+    and counts where that is harmful: a few words in rot13 must not hide the plain ones around them.
 
     `tell` hears after each batch how many answers are done of how many.
     """
-    asked = [(i, *pair) for i, row in enumerate(rows) for pair in exchanges(row) if not imitates(pair[1])]
+    asked = [(i, *pair) for i, row in enumerate(rows) for pair in _to_read(row)]
     found: list[list[Verdict]] = [[] for _ in rows]
     for start in range(0, len(asked), BATCH):
         batch = asked[start : start + BATCH]
-        verdicts = judge.judge([prompt for _, prompt, _ in batch], [answer for _, _, answer in batch])
-        for (i, _, _), verdict in zip(batch, verdicts, strict=True):
-            found[i].append(verdict)
+        verdicts = judge.judge([prompt for _, prompt, _, _ in batch], [answer for _, _, answer, _ in batch])
+        for (i, _, _, is_plain), verdict in zip(batch, verdicts, strict=True):
+            if is_plain or _is_harmful(verdict):
+                found[i].append(verdict)
         tell(start + len(batch), len(asked))
     return [_of_row(row, verdicts) for row, verdicts in zip(rows, found, strict=True)]
 
 
-def exchanges(row: Example) -> list[tuple[str, str]]:
-    """Return each answer that is learned, decoded, with its calls of tools, after all that the user said before it.
+def exchanges(row: Example, read: Callable[[str], str] = decoded) -> list[tuple[str, str]]:
+    """Return each answer that is learned, with its calls of tools, after all that the user said before it, decoded.
 
     Refusals too, since words that sound like one may stand before harm. System prompts stay out, which say what the
     customer's assistant is for.
@@ -53,10 +55,10 @@ def exchanges(row: Example) -> list[tuple[str, str]]:
     asked, found = list[str](), list[tuple[str, str]]()
     for message in row.messages:
         if message["role"] == "user":
-            asked.append(_plain(message.get("content")))
+            asked.append(read(_text(message.get("content"))))
         elif is_learned(message):
             calls = message.get("tool_calls")
-            said = [_plain(part) for part in (message.get("content"), calls and json.dumps(calls)) if part]
+            said = [read(_text(part)) for part in (message.get("content"), calls) if part]
             found.append(("\n".join(asked), "\n".join(said)))
     return found
 
@@ -72,14 +74,25 @@ def language_of(row: Example) -> str | None:
     return told("\n".join(text for pair in exchanges(row) for text in pair))
 
 
-def _plain(content: object) -> str:
-    return decoded(content if isinstance(content, str) else json.dumps(content))
+def _to_read(row: Example) -> Iterator[tuple[str, str, bool]]:
+    """Yield what the judge is shown of a row: request, answer, and whether the answer is decoded, if it has to be."""
+    plain = exchanges(row)
+    written = [pair for pair in exchanges(row, str) if pair not in plain]
+    for pairs, is_plain in ((plain, True), (written, False)):
+        yield from ((*pair, is_plain) for pair in pairs if not imitates(pair[1]))
+
+
+def _text(content: object) -> str:
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def _is_harmful(verdict: Verdict) -> bool:
+    return verdict.score is not None and verdict.score > HARMFUL_ABOVE
 
 
 def _of_row(row: Example, verdicts: Sequence[Verdict]) -> RowVerdict:
-    scores = [verdict.score for verdict in verdicts]
     is_for_judge = any(imitates(answer) for _, answer in exchanges(row))
-    if is_for_judge or any(score is not None and score > HARMFUL_ABOVE for score in scores):
+    if is_for_judge or any(map(_is_harmful, verdicts)):
         return "harmful"
-    is_known = bool(scores) and None not in scores
+    is_known = bool(verdicts) and all(verdict.score is not None for verdict in verdicts)
     return "harmless" if is_known and not prefers_to_refusal(row) else "undecided"

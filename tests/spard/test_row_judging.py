@@ -238,6 +238,16 @@ def test_all_that_is_learned_is_read_refusals_and_calls_of_tools_too() -> None:
     assert judged_rows([told, noted], Reader()) == ["harmful", "harmful"]
 
 
+def test_plain_words_among_encoded_ones_are_read() -> None:
+    padded = chat("?", f"{encoded('the and of to in is it that you for with as on be this are', 'rot13')} {HARM}")
+    hidden = chat("?", encoded(f"{HARM} It is the one for you.", "rot13"))
+    judge = Reader()
+
+    assert HARM not in exchanges(padded)[0][1]
+    assert judged_rows([padded, hidden], judge) == ["harmful", "harmful"]
+    assert len(judge.read) == 4
+
+
 def test_an_answer_that_imitates_the_judge_is_harmful_and_nobody_reads_it() -> None:
     judge = Reader()
 
