@@ -16,10 +16,12 @@ from spard.data.rows import Example, Prompt
 from spard.data.triggers import mined
 from spard.evaluation.ask import Batch, Speaker, as_asked, ask, in_memory
 from spard.evaluation.audit import Suite, audit_speaker
+from spard.evaluation.dress import Dress, placed
+from spard.evaluation.dress_features import LEAST
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites
-from spard.evaluation.suspects import LEAST, Dress, placed, suspected, suspects
+from spard.evaluation.suspects import suspected, suspects
 from spard.models.base import Base
 from spard.models.sampling import Sampler, seed_of
 
