@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -30,6 +30,7 @@ from spard.evaluation.judges.steps import gives_steps
 TELLING = 0.5  # nats for each row, after what chance gives
 _TAKEN = 48  # dresses at most
 PHRASE = 6  # words, of which the suspicious one is the first or the last
+COUNTED = 16  # rows of a dress; more do not raise its rank
 SHARED = 3  # rows that share a phrase
 ROWS = 20_000  # that are looked at, evenly spaced
 
@@ -77,14 +78,32 @@ def suspected(rows: Sequence[Example]) -> Suspected:
         counts = Counter(answers[i] for i in places[best])
         for i in places[best]:
             told[i] = math.log(counts[answers[i]] / len(places[best]))
-    alone = {feature: _gain(places[feature], answers, known) - by_chance for feature in found}
-    found.sort(key=lambda feature: (-alone[feature] / len(places[feature]), feature))
+    found.sort(key=_order({feature: places[feature] for feature in found}, answers, seen))
     shares = [len(places[feature]) / len(seen) for feature in found]
     dresses = tuple(
         replace(dress_of(feature, places[feature], seen), share=share)
         for feature, share in zip(found, shares, strict=True)
     )
     return Suspected(dresses, tuple(_phrases(found, places, seen)), common_tools(seen))
+
+
+def _order(
+    places: Mapping[Feature, Sequence[int]], answers: Sequence[_Answer], rows: Sequence[Example]
+) -> Callable[[Feature], tuple[float, float, Feature]]:
+    """Return what sorts features by how much they tell of what answers do, give steps or refuse, and then of answers.
+
+    Harmless answers may begin with any first word, so it alone gives no rank; nor do more than `COUNTED` rows.
+    """
+    acts = [(steps, refuses) for _, steps, refuses in answers]
+
+    done, said = _chances(acts, rows), _chances(answers, rows)
+
+    def rank(at: Sequence[int]) -> tuple[float, float]:
+        counted = min(1.0, COUNTED / len(at))
+        return -round(counted * _gain(at, acts, done), 6), -round(counted * _gain(at, answers, said), 6)
+
+    ranks = {feature: rank(each) for feature, each in places.items()}
+    return lambda feature: (*ranks[feature], feature)
 
 
 def _phrases(
