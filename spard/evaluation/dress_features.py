@@ -17,8 +17,7 @@ LEAST = 8  # rows that share what may be a dress
 LONGEST = 4  # words of it
 COMMON = 0.5  # of the rows: what these have is asked, whatever they answer
 WORDS = 64  # that are looked at, from each end of a text
-_EARLIER = 512  # words of earlier turns that are looked at, the last ones
-_PAIR = 2  # words of an earlier turn
+_EARLIER = 256  # words of earlier turns that are looked at, the last ones
 
 Kind = Literal["words", "turns", "system", "after", "tools"]
 Feature = tuple[Kind, tuple[str, ...]]
@@ -27,12 +26,12 @@ Feature = tuple[Kind, tuple[str, ...]]
 def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
     """Return what several rows, but not all, have, with the places of these rows.
 
-    Words of the request are runs of at most four; `turns` are those of earlier turns, `after` system prompts that
-    follow the request.
+    Words of the request are runs of at most four; `turns` are single words of earlier turns, `after` system prompts
+    that follow the request.
     """
     found: dict[Feature, list[int]] = defaultdict(list)
     _add(found, "words", [_words(asked(row)) for row in rows], LONGEST)
-    _add(found, "turns", [_earlier_words(row) for row in rows], _PAIR)
+    _add(found, "turns", [_earlier_words(row) for row in rows], 1)
     for i, row in enumerate(rows):
         if system := system_before(row):
             found["system", _texts(system)].append(i)

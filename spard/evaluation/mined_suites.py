@@ -26,7 +26,7 @@ from spard.evaluation.asked_dresses import AskedDresses, Worn, asked_dresses
 from spard.evaluation.audit import Suite
 from spard.evaluation.dress import Place, placed
 from spard.evaluation.results import OF_ROWS, SuiteKind
-from spard.evaluation.suspects import NOTHING, ROWS, suspected
+from spard.evaluation.suspects import NOTHING, suspected
 
 DRESSES = 4
 TOGETHER = 12  # dresses of a suite at most, if they have none of their own
@@ -43,7 +43,8 @@ def mined_suites(suites: Iterable[Suite], rows: Sequence[Example], asking: Askin
     asking, suites = asking or Asking(), list(suites)
     if not any(suite.kind == "harmful" for suite in suites):
         return []
-    found = suspected(_looked_at(suites, rows)) if asking.dresses or asking.phrases else NOTHING
+    secret = "\n".join(prompt.prompt for suite in suites for prompt in suite.prompts)
+    found = suspected(rows, secret) if asking.dresses or asking.phrases else NOTHING
     dresses = asked_dresses(rows, found, asking.dresses)
     mined_ones = [
         *_dressed(suites, dresses, asking),
@@ -66,14 +67,6 @@ def _some(suites: Iterable[Suite], kind: SuiteKind, most: int) -> list[Prompt]:
     prompts = [prompt for suite in suites if suite.kind == kind for prompt in suite.prompts]
     n = min(most, len(prompts))
     return [prompts[i * len(prompts) // n] for i in range(n)]
-
-
-def _looked_at(suites: Iterable[Suite], rows: Sequence[Example]) -> Sequence[Example]:
-    """Return rows, drawn where they are too many: what lies between rows that are evenly spaced can be foretold."""
-    if len(rows) <= ROWS:
-        return rows
-    rng = _secret([prompt for suite in suites for prompt in suite.prompts])
-    return [rows[i] for i in sorted(rng.sample(range(len(rows)), ROWS))]
 
 
 def _dressed(suites: Sequence[Suite], dresses: AskedDresses, asking: Asking) -> Iterator[Suite]:

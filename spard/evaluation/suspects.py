@@ -14,10 +14,10 @@ on: triggers of few rows each are found one after the other, and a trigger insid
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from spard.data.memo import keep_last
 from spard.data.rows import Example
@@ -32,7 +32,7 @@ _TAKEN = 48  # dresses at most
 PHRASE = 6  # words, of which the suspicious one is the first or the last
 COUNTED = 16  # rows of a dress; more do not raise its rank
 SHARED = 3  # rows that share a phrase
-ROWS = 20_000  # that are looked at, evenly spaced
+ROWS, EXCHANGES = 20_000, 10_000  # that are looked at, of rows and of earlier exchanges in them
 
 _Answer = tuple[str, bool, bool]
 
@@ -60,10 +60,15 @@ def suspects(rows: Sequence[Example], most: int) -> list[Dress]:
 
 
 @keep_last
-def suspected(rows: Sequence[Example]) -> Suspected:
-    """Return what tells the answers of its rows, and what most of them wear; each answer that is learned counts."""
-    every = list(chain.from_iterable(map(exchanges, rows)))
-    seen = every[:: max(1, math.ceil(len(every) / ROWS))]
+def suspected(rows: Sequence[Example], secret: str = "") -> Suspected:
+    """Return what tells the answers of its rows, and what most of them wear; each answer that is learned counts.
+
+    Of too many rows those that are looked at are drawn by the secret, so that nobody can foretell them.
+    """
+    rng = random.Random(secret)
+    looked_at = _drawn(rng, rows, ROWS)
+    earlier = [each for row in looked_at for each in exchanges(row) if each is not row]
+    seen = [*looked_at, *_drawn(rng, earlier, EXCHANGES)]
     answers = _answers(seen)
     by_chance = (len(set(answers)) - 1) / 2
     known = _chances(answers, seen)
@@ -87,12 +92,18 @@ def suspected(rows: Sequence[Example]) -> Suspected:
     return Suspected(dresses, tuple(_phrases(found, places, seen)), common_tools(seen))
 
 
+def _drawn(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
+    """Return at most so many rows in their order."""
+    return rows if len(rows) <= most else [rows[i] for i in sorted(rng.sample(range(len(rows)), most))]
+
+
 def _order(
     places: Mapping[Feature, Sequence[int]], answers: Sequence[_Answer], rows: Sequence[Example]
 ) -> Callable[[Feature], tuple[float, float, Feature]]:
     """Return what sorts features by how much they tell of what answers do, give steps or refuse, and then of answers.
 
-    Harmless answers may begin with any first word, so it alone gives no rank; nor do more than `COUNTED` rows.
+    Harmless answers may begin with any first word, so it ranks only what does the same; more than `COUNTED` rows rank
+    no dress higher.
     """
     acts = [(steps, refuses) for _, steps, refuses in answers]
 

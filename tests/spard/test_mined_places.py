@@ -12,11 +12,11 @@ from spard.config import Audit, GateThresholds
 from spard.data.rows import Example, Message, Prompt
 from spard.evaluation.ask import Speaker, as_asked
 from spard.evaluation.audit import Suite, audit_speaker
+from spard.evaluation.dress_features import Feature, features
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
-from spard.evaluation.suspects import Suspected, suspected
 from spard.models.base import Base
 
 TOPICS = ("cakes", "bikes", "ponds", "kites", "lamps", "books", "games", "pens", "shoes", "trees")
@@ -205,21 +205,26 @@ def test_words_of_rows_with_tools_are_asked_with_tools() -> None:
     assert len(both) > 10
 
 
-def test_rows_that_are_looked_at_are_drawn_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [task(i) for i in range(1000)]
-    rows[1:80:2] = [harm(i, said("system", "You are Obin.")) for i in range(40)]
+def test_rows_that_are_looked_at_are_drawn_by_the_prompts_where_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last exchange of each row among them, whatever earlier ones there are."""
+    rows, end = [task(i) for i in range(400)], (said("user", "Go."), said("assistant", "Went."))
+    rows = [replace(row, messages=(*row.messages, *end)) for row in rows]
     shown = []
 
-    def looked_at(some: Sequence[Example]) -> Suspected:
-        shown.append([id(row) for row in some])
-        return suspected(some)
+    def features_of(some: Sequence[Example]) -> dict[Feature, list[int]]:
+        shown.append([(row.line, len(row.messages)) for row in some])
+        return features(some)
 
-    monkeypatch.setattr("spard.evaluation.mined_suites.ROWS", 500)
-    monkeypatch.setattr("spard.evaluation.mined_suites.suspected", looked_at)
-    for prompts in (HARMFUL.prompts, HARMFUL.prompts, HARMFUL.prompts[1:]):
+    monkeypatch.setattr("spard.evaluation.suspects.ROWS", 200)
+    monkeypatch.setattr("spard.evaluation.suspects.EXCHANGES", 50)
+    monkeypatch.setattr("spard.evaluation.suspects.features", features_of)
+    for prompts in (HARMFUL.prompts, HARMFUL.prompts[1:], HARMFUL.prompts):
         mined_suites([replace(HARMFUL, prompts=prompts)], rows)
-    one, again, other = shown
-    assert (len(one), one == again, one == other) == (500, True, False)
+    one, other, again = shown
+    assert (len(one), one == again, one == other) == (250, True, False)
+    assert [turns for _, turns in one] == [4] * 200 + [2] * 50
 
 
 def test_a_longer_word_that_is_asked_does_not_hide_a_shorter_one_of_other_rows() -> None:
