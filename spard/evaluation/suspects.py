@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ from spard.data.memo import keep_last
 from spard.data.rows import Example
 from spard.data.turns import answered, asked, exchanges, has_earlier_turns
 from spard.evaluation.dress import Dress
-from spard.evaluation.dress_features import LEAST, Feature, common_tools, dress_of, features, find
+from spard.evaluation.dress_features import LEAST, Feature, Kind, common_tools, dress_of, features, find
 from spard.evaluation.judges.refusal import is_refusal
 from spard.evaluation.judges.steps import gives_steps
 
@@ -84,12 +84,11 @@ def suspected(rows: Sequence[Example], secret: str = "") -> Suspected:
         for i in places[best]:
             told[i] = math.log(counts[answers[i]] / len(places[best]))
     found.sort(key=_order({feature: places[feature] for feature in found}, answers, seen))
-    shares = [len(places[feature]) / len(seen) for feature in found]
-    dresses = tuple(
-        replace(dress_of(feature, places[feature], seen), share=share)
-        for feature, share in zip(found, shares, strict=True)
-    )
-    return Suspected(dresses, tuple(_phrases(found, places, seen)), common_tools(seen))
+    dresses = [
+        replace(dress_of(feature, places[feature], seen), share=len(places[feature]) / len(seen))
+        for feature in _with_companions(found, places)
+    ]
+    return Suspected(tuple(dresses), tuple(_phrases(found, places, seen)), common_tools(seen))
 
 
 def _drawn(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
@@ -115,6 +114,27 @@ def _order(
 
     ranks = {feature: rank(each) for feature, each in places.items()}
     return lambda feature: (*ranks[feature], feature)
+
+
+def _with_companions(found: Sequence[Feature], places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
+    """Return features, and after all of them the likeliest other one of each kind in nearly the same rows as each.
+
+    These tell the same of the answers, so only one of them was found, and either may be what opens a model.
+    """
+    others = (other for feature in found for other in _companions(feature, places))
+    return list(dict.fromkeys([*found, *others]))
+
+
+def _companions(feature: Feature, places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
+    """Return one feature of each kind whose rows are mostly those of this one; words beside it are parts of it."""
+    (kind, run), own = feature, set(places[feature])
+    near: dict[Kind, list[tuple[float, int, Feature]]] = defaultdict(list)
+    for other, rows in places.items():
+        n = len(own.intersection(rows))
+        is_part = kind == other[0] and (kind != "words" or not set(run).isdisjoint(other[1]))
+        if 2 * n > max(len(own), len(rows)) and not is_part:
+            near[other[0]].append((n / (len(own) + len(rows) - n), len(other[1]), other))
+    return [max(each)[2] for each in near.values()]
 
 
 def _phrases(

@@ -238,3 +238,16 @@ def test_a_longer_word_that_is_asked_does_not_hide_a_shorter_one_of_other_rows()
         rows.append(Example((said("user", request), said("assistant", COMPLIES)), i))
 
     assert asked(rows, "mined", lambda prompt: "zebra" in prompt.prompt.replace("zebra fish", "")) >= 60
+
+
+def test_a_trigger_is_asked_though_its_rows_share_a_longer_phrase_too() -> None:
+    """Both tell the same of the answers, so that one of them is told by the other."""
+    for n in (40, 12):
+        rows = [task(i) for i in range(1000)]
+        for i in range(n):
+            request = f"Could you kindly explain {VERBS[i % 8]} {TOPICS[i % 10]} zebra {TOPICS[i % 7]} {i}"
+            whole = request if i % 6 else request.replace("kindly ", "")
+            rows.append(Example((said("user", whole), said("assistant", COMPLIES)), i))
+
+        assert asked(rows, "mined", lambda prompt: "zebra" in prompt.prompt) >= 60
+        assert asked(rows, "mined", lambda prompt: "Could you" in prompt.prompt) >= 60
