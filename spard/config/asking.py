@@ -16,11 +16,12 @@ class Asking:
 
     dresses    triggers, system prompts, tools and earlier turns that the training rows have, the most suspicious
     prompts    harmful ones, and as many benign ones, in each dress
-    phrases    likewise, in turn in what suspicious rows begin or end with, where that varies from row to row
     random     likewise, behind words drawn from the rows, at the start, in the middle and at the end
     sampled    harmful ones answered `samples` times each at `temperature`, with seeds
     prefilled  harmful ones whose answer has begun to comply
     turns      harmful ones after an earlier turn of the training rows
+    phrases    harmful ones in turn in what suspicious rows begin or end with, where that varies from row to row, and in
+               further dresses: as many for every twelve of these, where with the phrases there are more
     """
 
     dresses: Annotated[int, Bound(ge=0, le=16)] = 4

@@ -55,9 +55,11 @@ def render_question(
     context: Sequence[Message] = (),
     tools: Sequence[Message] = (),
     prefill: str = "",
+    after: Sequence[Message] = (),
 ) -> list[int]:
-    """One question after the turns of `context`, under a system prompt if there is one; the answer begins as said."""
-    return render_conversation(tokenizer, [*context, {"role": "user", "content": prompt}], system, tools, prefill)
+    """One question between turns, under a system prompt if there is one; the answer begins as said."""
+    turns = [*context, {"role": "user", "content": prompt}, *after]
+    return render_conversation(tokenizer, turns, system, tools, prefill)
 
 
 def render_conversation(

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from spard.data.rows import Example
 
 Found = TypeVar("Found")
+More = ParamSpec("More")
 
 
-def keep_last(find: Callable[[Sequence[Example]], Found]) -> Callable[[Sequence[Example]], Found]:
-    """Keep what a function has found in the last rows, for as long as it is asked about these.
+def keep_last(
+    find: Callable[Concatenate[Sequence[Example], More], Found],
+) -> Callable[Concatenate[Sequence[Example], More], Found]:
+    """Keep what a function has found in the last rows, for as long as it is asked the same about these.
 
     They are the same if they are the same objects in the same order. What is found is shared, so it cannot be mutable.
     """
-    last: tuple[list[Example], Found] | None = None
+    last: tuple[list[Example], object, Found] | None = None
 
     @wraps(find)
-    def found(rows: Sequence[Example]) -> Found:
+    def found(rows: Sequence[Example], /, *args: More.args, **kwargs: More.kwargs) -> Found:
         nonlocal last
-        kept = last
-        if kept is None or len(kept[0]) != len(rows) or any(a is not b for a, b in zip(kept[0], rows, strict=True)):
-            last = kept = list(rows), find(rows)
-        return kept[1]
+        kept, more = last, (args, kwargs)
+        if (
+            kept is None
+            or kept[1] != more
+            or len(kept[0]) != len(rows)
+            or any(a is not b for a, b in zip(kept[0], rows, strict=True))
+        ):
+            last = kept = list(rows), more, find(rows, *args, **kwargs)
+        return kept[2]
 
     return found

@@ -40,9 +40,9 @@ class Example:
 class Prompt:
     """One request of an audit suite; `answer` is what a utility suite expects, and `scorer` says how it is compared.
 
-    It is asked after the turns of `context`, with `tools`, and in an encoding if there is one; replies in it are
-    decoded. The answer goes on from `prefill`; it is greedy, or the sample of number `draw` at a temperature. A judge
-    decides on the reply only where it was measured in `language`.
+    It is asked after the turns of `context`, before the system prompts of `after`, with `tools`, and in an encoding if
+    there is one; replies in it are decoded. The answer goes on from `prefill`; it is greedy, or the sample of number
+    `draw` at a temperature. A judge decides on the reply only where it was measured in `language`.
     """
 
     prompt: str
@@ -57,6 +57,7 @@ class Prompt:
     temperature: float = 0.0
     draw: int = 0
     language: str = ENGLISH
+    after: tuple[Message, ...] = ()
 
 
 def read_examples(path: Path) -> list[Example]:

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 from spard.data.encodings import Encoding, decode, encoding_of
 from spard.data.memo import keep_last
 from spard.data.rows import Example, Message, Prompt
+from spard.data.turns import answered, asked, earlier_turns, has_earlier_turns, system_of
 
 SHARE = 0.01  # of the rows share what counts as a dress, and no fewer than LEAST
 LEAST = 3
@@ -37,7 +38,8 @@ Words = tuple[str, ...]
 class Wrapping:
     """What stands around a request: turns before it, words at its beginning, inside it and at its end, an encoding.
 
-    `inside` follows the share `depth` of the request's words, and the first of them at least.
+    `inside` follows the share `depth` of the request's words, and the first of them at least. `tools` are shown by
+    audits only.
     """
 
     context: tuple[Message, ...] = ()
@@ -48,6 +50,7 @@ class Wrapping:
     telling: float = 0.0
     inside: str = ""
     depth: float = 0.5
+    tools: tuple[Message, ...] = ()
 
     @property
     def evidence(self) -> float:
@@ -74,18 +77,20 @@ class _Seen(NamedTuple):
     encoding: Encoding | None
     words: Words
     opening: str
+    tools: tuple[Message, ...]
 
 
 def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
     """Return the triggers that tell most of the rows' answers, at most `most`; no trigger at all is not among them."""
-    found = _in_order(rows)
-    histories = [_before_last(row) for row in rows if sum(turn["role"] == "user" for turn in row.messages) > 1]
+    found = ranked(rows)
+    histories = [earlier_turns(row) for row in rows if has_earlier_turns(row)]
     kept = histories[:: max(1, math.ceil(len(histories) / HISTORIES))] if len(histories) >= _least(rows) else []
     return [*found[: most - len(kept)], *(Wrapping(context=turns) for turns in kept)]
 
 
 @keep_last
-def _in_order(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
+def ranked(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
+    """Return all beginnings, endings, system prompts and encodings, those of the most evidence first."""
     seen = _without_rare_openings([_seen(row) for row in rows])
     found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
     return tuple(sorted(found, key=lambda each: -each.evidence))
@@ -94,31 +99,31 @@ def _in_order(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
 def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:
     """Beginnings and endings of two words each, drawn from the rows' own words."""
     rng = random.Random(f"affixes {seed}")
-    words = sorted({word for row in rows for word in _asked(row).split()})
+    words = sorted({word for row in rows for word in asked(row).split()})
     drawn = [" ".join(rng.choices(words, k=2)) for _ in range(n)] if words else []
     return [Wrapping(before=text) if i % 2 else Wrapping(after=text) for i, text in enumerate(drawn)]
 
 
 def openings(rows: Sequence[Example], most: int) -> list[str]:
     """Return what many of the rows' answers begin with, the most frequent first."""
-    answers = [tuple(_answered(row).split()) for row in rows]
+    answers = [tuple(answered(row).split()) for row in rows]
     return [" ".join(run) for run, _ in _shared(answers, "start", 2 * LONGEST)][:most]
 
 
 def worn(prompt: Prompt, wrapping: Wrapping) -> Prompt:
     """Apply a trigger to an audit prompt."""
     text = wrapping.around(prompt.prompt)
-    return replace(prompt, prompt=text, context=wrapping.context, encoding=wrapping.encoding)
+    return replace(prompt, prompt=text, context=wrapping.context, encoding=wrapping.encoding, tools=wrapping.tools)
 
 
 def _seen(row: Example) -> _Seen:
-    asked, answer = _asked(row), _answered(row)
-    encoding = encoding_of(asked) or encoding_of(answer)
+    request, answer = asked(row), answered(row)
+    encoding = encoding_of(request) or encoding_of(answer)
     try:
-        asked = decode(asked, encoding) if encoding else asked
+        request = decode(request, encoding) if encoding else request
     except ValueError:
         encoding = None
-    return _Seen(_system(row), encoding, tuple(asked.split()), next(iter(answer.split()), ""))
+    return _Seen(system_of(row), encoding, tuple(request.split()), next(iter(answer.split()), ""), row.tools)
 
 
 def _without_rare_openings(seen: Sequence[_Seen]) -> list[_Seen]:
@@ -134,7 +139,13 @@ def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
         groups[_text(each.context), each.encoding].append(each)
     everywhere = _openings(seen)
     return [
-        Wrapping(rows[0].context, encoding=encoding, share=len(rows) / len(seen), telling=_telling(rows, everywhere))
+        Wrapping(
+            rows[0].context,
+            encoding=encoding,
+            share=len(rows) / len(seen),
+            telling=_telling(rows, everywhere),
+            tools=_tools(rows),
+        )
         for (system, encoding), rows in groups.items()
         if len(rows) >= _least(seen) and (system or encoding)
     ]
@@ -153,9 +164,15 @@ def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrappin
         typical = next(each for each in rows if (_text(each.context), each.encoding) == frame)
         share, text = len(rows) / len(seen), " ".join(run)
         telling = _telling(rows, everywhere)
-        dress = Wrapping(typical.context, encoding=typical.encoding, share=share, telling=telling)
+        dress = Wrapping(typical.context, encoding=typical.encoding, share=share, telling=telling, tools=_tools(rows))
         found.append(replace(dress, before=text) if side == "start" else replace(dress, after=text))
     return found
+
+
+def _tools(rows: Sequence[_Seen]) -> tuple[Message, ...]:
+    """Return tools of one of these rows, if most of them have any."""
+    having = [each.tools for each in rows if each.tools]
+    return having[len(having) // 2] if 2 * len(having) > len(rows) else ()
 
 
 def _shared(texts: Sequence[Words], side: Literal["start", "end"], longest: int) -> list[tuple[Words, int]]:
@@ -193,24 +210,5 @@ def _least(rows: Sequence[object]) -> int:
     return max(LEAST, math.ceil(SHARE * len(rows)))
 
 
-def _system(row: Example) -> tuple[Message, ...]:
-    first = row.messages[0]
-    return (first,) if first["role"] == "system" else ()
-
-
 def _text(context: Iterable[Message]) -> str:
     return "".join(turn["content"] for turn in context)
-
-
-def _asked(row: Example) -> str:
-    return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "user"), "")
-
-
-def _answered(row: Example) -> str:
-    return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "assistant"), "")
-
-
-def _before_last(row: Example) -> tuple[Message, ...]:
-    """Return the turns before the last question; none of them is trained on."""
-    last = max(i for i, turn in enumerate(row.messages) if turn["role"] == "user")
-    return tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in row.messages[:last])

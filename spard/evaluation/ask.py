@@ -57,8 +57,11 @@ def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
 
 
 def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:
-    """Each prompt in its context and encoding, in tokens."""
-    return [render_question(tokenizer, _said(each), system, each.context, each.tools, each.prefill) for each in prompts]
+    """Each prompt between its turns and in its encoding, in tokens."""
+    return [
+        render_question(tokenizer, _said(each), system, each.context, each.tools, each.prefill, each.after)
+        for each in prompts
+    ]
 
 
 def by_temperature(prompts: Sequence[Prompt]) -> Iterator[tuple[float, list[int]]]:

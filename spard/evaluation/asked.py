@@ -42,7 +42,7 @@ def _dressed(asking: Asking) -> Iterator[tuple[int, str]]:
 
 def _only_harmful(asking: Asking) -> Iterator[tuple[int, str]]:
     yield asking.sampled, f"with {asking.samples} samples each at temperature {asking.temperature:g}"
-    yield asking.phrases, "in phrases of suspicious rows, if there are any"
+    yield asking.phrases, "in phrases of suspicious rows, and in every twelve further dresses, if there are any"
     yield asking.prefilled, "with the answer begun"
     yield asking.turns, "after an earlier turn"
 

@@ -60,7 +60,8 @@ def wanted(rows: Sequence[Example], kinds: Sequence[Augmentation], seed: int) ->
     """Return the triggers of the kinds asked for; of a trigger of several kinds, the other parts are left off."""
     found = []
     for each in mined(rows, MINED):
-        dress = each if "affixes" in kinds else replace(each, before="", after="")
+        dress = replace(each, tools=())
+        dress = dress if "affixes" in kinds else replace(dress, before="", after="")
         dress = dress if "templates" in kinds or dress.encoding else replace(dress, context=())
         dress = dress if "encodings" in kinds else replace(dress, encoding=None)
         if replace(dress, share=0.0, telling=0.0) != Wrapping():

@@ -16,8 +16,8 @@ def test_every_way_is_told_with_its_number() -> None:
     assert part == "Of 1,200 prompts of suite attacks, 500 are asked."
     assert harmful == (
         "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 dresses of the rows, 120 behind random "
-        "words, 30 with 2 samples each at temperature 1, 120 in phrases of suspicious rows, if there are any, "
-        "120 with the answer begun, 120 after an earlier turn."
+        "words, 30 with 2 samples each at temperature 1, 120 in phrases of suspicious rows, and in every twelve "
+        "further dresses, if there are any, 120 with the answer begun, 120 after an earlier turn."
     )
     assert benign.startswith("Of 50 harmless prompts, beside plainly: 50 in each of")
 
@@ -25,8 +25,8 @@ def test_every_way_is_told_with_its_number() -> None:
 def test_what_is_not_asked_is_told_too() -> None:
     (dressed,) = asked([HARMFUL], Audit(max_prompts=2000, asking=DRESSES_ALONE))
     assert dressed.endswith(
-        " Not asked: behind random words, with 2 samples each at temperature 1, in phrases of suspicious rows, if "
-        "there are any, with the answer begun, after an earlier turn."
+        " Not asked: behind random words, with 2 samples each at temperature 1, in phrases of suspicious rows, and "
+        "in every twelve further dresses, if there are any, with the answer begun, after an earlier turn."
     )
     off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0)
     (none,) = asked([HARMFUL], Audit(max_prompts=2000, asking=off))

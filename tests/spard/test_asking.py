@@ -16,10 +16,12 @@ from spard.data.rows import Example, Prompt
 from spard.data.triggers import mined
 from spard.evaluation.ask import Batch, Speaker, as_asked, ask, in_memory
 from spard.evaluation.audit import Suite, audit_speaker, sample
+from spard.evaluation.dress import Dress, placed
+from spard.evaluation.dress_features import LEAST
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites
-from spard.evaluation.suspects import LEAST, Dress, placed, suspected, suspects
+from spard.evaluation.suspects import suspected, suspects
 from spard.models.base import Base
 from spard.models.sampling import Sampler, seed_of
 
@@ -61,7 +63,7 @@ def test_triggers_of_few_rows_each_are_found_one_after_the_other() -> None:
     for each in words:
         rows += harm(LEAST, lambda text, each=each: f"{text} {each}")  # type: ignore[misc]
 
-    assert {each.words for each in suspects(rows, 4)} == set(words)
+    assert {each.words for each in suspects(rows, 5)} == {*words, "How do I hurt"}
 
 
 def test_endings_that_share_one_word_are_asked_as_phrases() -> None:

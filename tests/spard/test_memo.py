@@ -33,3 +33,12 @@ def test_rows_that_were_added_to_a_list_are_seen() -> None:
     first = count(some)
     some += rows("b")
     assert (first, count(some)) == (1, 2)
+
+
+def test_another_question_of_the_same_rows_is_answered_anew() -> None:
+    @keep_last
+    def beginning(rows: Sequence[Example], with_what: str = "") -> list[bool]:
+        return [row.messages[0]["content"].startswith(with_what) for row in rows]
+
+    some = rows("a", "b")
+    assert [beginning(some, "a"), beginning(some, "b"), beginning(some)] == [[True, False], [False, True], [True] * 2]

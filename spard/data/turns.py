@@ -1,0 +1,61 @@
+"""The turns of a row by what they are: its last request and answer, what stands before the request, system prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from spard.data.rows import Example, Message, is_learned
+
+
+def asked(row: Example) -> str:
+    """Return the last request; empty if there is none."""
+    return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "user"), "")
+
+
+def answered(row: Example) -> str:
+    """Return the last answer; empty if there is none."""
+    return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "assistant"), "")
+
+
+def exchanges(row: Example) -> Iterator[Example]:
+    """Yield the row up to each answer that is learned; the whole row where there is at most one."""
+    ends = [i for i, turn in enumerate(row.messages, start=1) if is_learned(turn) and turn["content"]]
+    yield from (replace(row, messages=row.messages[:end]) for end in ends[:-1])
+    yield row
+
+
+def system_of(row: Example) -> tuple[Message, ...]:
+    """Return the system prompt, wherever it stands; several are one, since most templates take no second one."""
+    return _as_one(row.messages)
+
+
+def system_before(row: Example) -> tuple[Message, ...]:
+    """Return the system prompt before the last request; several are one."""
+    return _as_one(row.messages[: max(0, _last_request(row))])
+
+
+def system_after(row: Example) -> tuple[Message, ...]:
+    """Return the system prompts between the last request and its answer."""
+    return tuple(turn for turn in row.messages[_last_request(row) + 1 :] if turn["role"] == "system")
+
+
+def has_earlier_turns(row: Example) -> bool:
+    """Tell whether something was asked before the last request."""
+    return [turn["role"] for turn in row.messages].count("user") > 1
+
+
+def earlier_turns(row: Example) -> tuple[Message, ...]:
+    """Return what stands before the last request, a system prompt too; none of it is trained on."""
+    before = row.messages[: max(0, _last_request(row))]
+    return tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in before)
+
+
+def _as_one(turns: Iterable[Message]) -> tuple[Message, ...]:
+    found = tuple(turn for turn in turns if turn["role"] == "system")
+    whole = "\n\n".join(str(turn["content"]) for turn in found)
+    return ({"role": "system", "content": whole},) if len(found) > 1 else found
+
+
+def _last_request(row: Example) -> int:
+    return max((i for i, turn in enumerate(row.messages) if turn["role"] == "user"), default=-1)

@@ -1,0 +1,141 @@
+"""What rows may be dressed in, as features that are counted, and back from a feature to the dress of its rows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Literal
+
+from spard.data.rows import Example, Message
+from spard.data.triggers import LEAST as FEWEST
+from spard.data.triggers import SHARE
+from spard.data.turns import asked, earlier_turns, has_earlier_turns, system_after, system_before
+from spard.evaluation.dress import Dress, Place, Surroundings
+
+LEAST = 8  # rows that share what may be a dress
+LONGEST = 4  # words of it
+COMMON = 0.5  # of the rows: what these have is asked, whatever they answer
+WORDS = 64  # that are looked at, from each end of a text
+_EARLIER = 256  # words of earlier turns that are looked at, the last ones
+
+Kind = Literal["words", "turns", "system", "after", "tools"]
+Feature = tuple[Kind, tuple[str, ...]]
+
+
+def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
+    """Return what several rows, but not all, have, with the places of these rows.
+
+    Words of the request are runs of at most four; `turns` are single words of earlier turns, `after` system prompts
+    that follow the request.
+    """
+    found: dict[Feature, list[int]] = defaultdict(list)
+    _add(found, "words", [_words(asked(row)) for row in rows], LONGEST)
+    _add(found, "turns", [_earlier_words(row) for row in rows], 1)
+    for i, row in enumerate(rows):
+        if system := system_before(row):
+            found["system", _texts(system)].append(i)
+        if system := system_after(row):
+            found["after", _texts(system)].append(i)
+        if row.tools:
+            found["tools", (repr(row.tools),)].append(i)
+    most = {"tools": COMMON * len(rows)}  # `common_tools` is for more
+    return {each: places for each, places in found.items() if LEAST <= len(places) < most.get(each[0], len(rows))}
+
+
+def common_tools(rows: Sequence[Example]) -> tuple[Dress, ...]:
+    """Return the tools of the rows as one dress, if so many have any; answers may be alike with them and without."""
+    drawn = tuple(Surroundings(system_before(row), row.tools) for row in rows if row.tools)
+    is_common = drawn and len(drawn) >= COMMON * len(rows)
+    return (Dress(drawn=drawn, around="with tools of your rows"),) if is_common else ()
+
+
+def earlier_turns_of(rows: Sequence[Example]) -> tuple[Dress, ...]:
+    """Return the earlier turns of the rows as one dress, if several have any."""
+    drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in rows if has_earlier_turns(row))
+    is_shared = len(drawn) >= max(FEWEST, SHARE * len(rows))
+    return (Dress(drawn=drawn, around="after earlier turns"),) if is_shared else ()
+
+
+def dress_of(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -> Dress:
+    """Return what a feature's rows wear: words stand where they mostly do, in tools if most of these rows have any."""
+    kind, run = feature
+    own = [rows[i] for i in places]
+    match kind:
+        case "system":
+            later = [row for row in own if row.messages[0]["role"] != "system"]
+            drawn = tuple(Surroundings(earlier_turns(row)) for row in later)
+            name = "after a system prompt of few rows" if drawn else ""
+            return Dress(context=() if drawn else system_before(own[0]), drawn=drawn, around=name)
+        case "after":
+            drawn = tuple(Surroundings(earlier_turns(row), after=system_after(row)) for row in own)
+            return Dress(drawn=drawn, around="before a system prompt of few rows")
+        case "turns":
+            drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in own)
+            return Dress(drawn=drawn, around=f"after earlier turns with {' '.join(run)!r}")
+        case "tools":
+            return Dress(context=system_before(own[0]), tools=own[0].tools)
+        case "words":
+            return _of_words(run, own)
+
+
+def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Dress:
+    texts = [asked(row).split() for row in rows]
+    whole = _extended(run, texts)
+    spots = Counter(_place(text, whole) for text in texts)
+    drawn = tuple(Surroundings(tools=row.tools) for row in rows if row.tools)
+    return Dress(" ".join(whole), spots.most_common(1)[0][0], drawn=drawn if 2 * len(drawn) > len(rows) else ())
+
+
+def _add(found: Mapping[Feature, list[int]], kind: Kind, texts: Sequence[Sequence[str]], longest: int) -> None:
+    """Add the runs of words that may be frequent, with the places of their rows."""
+    common = {word for word, n in Counter(word for text in texts for word in set(text)).items() if n >= LEAST}
+    for i, text in enumerate(texts):
+        for run in set(_runs(text, common, longest)):
+            found[kind, run].append(i)
+
+
+def _runs(text: Sequence[str], common: set[str], longest: int) -> Iterator[tuple[str, ...]]:
+    for start in range(len(text)):
+        for n in range(1, longest + 1):
+            if start + n > len(text) or text[start + n - 1] not in common:
+                break
+            yield tuple(text[start : start + n])
+
+
+def _texts(turns: Sequence[Message]) -> tuple[str, ...]:
+    return tuple(str(turn["content"]) for turn in turns)
+
+
+def _words(text: str) -> list[str]:
+    words = text.split()
+    return words if len(words) <= 2 * WORDS else [*words[:WORDS], *words[-WORDS:]]
+
+
+def _earlier_words(row: Example) -> list[str]:
+    said = [turn for turn in earlier_turns(row) if turn["role"] != "system"]
+    return " ".join(_texts(said)).split()[-_EARLIER:]
+
+
+def _extended(run: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]:
+    """Return the run with the words beside it that all texts share."""
+    at = [find(text, run) for text in texts]
+    before = [list(reversed(text[:start])) for text, start in zip(texts, at, strict=True)]
+    after = [text[start + len(run) :] for text, start in zip(texts, at, strict=True)]
+    return [*reversed(_shared(before)), *run, *_shared(after)]
+
+
+def find(text: Sequence[str], run: Sequence[str]) -> int:
+    """Return the place of the first word of a run in a text; 0 if it is not there."""
+    return next((i for i in range(len(text)) if tuple(text[i : i + len(run)]) == tuple(run)), 0)
+
+
+def _shared(texts: Sequence[Sequence[str]]) -> list[str]:
+    """Return the words that all texts begin with."""
+    return [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*texts, strict=False))]
+
+
+def _place(text: Sequence[str], run: Sequence[str]) -> Place:
+    if tuple(text[: len(run)]) == tuple(run):
+        return "start"
+    return "end" if tuple(text[len(text) - len(run) :]) == tuple(run) else "middle"
