@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -66,6 +67,42 @@ def test_a_body_that_is_no_json_is_400(customer: TestClient) -> None:
 
 def test_a_body_of_another_kind_is_400(customer: TestClient) -> None:
     assert customer.post(JOBS, content=b"<a/>", headers={"content-type": "text/xml"}).status_code == 400
+
+
+@pytest.mark.parametrize("sent", [{"content": b'{"model": "a"}'}, {"content": b""}, {"json": []}])
+def test_a_body_that_is_no_object_is_told_how_to_be_one(customer: TestClient, sent: dict[str, Any]) -> None:
+    error = customer.post(JOBS, **sent).json()["error"]
+    assert error["message"] == "Send a JSON object with Content-Type: application/json."
+
+
+CHAT = {"model": "lab/tiny-1", "messages": [{"role": "user", "content": "a"}]}
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b.png"}}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("chat/completions", CHAT | {"messages": IMAGE}, "messages.0.content.0.type", "'text'"),
+        ("chat/completions", CHAT | {"logit_bias": {"1": 1}}, "logit_bias", "logit_bias: it is not supported here."),
+        ("chat/completions", CHAT | {"store": True}, "store", "store: what is kept of replies"),
+        ("responses", {"model": "lab/tiny-1", "input": "a", "store": True}, "store", "store: what is kept of answers"),
+        (
+            "fine_tuning/jobs",
+            {"metadata": {str(i): "" for i in range(17)}},
+            "metadata",
+            "At most 16 items are allowed.",
+        ),
+        ("fine_tuning/jobs", {"safety": "spard"}, "safety", "Input should be an object."),
+    ],
+)
+def test_what_is_wrong_is_told_of_the_field_in_plain_words(
+    customer: TestClient, path: str, body: dict[str, Any], param: str, words: str
+) -> None:
+    error = customer.post(f"/v1/{path}", json=body).json()["error"]
+    told = error if error["param"] == param else next(each for each in error["details"] if each["param"] == param)
+    assert words in told["message"]
+    if path != "fine_tuning/jobs":
+        assert error["param"] == param
 
 
 def test_a_body_over_a_megabyte_is_413(customer: TestClient) -> None:
