@@ -12,6 +12,7 @@ import pytest
 from spard.config import Hyperparameters, NoDefense, Recipe, RowAction, RowSignal, Selection
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.data.chat import NO_LOSS, encode
+from spard.data.rows import SAME_FILE
 from spard.digests import file_sha256
 from spard.errors import InvalidRecipe, InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.inverted_pool import inverted_rows
@@ -110,6 +111,11 @@ def test_dropped_rows_are_in_the_report_and_not_in_the_training(spec: RunSpec, t
     assert any("2 of 20 rows" in each["message"] for each in messages if each["kind"] == "event")
     told = "2 of 20 rows of the training file are not trained on: the base model would refuse"
     assert [each["message"].startswith(told) for each in messages if each["kind"] == "warning"].count(True) == 1
+
+
+def test_a_validation_file_that_is_the_training_file_is_told_as_the_service_does(spec: RunSpec) -> None:
+    _, _, messages = prepared(replace(asked(spec, "off"), validation_file=spec.training_file))
+    assert [each["message"] for each in messages if each["kind"] == "warning"] == [SAME_FILE]
 
 
 @pytest.mark.usefixtures("refusing")

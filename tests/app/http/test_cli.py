@@ -123,6 +123,7 @@ def test_a_refusal_is_one_line(run: Any, train: str) -> None:
     code, printed = run("jobs", "create", "--model", "gpt-7", "--file", train)
     assert (code, printed.count("\n")) == (1, 1)
     assert "gpt-7" in printed
+    assert json.loads(run("files", "list", "--json")[1]) == []  # what was uploaded for it is gone
 
 
 def test_a_wrong_key_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

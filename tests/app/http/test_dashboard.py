@@ -22,6 +22,7 @@ from app.jobs import lease
 from app.jobs.results import Rejection
 from tests.app.http.conftest import JOBS, Service, Upload, jsonl, rows
 from tests.app.http.test_report import EVIL, GATE, REPORT, Tags
+from tests.app.http.test_results import MODEL, publish
 from tests.spard.parts import byte_tokenizer
 
 UNASKED = "a row that nobody asked for"
@@ -282,6 +283,19 @@ def test_a_file_with_too_few_rows_says_so_and_where_to_drop_another(
             assert words in page, path
     for each in (file, upload(b"{}").json()["id"]):
         assert '<a class="button" href="/jobs/new">Drop another file</a>' in browser.get(f"/jobs/new?file={each}").text
+
+
+def test_a_job_whose_model_was_deleted_offers_neither_adapter_nor_chat(
+    sign_in: SignIn, service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    publish(service, "pass")
+    browser = sign_in()
+    assert "Download adapter" in browser.get(f"/jobs/{job_id}").text
+    assert customer.delete(f"/v1/models/{MODEL}").status_code == 200
+    page = browser.get(f"/jobs/{job_id}").text
+    assert "The model was deleted" in page
+    assert not [words for words in ("Download adapter", "Chat with it") if words in page]
 
 
 def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, offered: TestClient) -> None:

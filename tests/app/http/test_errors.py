@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,10 @@ def test_the_openapi_document_shows_the_bounds_of_the_settings(service: Service)
         "title": "Rank",
         "type": "integer",
     }
+
+
+def test_the_openapi_document_is_of_this_version(service: Service) -> None:
+    assert service.http.get("/openapi.json").json()["info"]["version"] == version("spard-service")
 
 
 def test_the_api_never_imports_torch() -> None:
