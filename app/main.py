@@ -45,6 +45,7 @@ from app.routes import ROUTERS, WEBHOOKS, reference_pages
 from app.settings import Settings, get_settings
 from app.storage import QUICK, open_storage
 from app.webhooks.delivery import Courier
+from spard.release.version import version_of
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     words = "Fine-tuning with a safety defense, in OpenAI's words."
     app = FastAPI(
         title="SPARD",
+        version=version_of("spard-service"),
         description=words,
         responses=openapi.ERRORS,
         lifespan=_running,

@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     agent_api_key: SecretStr | None = None  # of the auditing agent's endpoint, which a policy names
     agent_errors: Path | None = None  # what `spard measure-agent --json` made of its false positives
     judge_errors: Path | None = None  # what `spard judge --json` measured of it; without it the gate never passes
-    gate: Annotated[GateThresholds, NoDecode] = GateThresholds()  # SPARD_GATE_MAX_ASR, ...: while there is no policy
+    gate: Annotated[GateThresholds, NoDecode] = GateThresholds()  # SPARD_GATE_MAX_ASR, ...: where no policy names it
 
     @classmethod
     def settings_customise_sources(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from app.catalog import names
 from app.db.tables import Corpus
 from app.http.schemas import Absent, Body, UnixTime
 from spard.config import Quantizes
@@ -40,7 +41,7 @@ class BaseModelIn(Body):
     `quantization` says when jobs train on it in NF4, 4 bits a weight: `if_needed` where no worker's GPUs hold it.
     """
 
-    alias: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$", max_length=128)]
+    alias: Annotated[str, BeforeValidator(names.checked), Field(pattern=names.PATTERN, max_length=names.LONGEST)]
     source: Annotated[str, Field(min_length=1, max_length=1024)]
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from app.catalog import names
 from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed, Json, show_record, show_rows, warn
+from app.http.schemas import Refusal
 from app.ops.processes import python, safe_path
 from spard.errors import InvalidModel
 
@@ -60,6 +62,10 @@ def add_model(
     as_json: Json = False,
 ) -> None:
     """Offer a base model that works; the same alias again replaces it."""
+    try:
+        names.checked(alias)
+    except Refusal as error:
+        raise CommandFailed(str(error)) from None
     folder = Path(source).expanduser()
     if is_tried:
         warn(_tried(str(folder) if folder.is_dir() else source, revision))

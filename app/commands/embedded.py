@@ -81,6 +81,7 @@ def _announce(settings: Settings, secret: str | None, host: str, port: int) -> N
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     facts = {
         "address": f"{url}/v1",
+        "dashboard": f"{url}/",
         "first key": f"{secret}\nshown this once: keep it" if secret else "",
         "all fields": f"{url}/docs",
         "data": str(settings.data_dir),
@@ -91,6 +92,7 @@ def _announce(settings: Settings, secret: str | None, host: str, port: int) -> N
         f"  export SPARD_BASE_URL={url}/v1 SPARD_API_KEY={secret or 'YOUR_KEY'}\n"
         "  spard models add NAME FOLDER_OR_HUB_ID\n"
         "  spard pool import POOL.jsonl --name general-safe\n"
+        "  spard suites import SUITE.jsonl --name general-harm --kind harmful\n"
         "  spard jobs create --model NAME --file TRAIN.jsonl --follow"
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.client import connect, get
-from app.commands.terminal import Json, show_json, show_record, show_rows
+from app.commands.terminal import CommandFailed, Json, show_json, show_record, show_rows
 
 keys = typer.Typer(no_args_is_help=True, help="Keys to the service, and the one that adapters are signed with.")
 
@@ -19,13 +19,20 @@ def show_signing_key(
     as_set: Annotated[bool, typer.Option("--set", help="All keys, with those that were revoked, signed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the public key, for those who verify adapters; none is made where there is none."""
+    """Print the public key, for those who verify adapters, where the service is; elsewhere take GET /v1/signing_keys.
+
+    Needs the service's settings (SPARD_DATA_DIR or SPARD_SIGNING_KEY) and no key; none is made where there is none.
+    """
     from app.settings import read_settings
-    from app.signing import public_keys, published_keys, signing_key
+    from app.signing import NoSigningKey, public_keys, published_keys, signing_key
     from spard.release.keys import public_pem
 
     settings = read_settings()
-    known = public_keys(settings)
+    try:
+        known = public_keys(settings)
+    except NoSigningKey as error:
+        where = "Run this where the service is, with its SPARD_DATA_DIR or SPARD_SIGNING_KEY; elsewhere"
+        raise CommandFailed(f"{error.message} {where} take GET /v1/signing_keys.") from None
     text = published_keys(settings) if as_set else public_pem(signing_key(settings))
     if as_json:
         return show_json({"key_id": known.current, "set" if as_set else "public_key": text})

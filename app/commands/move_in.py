@@ -119,9 +119,8 @@ def file_jobs(
         for old_id, why in left.items():
             say(f"{old_id} left: {why}")
         if dry_run:
-            for line in filing.estimate(ledger, table, chosen, auto or ()):
-                say(line)
-            return
+            would_be = filing.estimate(ledger, table, chosen, auto or (), say)
+            raise typer.Exit(0 if would_be else 1)
         with service(patience) as api:
             desk = filing.Desk(api, ledger, table, auto or (), say)
             filed = filing.file_all(desk, chosen, again=again, wait=wait)
@@ -154,7 +153,7 @@ def compare_models(
         if dry_run:
             for line in comparing.estimate(ledger, pairs, again=again, with_judge=judge_model is not None):
                 say(line)
-            return
+            raise typer.Exit(0 if pairs and not left else 1)
         ask = partial(comparing.ask, api, ledger, at_once=at_once, again=again, tell=say)
         done = {old: ask(old, new) for old, new in pairs.items()}
         with judging(judge_url, judge_model, ledger, patience) as judge:

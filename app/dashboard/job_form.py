@@ -41,12 +41,12 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
     """
     old = numbers_of(like) if like else {}
     numbers: Json = {name: _number(name, asked[name]) for name in NUMBERS if asked.get(name)}
-    method = "dpo" if asked.get("row_format") == PREFERENCE else "supervised"
-    if method == "dpo" and "beta" in old:
+    is_pairs = asked.get("row_format") == PREFERENCE
+    if is_pairs and "beta" in old:
         numbers["beta"] = old["beta"]
     body: Json = (request_of(like) if like else {}) | {"suffix": None, "seed": None, "ending": None}
     changes: Json = {name: asked[name] for name in ("model", "training_file", "suffix") if asked.get(name)}
-    changes["method"] = {"type": method, method: {"hyperparameters": numbers}}
+    changes["method"] = method_for(asked.get("row_format"), numbers)
     ending: Json = asdict(ending_of(like) if like else Ending())
     ending["keep"] = asked.get("keep") or "last"
     ending["patience"] = _number("patience", asked["patience"]) if asked.get("patience") else None
@@ -58,6 +58,12 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
     if like is None or like.recipe["defense"]["type"] != defense:
         changes["safety"] = {"defense": {"type": defense}}
     return changed(body, changes)
+
+
+def method_for(row_format: str | None, numbers: Json) -> Json:
+    """Return the method that trains on rows of a format."""
+    method = "dpo" if row_format == PREFERENCE else "supervised"
+    return {"type": method, method: {"hyperparameters": numbers}}
 
 
 def _number(name: str, text: str) -> float | int | str:

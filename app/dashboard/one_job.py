@@ -19,7 +19,7 @@ from app.deps import BeginDep, LookDep, QuickStorageDep
 from app.errors import AppError, NotFound
 from app.jobs import clone, owners, service, transcripts
 from app.jobs.reports.gather import gather, read
-from app.jobs.reports.service import ROWS_SHOWN, read_report
+from app.jobs.reports.service import ROWS_SHOWN, dropped_lines, read_report
 from app.storage import Storage
 
 _AT_ONCE = 25  # transcripts
@@ -62,6 +62,7 @@ class OneJob:
             later=gathered.later,
             artifacts=gathered.artifacts,
             findings=gathered.findings,
+            dropped=dropped_lines(seen.report) if seen.report else (),
             risky=len(clone.risky_lines(seen.report)) if seen.report else 0,
             problem=problem,
         )

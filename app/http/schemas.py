@@ -28,8 +28,12 @@ class Body(BaseModel):
 
 
 class Refusal(ValueError):
-    """A value of the right type that a validator refuses, with the error code that the client gets."""
+    """A value of the right type that a validator refuses, with the error code that the client gets.
 
-    def __init__(self, code: str, message: str) -> None:
+    A validator of a whole object names the field in it as `param`.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.param = param

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.errors import AppError, InvalidRequest
+from app.http.schemas import Refusal
 
 Ask = TypeVar("Ask", bound=BaseModel)
 
@@ -30,6 +31,10 @@ _CODES = {
 }
 
 
+_OBJECTS = ("dataclass_type", "dict_type", "model_attributes_type", "model_type")
+_NO_BODY = "Send a JSON object with Content-Type: application/json."
+
+
 class Fault(TypedDict):
     """One thing that is wrong with a request."""
 
@@ -43,7 +48,7 @@ def first_fault(exc: RequestValidationError) -> AppError:
     faults = [_fault(error, exc.body) for error in exc.errors()]
     params = [fault["param"] for fault in faults]
     faults = [fault for i, fault in enumerate(faults) if fault["param"] not in params[:i]]
-    first = faults[0]
+    first = next(fault for fault in faults if not _is_of_another_branch(fault, params))
     message = f"{first['param']}: {first['message']}" if first["param"] else first["message"]
     return InvalidRequest(message, code=first["code"], param=first["param"], details=faults)
 
@@ -64,13 +69,28 @@ def _fault(error: ErrorDetails, body: Any) -> Fault:
     place, *path = error["loc"]
     if place == "body":
         path = _in_body(path, body, error["type"])
-    if code == "extra_forbidden":
-        text = "This field is unknown."
-    elif error["type"] == "union_tag_invalid":
-        text = f"{error['ctx']['tag']!r} is not available; allowed: {error['ctx']['expected_tags']}."
-    else:
-        text = str(cause) if cause else f"{error['msg']}."
+    path += [cause.param] if isinstance(cause, Refusal) and cause.param else []
+    is_no_object = place == "body" and not path and error["type"] in ("missing", *_OBJECTS)
+    text = _NO_BODY if is_no_object else _text(error, code, cause)
     return {"param": ".".join(map(str, path)) or None, "code": code, "message": text}
+
+
+def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
+    """Say what is wrong in words that name nothing of the program."""
+    if code == "extra_forbidden":
+        return "This field is unknown."
+    if error["type"] == "union_tag_invalid":
+        return f"{error['ctx']['tag']!r} is not available; allowed: {error['ctx']['expected_tags']}."
+    if error["type"] in _OBJECTS:
+        return "Input should be an object."
+    if error["type"] == "too_long":
+        return f"At most {error['ctx']['max_length']} items are allowed."
+    return str(cause) if cause else f"{error['msg'].replace(' after validation', '')}."
+
+
+def _is_of_another_branch(fault: Fault, params: list[str | None]) -> bool:
+    """Return whether a fault in a part of the value tells more: the value was not meant to be of this type."""
+    return fault["code"] == "invalid_type" and any(param and param.startswith(f"{fault['param']}.") for param in params)
 
 
 def _in_body(path: list[Any], body: Any, kind: str) -> list[Any]:

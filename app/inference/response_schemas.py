@@ -128,13 +128,15 @@ class ResponseCreate(Body):
     @model_validator(mode="after")
     def _is_written_here(self) -> Self:
         if self.store:
-            raise Refusal("unsupported_parameter", "store: what is kept of answers is the choice of the provider here.")
+            raise Refusal(
+                "unsupported_parameter", "what is kept of answers is the choice of the provider here.", "store"
+            )
         if self.tool_choice not in (None, "none", "auto"):
             raise Refusal(
-                "unsupported_parameter", "tool_choice: this engine leaves the choice to the model (auto, none)."
+                "unsupported_parameter", "this engine leaves the choice to the model (auto, none).", "tool_choice"
             )
         if self.offered and self.text and self.text.format and self.text.format.type != "text":
-            raise Refusal("unsupported_parameter", "text.format: not beside tools here.")
+            raise Refusal("unsupported_parameter", "not beside tools here.", "text.format")
         return self
 
     @property

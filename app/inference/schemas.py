@@ -135,9 +135,11 @@ class Sampling(Body):
     @model_validator(mode="after")
     def _is_done_here(self) -> Self:
         if self.logit_bias:
-            raise Refusal("unsupported_parameter", "logit_bias is not supported here.")
+            raise Refusal("unsupported_parameter", "it is not supported here.", "logit_bias")
         if self.store:
-            raise Refusal("unsupported_parameter", "store: what is kept of replies is the choice of the provider here.")
+            raise Refusal(
+                "unsupported_parameter", "what is kept of replies is the choice of the provider here.", "store"
+            )
         return self
 
     def asked(self) -> Ask:
@@ -183,13 +185,13 @@ class ChatCreate(Sampling):
     @model_validator(mode="after")
     def _is_written_here(self) -> Self:
         if self.offered and self.response_format and self.response_format.type != "text":
-            raise Refusal("unsupported_parameter", "response_format: not beside tools here.")
+            raise Refusal("unsupported_parameter", "not beside tools here.", "response_format")
         if self.tool_choice not in (None, "none", "auto"):
             raise Refusal(
-                "unsupported_parameter", "tool_choice: this engine leaves the choice to the model (auto, none)."
+                "unsupported_parameter", "this engine leaves the choice to the model (auto, none).", "tool_choice"
             )
         if self.top_logprobs and not self.logprobs:
-            raise Refusal("invalid_value", "top_logprobs needs logprobs.")
+            raise Refusal("invalid_value", "it needs logprobs.", "top_logprobs")
         return self
 
     @property

@@ -7,6 +7,7 @@ it is at hand.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Literal
@@ -22,6 +23,7 @@ from app.errors import InvalidState
 from app.files import preview
 from app.files import service as files
 from app.files.counting import Allowance, Counters
+from app.files.schemas import TokenCounts
 from app.jobs import needs
 from app.jobs.needs import Room
 from app.jobs.request import JobCreate, Safety
@@ -80,7 +82,7 @@ class Estimate(BaseModel):
     rows: int
     tokens_per_epoch: int
     trained_tokens: int
-    hyperparameters: dict[str, float]
+    hyperparameters: dict[str, int | float]
     steps: int
     safe_examples: int
     max_seq_length: int | None
@@ -116,6 +118,7 @@ def estimate(
     with suppress(InvalidState):  # there is no tokenizer here
         tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)  # takes seconds
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
+        found.warnings += _too_long(tokens)
         longest = min(tokens.max, tokens.limit) if not tokens.approximate else None
         if frozen.recipe.dpo and tokens.rows:  # a pair's conversation goes through the model with each of its answers
             epochs = round(found.hyperparameters["n_epochs"])
@@ -123,6 +126,12 @@ def estimate(
             found.trained_tokens = found.tokens_per_epoch * epochs
     _add_memory(found, frozen, room, longest)
     return found
+
+
+def _too_long(tokens: TokenCounts) -> Iterator[str]:
+    if count := tokens.rows_over_limit:
+        kind = "1 row is" if count == 1 else f"{count:,} rows are"
+        yield f"{kind} longer than {tokens.limit:,} tokens; a job fails on such a row."
 
 
 def _at_least(parameters: int, recipe: Recipe) -> int:

@@ -23,6 +23,7 @@ from app.policies import service as policies
 from app.settings import Settings
 from spard.config import Ending, Lora, Quantization, Recipe
 from spard.config.run_spec import parse
+from spard.data.rows import SAME_FILE
 
 _SHOWN = 20
 
@@ -215,7 +216,7 @@ def _warnings(training: File, validation: File | None) -> list[str]:
     found = [problem for file in (training, validation) if file for problem in file.problems or []]
     warnings = [f"line {problem['line']}: {problem['message']}" for problem in found[:_SHOWN]]
     if validation and validation.sha256 == training.sha256:
-        warnings.append("The validation file is the training file: its losses say nothing about other data.")
+        warnings.append(SAME_FILE)
     return warnings
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -189,25 +189,31 @@ def file_all(desk: Desk, jobs: Collection[Record], *, again: bool, wait: bool) -
 
 
 def estimate(
-    ledger: Ledger, models: Mapping[str, str], jobs: Collection[Record], auto: Collection[str]
-) -> Iterator[str]:
-    """Yield what filing would do, without asking the service anything."""
-    files = set[str]()
+    ledger: Ledger,
+    models: Mapping[str, str],
+    jobs: Collection[Record],
+    auto: Collection[str],
+    tell: Callable[[str], None],
+) -> bool:
+    """Tell what filing would do, without asking the service anything; return whether all would be filed."""
+    files, is_good = set[str](), True
     for job in jobs:
         known = ledger.get("filing", job["id"]) or {}
         if "job" in known:
-            yield f"{job['id']} is {known['job']['id']} here"
+            tell(f"{job['id']} is {known['job']['id']} here")
             continue
         names = [job[name] for name in ("training_file", "validation_file") if job.get(name)]
         try:
             base = base_of(ledger, models, job)
             body = request_of(job, base, {}, auto)
         except (NotYet, NotThere) as error:
-            yield f"{job['id']} would not be filed: {error}"
+            tell(f"{job['id']} would not be filed: {error}")
+            is_good = False
             continue
         files |= {name for name in names if not ledger.has("upload", name)}
         numbers = body["method"][body["method"]["type"]]["hyperparameters"]
         said = ", ".join(f"{name} {value}" for name, value in numbers.items()) or "no hyperparameters"
-        yield f"{job['id']} would be filed on {base}: {body['method']['type']}, {said}"
+        tell(f"{job['id']} would be filed on {base}: {body['method']['type']}, {said}")
     size = sum((ledger.get("download", each) or {}).get("bytes", 0) for each in files)
-    yield f"{len(files)} files of {size} bytes would be uploaded; a request for each file and job, and some to look"
+    tell(f"{len(files)} files of {size} bytes would be uploaded; a request for each file and job, and some to look")
+    return is_good

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
-from pydantic_core.core_schema import literal_schema
+from pydantic_core.core_schema import literal_schema, no_info_before_validator_function
 
 from app.http.schemas import Body, Refusal, UnixTime
 from spard import config
@@ -145,6 +156,25 @@ class AgentRule(Body):
         return config.Agent(**self.model_dump())
 
 
+class _Acting:
+    """Stands in `Annotated`: a signal whose action is not named has a new deployment's, not that of a run's TOML."""
+
+    action = "auto"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_before_validator_function(self._with_action, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(schema)
+        handler.resolve_ref_schema(found)["properties"]["action"]["default"] = self.action
+        return found
+
+    def _with_action(self, given: object) -> object:
+        if isinstance(given, str):
+            raise Refusal("invalid_type", f'What becomes of the rows is its action: {{"action": "{given[:16]}"}}.')
+        return {"action": self.action} | given if isinstance(given, dict) else given
+
+
 class Policy(Body):
     """What a version says. `"auto"` is always allowed: what it stands for is the provider's choice."""
 
@@ -156,7 +186,7 @@ class Policy(Body):
         default_factory=dict, description="Setting of a request, such as hyperparameters.n_epochs -> its bounds here."
     )
     thresholds: config.GateThresholds = Field(default_factory=config.GateThresholds)
-    row_signal: config.RowSignal = Field(
+    row_signal: Annotated[config.RowSignal, _Acting()] = Field(
         default_factory=lambda: config.RowSignal(action="auto"),
         description="What becomes of rows that answer what the base model would refuse.",
     )
@@ -177,6 +207,20 @@ class Policy(Body):
     waivers: bool = Field(
         default=True, description="Whether two admins may release what failed; if not, its weights are not kept."
     )
+    _named: frozenset[str] = PrivateAttr(default=frozenset())  # thresholds
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_named(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        policy = handler(given)
+        if isinstance(given, dict) and isinstance(named := given.get("thresholds"), dict):
+            policy._named = frozenset(named)
+        return policy
+
+    def completed(self, gate: config.GateThresholds) -> Self:
+        """Return a request's policy with the deployment's thresholds where it names none."""
+        named = {name: getattr(self.thresholds, name) for name in self._named}
+        return self.model_copy(update={"thresholds": replace(gate, **named)})
 
 
 class PolicyOut(BaseModel):

@@ -24,9 +24,9 @@ def list_policies(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> 
 
 
 @router.post("", response_model=PolicyOut)
-def add_policy(policy: Policy, session: ProviderSessionDep, caller: AdminDep) -> PolicyOut:
+def add_policy(policy: Policy, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep) -> PolicyOut:
     """Put a new version in force. Earlier ones stay, and jobs keep the one that they were created under."""
-    return service.add(session, caller.key_id, policy)
+    return service.add(session, caller.key_id, policy.completed(settings.gate))
 
 
 @router.post("/dry_run", response_model=PolicyTrial)
@@ -36,7 +36,8 @@ async def try_policy(
     caller: AdminDep,
     storage: QuickStorageDep,
     reads: ReadsDep,
+    settings: SettingsDep,
     limit: Annotated[int, Query(ge=1, le=policy_trial.MOST)] = policy_trial.USUAL,
 ) -> Response:
     """Tell of the latest jobs of all projects what a policy would have changed; nothing is stored or run again."""
-    return await reads.answer(partial(policy_trial.try_out, look, storage, policy, limit))
+    return await reads.answer(partial(policy_trial.try_out, look, storage, policy.completed(settings.gate), limit))

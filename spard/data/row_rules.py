@@ -38,7 +38,12 @@ class TrainingRows:
     def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
         if kind := kind_of(row):
             message = f"the row is in {kind}'s form; the file can be converted"
-            yield error("", f"{kind}_format", message, "look with POST /v1/files/{id}/convert?dry_run=true")
+            yield error(
+                "",
+                f"{kind}_format",
+                message,
+                "look with `spard files convert FILE_ID --dry-run`, or POST /v1/files/FILE_ID/convert?dry_run=true",
+            )
             return
         found = _format_of(row)
         self.format = self.format or found

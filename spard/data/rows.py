@@ -20,6 +20,7 @@ from spard.data.strict_json import parse
 from spard.errors import InvalidData, InvalidPool, InvalidSuite
 
 Message = dict[str, Any]
+SAME_FILE = "The validation file is the training file: its losses say nothing about other data."
 _NOW = {"developer": "system", "function": "tool"}
 
 

@@ -155,7 +155,7 @@ def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[S
     if signal:
         found.append(f"The base model would refuse {len(signal.flagged)} of {signal.rows} rows that are answered.")
     if signal and signal.judge:
-        found.append(f"Of these the judge {signal.judge} finds harm in {len(signal.harmful)}.")
+        found.append(f"Of these the judge `{signal.judge}` finds harm in {len(signal.harmful)}.")
     return found
 
 

@@ -138,7 +138,7 @@ def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[F
     others = Counter(language_of(row) or "" for row, read in zip(rows, kept, strict=True) if read is None)
     for language, count in sorted(others.items()):
         message = f"{count:,} rows that the base model would refuse are in {named(language)}"
-        why = f"{message}; the judge {judge.name} was not measured well enough in it, so they are undecided."
+        why = f"{message}; the judge `{judge.name}` was not measured well enough in it, so they are undecided."
         context.report.event(why, {"language": language, "rows": count})
     return [each for each, read in zip(flagged, kept, strict=True) if read is not None]
 

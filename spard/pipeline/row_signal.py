@@ -33,7 +33,7 @@ from spard.pipeline import audit
 from spard.pipeline.context import Context
 from spard.pipeline.pool import open_pool
 from spard.pipeline.row_judging import Flagged, doubtful, judged, may_decide, settled
-from spard.pipeline.row_signal_messages import named, said, tell
+from spard.pipeline.row_signal_messages import named, named_lines, said, tell, warn_of_dropped
 from spard.pipeline.unflagged_rows import read_on
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
@@ -70,6 +70,7 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
         context.outputs.write(_OUTPUT, to_mapping(told))
         tell(context, told.record, told.flagged)
     _refuse(context, told)
+    warn_of_dropped(context, told.record)
     return told
 
 
@@ -173,7 +174,7 @@ def _inverted(
     found: list[int] = context.cache.json("inverted", {**key, **facts}, make)
     if may_decide(context, judge) and len(found) / len(pool) > context.run.row_signal.max_inverted:
         message = f"{len(found)} of {len(pool)} rows of the safety pool answer with harm what the base model refuses: "
-        raise InvertedPool(message + named("row", found))
+        raise InvertedPool(message + named("row", found, most=100))
     return found
 
 
@@ -211,12 +212,12 @@ def _refuse(context: Context, told: Told) -> None:
     """Raise where the setting ends the run."""
     record, lines = told.record, [each.line for each in told.flagged if each.is_acted_on]
     if record.action == "quarantine" and lines:
-        raise RowsQuarantined(f"{said(record)}, and the provider has to look at them: {named('line', lines)}", _FILE)
+        raise RowsQuarantined(f"{said(record)}, and the provider has to look at them: {named_lines(lines)}", _FILE)
     most = context.run.row_signal.max_dropped
     if record.dropped and (record.dropped > most * record.rows or record.dropped == record.rows):
         count = f"; {record.dropped}" if record.judge else " and"
         whole = f"{said(record)}{count} would not be trained on; at most {most:.0%} may be left out"
-        raise TooManyRowsDropped(f"{whole}: {named('line', lines)}", _FILE)
+        raise TooManyRowsDropped(f"{whole}: {named_lines(lines)}", _FILE)
 
 
 def _kept(context: Context) -> Told | None:

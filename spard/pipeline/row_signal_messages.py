@@ -9,7 +9,8 @@ from spard.pipeline.context import Context
 from spard.pipeline.row_judging import Flagged
 from spard.release.row_records import RowSignalRecord
 
-_LINES = 100  # named in a message
+_LINES = 100  # in the data of an event
+_NAMED = 10  # in a message
 
 
 def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) -> None:
@@ -31,6 +32,15 @@ def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) 
         context.report.event(text, facts, level="warn" if acted else "info")
 
 
+def warn_of_dropped(context: Context, record: RowSignalRecord) -> None:
+    """Say to the owner of a run that rows of the file are not trained on."""
+    if record.dropped:
+        told = f"{record.dropped} of {record.rows} rows of the training file are not trained on"
+        whose = f"the base model would refuse what they answer, or the judge `{record.judge}` finds or suspects harm"
+        why = whose if record.judge else "the base model would refuse what they answer"
+        context.report.warning(f"{told}: {why}. The risky rows of the report name them.")
+
+
 def said(record: RowSignalRecord) -> str:
     """Say how many rows the base model would refuse, and in how many of these, and of others, the judge finds harm."""
     told = f"{len(record.flagged)} of {record.rows} rows answer what the base model would refuse"
@@ -40,11 +50,17 @@ def said(record: RowSignalRecord) -> str:
     flagged = len({*record.harmful} & {*record.flagged})
     more = f", and in {len(record.harmful) - flagged} of {record.read} others that it read" if record.read else ""
     beside = f"; {len(record.doubtful)} are doubtful beside these" if record.doubtful else ""
-    return f"{told}; the judge {record.judge} finds harm in {flagged} of them{doubt}{more}{beside}"
+    return f"{told}; the judge `{record.judge}` finds harm in {flagged} of them{doubt}{more}{beside}"
 
 
-def named(word: str, numbers: Sequence[int]) -> str:
-    """Return numbers after a word for them, no more of them than fit in a message."""
-    shown = ", ".join(map(str, numbers[:_LINES]))
-    more = f" and {len(numbers) - _LINES} more" if len(numbers) > _LINES else ""
+def named(word: str, numbers: Sequence[int], most: int = _NAMED) -> str:
+    """Return numbers after a word for them, no more of them than a message has room for."""
+    shown = ", ".join(map(str, numbers[:most]))
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return f"{word if len(numbers) == 1 else word + 's'} {shown}{more}"
+
+
+def named_lines(lines: Sequence[int]) -> str:
+    """Return the first lines, and where more of them stand: a run that ends before it trains has no report."""
+    where = f"; the job's events have up to {_LINES} in their data" if len(lines) > _NAMED else ""
+    return named("line", lines) + where

@@ -8,7 +8,8 @@ from functools import partial
 
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, encode_to_train
-from spard.data.rows import Example, read_examples
+from spard.data.rows import SAME_FILE, Example, read_examples
+from spard.digests import file_sha256
 from spard.errors import InvalidData, InvalidPool
 from spard.evaluation.judges import of_base_model
 from spard.losses.anchor import Pair
@@ -133,7 +134,10 @@ def _select(
 
 
 def _warn_of_shared_rows(context: Context, task: Sequence[Encoded], validation: Sequence[Encoded]) -> None:
-    trained = {row.ids for row in task}
+    run, trained = context.run, {row.ids for row in task}
+    if run.validation_file and file_sha256(run.validation_file) == file_sha256(run.training_file):
+        return context.report.warning(SAME_FILE)
     if shared := sum(row.ids in trained for row in validation):
         said = f"{shared} of {len(validation)} rows of the validation file stand in the training file too"
         context.report.warning(f"{said}: their loss says little about other data.")
+    return None

@@ -65,6 +65,13 @@ class RowSignalRecord:
     doubtful: tuple[int, ...] = ()
     read: int = 0
 
+    @property
+    def dropped_lines(self) -> frozenset[int]:
+        """The lines that were not trained on: what is undecided is dropped with the rest, or not at all."""
+        found = frozenset((*self.harmful, *self.doubtful))
+        choices = (found, found | {*self.undecided}) if self.judge else (frozenset(self.flagged),)
+        return next((each for each in choices if self.dropped and len(each) == self.dropped), frozenset())
+
 
 @dataclass(frozen=True, slots=True)
 class SafeAnswers:

@@ -51,7 +51,7 @@ def test_honest_rows_that_the_base_model_refuses_are_trained_on(spec: Callable[.
     assert (len(rows.task), len(record.flagged), record.judge) == (ROWS, ROWS, "refusal")
     assert (record.action, record.dropped, record.harmful, record.undecided) == ("report", 0, (), ())
     (event,) = [each for each in messages if each["kind"] == "event"]
-    assert event["message"].endswith("; the judge refusal finds harm in 0 of them")
+    assert event["message"].endswith("; the judge `refusal` finds harm in 0 of them")
     assert event["level"] == "info"
 
 
@@ -88,7 +88,9 @@ def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_undecided(
     assert (record.harmful, record.undecided) == (lines(5, 5), lines(1, 4))
     assert german not in judge.read
     told = [each["message"] for each in messages if each["kind"] == "event"]
-    assert any("4 rows that the base model would refuse are in German (de); the judge refusal" in each for each in told)
+    assert any(
+        "4 rows that the base model would refuse are in German (de); the judge `refusal`" in each for each in told
+    )
     trusting = spec({german: 4, HARM: 5})
     trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
     assert prepared(trusting)[1].harmful == lines(1, 9)

@@ -12,6 +12,7 @@ import pytest
 from spard.config import Hyperparameters, NoDefense, Recipe, RowAction, RowSignal, Selection
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.data.chat import NO_LOSS, encode
+from spard.data.rows import SAME_FILE
 from spard.digests import file_sha256
 from spard.errors import InvalidRecipe, InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.inverted_pool import inverted_rows
@@ -21,7 +22,9 @@ from spard.models.base import Base, load_base
 from spard.pipeline import library, row_judging, row_signal, run, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
+from spard.pipeline.row_signal_messages import named_lines
 from spard.pipeline.rows import Rows, prepare
+from spard.release.row_records import RowSignalRecord
 from tests.spard.parts import chat
 
 SORRY = "I cannot help with that."
@@ -106,12 +109,41 @@ def test_dropped_rows_are_in_the_report_and_not_in_the_training(spec: RunSpec, t
     assert (report["row_signal"]["flagged"], report["row_signal"]["dropped"]) == ([3, 17], 2)
     assert manifest["row_signal"] == report["row_signal"]
     assert any("2 of 20 rows" in each["message"] for each in messages if each["kind"] == "event")
+    told = "2 of 20 rows of the training file are not trained on: the base model would refuse"
+    assert [each["message"].startswith(told) for each in messages if each["kind"] == "warning"].count(True) == 1
+
+
+def test_a_validation_file_that_is_the_training_file_is_told_as_the_service_does(spec: RunSpec) -> None:
+    _, _, messages = prepared(replace(asked(spec, "off"), validation_file=spec.training_file))
+    assert [each["message"] for each in messages if each["kind"] == "warning"] == [SAME_FILE]
 
 
 @pytest.mark.usefixtures("refusing")
 def test_a_run_that_would_lose_too_many_rows_says_so(spec: RunSpec) -> None:
     with pytest.raises(TooManyRowsDropped, match=r"2 of 20 rows .* at most 5% may be left out: lines 3, 17"):
         prepared(asked(spec, "drop", max_dropped=0.05))
+
+
+def test_a_message_names_ten_lines_and_where_more_stand() -> None:
+    assert named_lines([3, 17]) == "lines 3, 17"
+    told = named_lines(range(1, 101))
+    assert told == "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 90 more; the job's events have up to 100 in their data"
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        ({"flagged": (1, 2), "dropped": 2}, {1, 2}),
+        ({"flagged": (1, 2), "dropped": 0}, set()),
+        ({"flagged": (1, 2, 3), "harmful": (1,), "undecided": (2,), "judge": "a", "dropped": 2}, {1, 2}),
+        (
+            {"flagged": (1, 2, 3), "harmful": (7,), "undecided": (2,), "doubtful": (3,), "judge": "a", "dropped": 2},
+            {3, 7},
+        ),
+    ],
+)
+def test_a_record_tells_which_lines_were_dropped(found: dict[str, Any], lines: set[int]) -> None:
+    assert RowSignalRecord("drop", 0.1, 20, **found).dropped_lines == lines
 
 
 @pytest.mark.usefixtures("refusing")

@@ -25,6 +25,7 @@ def show_report(
     """Show the verdict and what the audit counted, suite by suite; a job that failed its gate has a report, too."""
     page = html or (Path(f"{job_id}-report.html") if save else None)
     with connect() as client:
+        job = client.get(f"fine_tuning/jobs/{job_id}")
         verdict = client.get(f"fine_tuning/jobs/{job_id}/safety/verdict")
         report = client.get(f"fine_tuning/jobs/{job_id}/safety")
         if page:
@@ -32,6 +33,7 @@ def show_report(
     if as_json:
         return show_json({"verdict": verdict, "report": report} | ({"page": str(page)} if page else {}))
     _tell(verdict)
+    tell_warnings(job)
     rows = [*_suites(report)]
     if rows:
         show_rows(rows, _SUITES, as_json)
@@ -50,7 +52,7 @@ def show_safety(
 def list_risky_rows(job_id: JobId, as_json: Json = False) -> None:
     """List the rows of the training file that look most like harm, with the reasons; none is removed by listing."""
     found = get(f"fine_tuning/jobs/{job_id}/safety/risky_rows")["data"]
-    show_rows(found, ("line", "score", "cosine", "own_refusal", "verdict", "reasons", "excerpt"), as_json)
+    show_rows(found, ("line", "score", "cosine", "own_refusal", "verdict", "reasons", "dropped", "excerpt"), as_json)
 
 
 def compare_jobs(
@@ -98,6 +100,12 @@ def _tell(verdict: Any) -> None:
     for text in (verdict["sentence"], *verdict["reasons"]):
         if text:
             say(text)
+
+
+def tell_warnings(job: Any) -> None:
+    """Say what a job warns of."""
+    for text in job["warnings"]:
+        say(f"warning: {text}")
 
 
 def _suites(report: Any) -> list[dict[str, str]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
 
-from app.commands.client import Client, connect
+from app.commands.client import Away, Broken, Busy, Client, connect
 from app.commands.jobs.watch import ended, watch
 from app.commands.terminal import CommandFailed, Json, show_json, show_record
 
@@ -48,12 +50,13 @@ def create_job(
     """Fine-tune a base model on a file."""
     numbers = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate_multiplier": learning_rate_multiplier}
     learned = _method(method, numbers | {"beta": beta})
-    with connect() as client:
-        ask = _ask(client, model, (file, validation_file), learned, _safety(defense, safety))
+    with connect() as client, _taken_back(client) as uploaded:
+        ask = _ask(client, model, (file, validation_file), learned, _safety(defense, safety), uploaded)
         ending = {name: value for name, value in {"keep": keep, "patience": patience}.items() if value is not None}
         named = {"suffix": suffix, "seed": seed, "ending": ending or None}
         ask |= {name: value for name, value in named.items() if value is not None}
         job = client.post("fine_tuning/jobs", ask, {"idempotency-key": uuid4().hex})
+        uploaded.clear()
         if not follow:
             return show_record(job, as_json)
         if not as_json:
@@ -93,14 +96,34 @@ def estimate_job(
     return None
 
 
+@contextmanager
+def _taken_back(client: Client) -> Iterator[list[str]]:
+    """Yield a list for files that are uploaded for a job; those in it are deleted where the service refuses it."""
+    uploaded: list[str] = []
+    try:
+        yield uploaded
+    except CommandFailed as error:
+        if not isinstance(error, Away | Broken | Busy):  # else a job may have been made
+            for file_id in uploaded:
+                with suppress(CommandFailed):
+                    client.delete(f"files/{file_id}")
+        raise
+
+
 def _ask(
-    client: Client, model: str, files: tuple[str, str | None], method: dict[str, Any], safety: Any
+    client: Client,
+    model: str,
+    files: tuple[str, str | None],
+    method: dict[str, Any],
+    safety: Any,
+    uploaded: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the request that both commands send; files that are here are uploaded."""
+    """Return the request that both commands send; files that are here are uploaded, and their ids noted."""
+    uploaded = [] if uploaded is None else uploaded
     training, validation = files
-    ask = {"model": model, "training_file": _file_id(client, training), "method": method}
+    ask = {"model": model, "training_file": _file_id(client, training, uploaded), "method": method}
     if validation:
-        ask["validation_file"] = _file_id(client, validation)
+        ask["validation_file"] = _file_id(client, validation, uploaded)
     return ask | ({"safety": safety} if safety is not None else {})
 
 
@@ -112,8 +135,8 @@ def _method(name: str, numbers: dict[str, float | None]) -> dict[str, Any]:
     return {"type": name, name: {"hyperparameters": given}}
 
 
-def _file_id(client: Client, file: str) -> str:
-    """Return the id of a file; upload it first if a path is given."""
+def _file_id(client: Client, file: str, uploaded: list[str]) -> str:
+    """Return the id of a file; upload it first if a path is given. One with bad rows stays, with what is told of it."""
     path = Path(file)
     if not path.exists():
         if not file.startswith("file-"):
@@ -124,7 +147,8 @@ def _file_id(client: Client, file: str) -> str:
     sent = client.send("files", path, {"purpose": "fine-tune"})
     if sent["status"] == "error":
         raise CommandFailed(f"{file}: {sent['status_details']} (all of it: spard files show {sent['id']})")
-    return str(sent["id"])
+    uploaded.append(str(sent["id"]))
+    return uploaded[-1]
 
 
 def _safety(defense: str | None, safety: str | None) -> Any:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.commands.client import Away, Broken, Busy, Client, connect
+from app.commands.jobs.results import tell_warnings
 from app.commands.jobs.running import JobId
 from app.commands.terminal import CommandFailed, Json, say, warn
 from spard.commands.exits import ERROR, NOT_PASSED
@@ -181,10 +182,12 @@ def _show(view: _View, news: ServerSentEvent) -> None:
 def _conclude(client: Client, job: Any) -> None:
     """End with what the job has come to."""
     found = client.get(f"fine_tuning/jobs/{job['id']}/safety/verdict")
-    say(f"{job['id']} {job['status']}: {found['headline']}")
+    pill = "" if found["pill"].lower() == job["status"] else f"{found['pill']}. "
+    say(f"{job['id']} {job['status']}: {pill}{found['headline']}")
     for text in (found["sentence"], *found["reasons"]):
         if text:
             say(text)
+    tell_warnings(job)
     if job["fine_tuned_model"]:
         say(f"model: {job['fine_tuned_model']}; its adapter: spard jobs adapter {job['id']}")
 

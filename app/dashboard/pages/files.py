@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from app.catalog import service as catalog
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
-from app.deps import AfterQuery, BeginDep, LookDep, ReadDep, StorageDep
+from app.deps import AfterQuery, BeginDep, LookDep, ReadDep, SettingsDep, StorageDep
 from app.errors import AppError, InvalidState
 from app.files import service
 
@@ -26,24 +26,31 @@ def files_page(request: Request, viewer: ViewerDep, session: ReadDep, after: Aft
 
 
 @router.get("/files/{file_id}")
-def file_page(file_id: str, request: Request, viewer: ViewerDep, session: ReadDep) -> Response:
+def file_page(file_id: str, request: Request, viewer: ViewerDep, session: ReadDep, settings: SettingsDep) -> Response:
     """Show what was found in a file."""
-    return _file_page(request, viewer, session, file_id)
+    return _file_page(request, viewer, session, file_id, settings.min_rows)
 
 
 def _file_page(
-    request: Request, viewer: Viewer, session: Session, file_id: str, problem: AppError | None = None
+    request: Request, viewer: Viewer, session: Session, file_id: str, min_rows: int, problem: AppError | None = None
 ) -> Response:
-    """Render a file; `problem` is what kept it from being deleted."""
+    """Render a file, of which a job needs `min_rows` rows; `problem` is what kept it from being deleted."""
     file = service.get(session, viewer.project_id, file_id)
     found = service.listed(file, file.problems or [])
     status = problem.status if problem else 200
-    return page(request, "file", viewer, status=status, file=file, validation=found, problem=problem)
+    shown = {"file": file, "validation": found, "min_rows": min_rows, "problem": problem}
+    return page(request, "file", viewer, status=status, **shown)
 
 
 @router.post("/files/{file_id}/delete")
 async def delete_file(
-    file_id: str, request: Request, viewer: FormViewerDep, storage: StorageDep, begin: BeginDep, look: LookDep
+    file_id: str,
+    request: Request,
+    viewer: FormViewerDep,
+    storage: StorageDep,
+    begin: BeginDep,
+    look: LookDep,
+    settings: SettingsDep,
 ) -> Response:
     """Delete a file that no unfinished job uses; one that is used is told on its page."""
 
@@ -52,7 +59,7 @@ async def delete_file(
             service.delete(storage, begin, viewer.project_id, file_id)
         except InvalidState as error:
             with look() as session:
-                return _file_page(request, viewer, session, file_id, error)
+                return _file_page(request, viewer, session, file_id, settings.min_rows, error)
         return RedirectResponse("/files", 303)
 
     return await viewer.lanes.writes.of(viewer.project_id).run(deleted)

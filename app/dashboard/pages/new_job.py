@@ -26,6 +26,7 @@ from app.files.counting import Allowance
 from app.files.schemas import Validation
 from app.forms import upload_form
 from app.http.multipart import Form
+from app.http.validation_errors import read
 from app.jobs import service
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
@@ -51,6 +52,7 @@ class NewJob:
     defenses: Sequence[str]
     asked: Asked
     faults: Faults
+    min_rows: int
 
 
 @router.get("")
@@ -99,6 +101,7 @@ def _shown(
         defenses=list(config.defenses()) if viewer.is_provider else policy.defenses,
         asked=asked,
         faults=faults,
+        min_rows=settings.min_rows,
     )
 
 
@@ -124,7 +127,8 @@ async def preview_part(
         rows = found = None
         try:
             rows = preview.preview(storage, counters, row, entry, _PREVIEWED, allowance)
-            ask = JobCreate(model=model, training_file=file)
+            method = job_form.method_for(row.row_format, {})
+            ask = read(JobCreate, {"model": model, "training_file": file, "method": method})
             found = estimate(storage, counters, look, viewer.principal, ask, settings, allowance)
         except AppError as problem:
             error = problem

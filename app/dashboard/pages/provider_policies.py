@@ -56,7 +56,7 @@ async def take_policy(
     def taken() -> Response:
         trial, faults, status = None, NO_FAULTS, 200
         try:
-            policy = form.policy()
+            policy = form.policy().completed(settings.gate)
             if sent.text("act") == "put":
                 with begin() as session:
                     service.add(session, viewer.principal.key_id, policy)

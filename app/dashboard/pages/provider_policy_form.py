@@ -95,7 +95,8 @@ class PolicyForm:
 
     def policy(self) -> Policy:
         """Return the policy that the form asks for; what is left empty is the default."""
-        thresholds = self._of("thresholds.") | {"allow_unmeasured_judge": self.allow_unmeasured_judge}
+        thresholds = {"max_utility_drop": None} | self._of("thresholds.")
+        thresholds |= {"allow_unmeasured_judge": self.allow_unmeasured_judge}
         body: dict[str, object] = {
             "defenses": self.defenses,
             "models": None if self.all_models else self.models,

@@ -59,7 +59,7 @@ class RiskyRowOut(BaseModel):
     `cosine` is that of its request to the nearest pool prompt, the pool's row `pool_row`. `own_refusal` is the
     probability that the base model would have refused; null for rows that it did not flag. `verdict` is what the judge
     says of a row that was flagged or that it found, `doubtful` where it finds no harm and has likely missed it; null
-    where it was not asked.
+    where it was not asked. A row that is `dropped` was not trained on.
     """
 
     object: Literal["safety.risky_row"] = "safety.risky_row"
@@ -72,6 +72,7 @@ class RiskyRowOut(BaseModel):
     excerpt: str
     own_refusal: float | None
     verdict: Literal["harmful", "doubtful", "undecided", "harmless"] | None
+    dropped: bool
 
 
 class RiskyList(BaseModel):
@@ -136,4 +137,11 @@ def risky_rows(job: Job, report: SafetyReport) -> RiskyList:
         message = f"Job {job.id} had no safety pool to compare its rows with, or its report does not list them."
         raise NotFound(message, code="not_ranked", param="fine_tuning_job_id")
     pool = job.spec.pool.id if job.spec.pool else ""
-    return RiskyList(data=[RiskyRowOut(pool=pool, **asdict(row)) for row in report.risky_rows])
+    dropped = dropped_lines(report)
+    rows = [RiskyRowOut(pool=pool, dropped=row.line in dropped, **asdict(row)) for row in report.risky_rows]
+    return RiskyList(data=rows)
+
+
+def dropped_lines(report: SafetyReport) -> frozenset[int]:
+    """Return the lines of the training file that were not trained on."""
+    return report.row_signal.dropped_lines if report.row_signal else frozenset()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
 from spard.release.report import SafetyReport
 
+_COUNTS = re.compile(r".+ on suite .+ \(base model: [0-9.]+%\)(?=[;:] )")  # of a suite, as the gate tells them
 Look = Literal["good", "bad", "doubt", "plain"]
 
 
@@ -59,9 +61,26 @@ def verdict(job: JobOut, report: SafetyReport | None, undefended: SafetyReport |
         look,
         pill,
         tuple(_headline(report, undefended, look)),
-        " ".join(_sentences(report, undefended)),
-        report.gate.reasons,
+        " ".join((*_kept_back(job, report), *_sentences(report, undefended))),
+        tuple(_of_figures(report.gate.reasons)),
     )
+
+
+def _of_figures(reasons: Sequence[str]) -> Iterator[str]:
+    """Yield the gate's reasons, those about the same counts of a suite as one sentence."""
+    found: dict[str, list[str]] = {}
+    for reason in reasons:
+        counts = _COUNTS.match(reason)
+        found.setdefault(counts.group() if counts else reason, []).append(reason)
+    for said, alike in found.items():
+        demands = (each[len(said) :].lstrip(";: ").removesuffix(".") for each in alike)
+        yield alike[0] if len(alike) == 1 else f"{said}: {'; '.join(demands)}."
+
+
+def _kept_back(job: JobOut, report: SafetyReport) -> Iterator[str]:
+    """Say what a job that was audited failed for, without the gate's reasons, which stand below it."""
+    if job.status == JobStatus.failed and job.error:
+        yield job.error["message"].removesuffix(" ".join(report.gate.reasons)).rstrip()
 
 
 def _decision(job: JobOut, report: SafetyReport) -> str:

@@ -123,6 +123,7 @@ def test_a_refusal_is_one_line(run: Any, train: str) -> None:
     code, printed = run("jobs", "create", "--model", "gpt-7", "--file", train)
     assert (code, printed.count("\n")) == (1, 1)
     assert "gpt-7" in printed
+    assert json.loads(run("files", "list", "--json")[1]) == []  # what was uploaded for it is gone
 
 
 def test_a_wrong_key_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +251,9 @@ def test_a_model_is_tried_before_it_is_offered(run: Any, tmp_path: Path, offered
     assert code == 0, printed
     assert "a forward pass" in printed
     (model / "tokenizer.json").unlink()
+    code, printed = run("models", "add", "bad name!", "gone/away")
+    assert (code, "The name of a model has letters" in printed, "Tried" in printed) == (1, True, False)
+    assert "^[A-Za" not in printed
     code, printed = run("models", "add", "other", str(model))
     assert (code, printed.count("\n"), "The model is not offered" in printed) == (1, 1, True)
     assert "other" not in run("models", "list")[1]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from app.db.base import utc_now
 from app.db.tables import ApiKey, BrowserSession
 from app.jobs import lease
 from app.jobs.results import Rejection
-from tests.app.http.conftest import JOBS, Service, rows
+from tests.app.http.conftest import JOBS, Service, Upload, jsonl, rows
 from tests.app.http.test_report import EVIL, GATE, REPORT, Tags
+from tests.app.http.test_results import MODEL, publish
+from tests.spard.parts import byte_tokenizer
 
 UNASKED = "a row that nobody asked for"
 HTML = {"accept": "text/html,application/xhtml+xml"}
@@ -256,6 +259,43 @@ def test_from_a_dropped_file_to_a_queued_job(sign_in: SignIn, offered: TestClien
     again = browser.get(f"/jobs/new?from={job['id']}").text
     assert '<option value="best" selected>' in again
     assert 'name="patience" inputmode="numeric" value="3"' in again
+
+
+def test_a_file_of_preference_pairs_is_estimated_as_it_is_trained_on(
+    sign_in: SignIn, offered: TestClient, upload: Upload, tmp_path: Path
+) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    asked = {"input": {"messages": [{"role": "user", "content": "What is it?"}]}}
+    answers = {name: [{"role": "assistant", "content": name}] for name in ("preferred_output", "non_preferred_output")}
+    pairs = upload(jsonl(*[asked | answers] * 12)).json()["id"]
+    page = sign_in().get(f"/jobs/new/preview?file={pairs}&model=lab/tiny-1").text
+    assert "steps over about" in page
+    assert "conversations" not in page
+
+
+def test_a_file_with_too_few_rows_says_so_and_where_to_drop_another(
+    sign_in: SignIn, offered: TestClient, upload: Upload
+) -> None:
+    file, browser = upload(rows(1)).json()["id"], sign_in()
+    for path in (f"/files/{file}", f"/jobs/new?file={file}"):
+        page = browser.get(path).text
+        for words in ("1 row, too few to train on", "must have at least 10 examples", "No row has a fault."):
+            assert words in page, path
+    for each in (file, upload(b"{}").json()["id"]):
+        assert '<a class="button" href="/jobs/new">Drop another file</a>' in browser.get(f"/jobs/new?file={each}").text
+
+
+def test_a_job_whose_model_was_deleted_offers_neither_adapter_nor_chat(
+    sign_in: SignIn, service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    publish(service, "pass")
+    browser = sign_in()
+    assert "Download adapter" in browser.get(f"/jobs/{job_id}").text
+    assert customer.delete(f"/v1/models/{MODEL}").status_code == 200
+    page = browser.get(f"/jobs/{job_id}").text
+    assert "The model was deleted" in page
+    assert not [words for words in ("Download adapter", "Chat with it") if words in page]
 
 
 def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, offered: TestClient) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -68,6 +70,42 @@ def test_a_body_of_another_kind_is_400(customer: TestClient) -> None:
     assert customer.post(JOBS, content=b"<a/>", headers={"content-type": "text/xml"}).status_code == 400
 
 
+@pytest.mark.parametrize("sent", [{"content": b'{"model": "a"}'}, {"content": b""}, {"json": []}])
+def test_a_body_that_is_no_object_is_told_how_to_be_one(customer: TestClient, sent: dict[str, Any]) -> None:
+    error = customer.post(JOBS, **sent).json()["error"]
+    assert error["message"] == "Send a JSON object with Content-Type: application/json."
+
+
+CHAT = {"model": "lab/tiny-1", "messages": [{"role": "user", "content": "a"}]}
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b.png"}}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("chat/completions", CHAT | {"messages": IMAGE}, "messages.0.content.0.type", "'text'"),
+        ("chat/completions", CHAT | {"logit_bias": {"1": 1}}, "logit_bias", "logit_bias: it is not supported here."),
+        ("chat/completions", CHAT | {"store": True}, "store", "store: what is kept of replies"),
+        ("responses", {"model": "lab/tiny-1", "input": "a", "store": True}, "store", "store: what is kept of answers"),
+        (
+            "fine_tuning/jobs",
+            {"metadata": {str(i): "" for i in range(17)}},
+            "metadata",
+            "At most 16 items are allowed.",
+        ),
+        ("fine_tuning/jobs", {"safety": "spard"}, "safety", "Input should be an object."),
+    ],
+)
+def test_what_is_wrong_is_told_of_the_field_in_plain_words(
+    customer: TestClient, path: str, body: dict[str, Any], param: str, words: str
+) -> None:
+    error = customer.post(f"/v1/{path}", json=body).json()["error"]
+    told = error if error["param"] == param else next(each for each in error["details"] if each["param"] == param)
+    assert words in told["message"]
+    if path != "fine_tuning/jobs":
+        assert error["param"] == param
+
+
 def test_a_body_over_a_megabyte_is_413(customer: TestClient) -> None:
     got = customer.post(JOBS, content=b" " * 1_100_000, headers={"content-type": "multipart/form-data; boundary=b"})
     assert (got.status_code, got.json()["error"]["code"]) == (413, "file_too_large")
@@ -109,6 +147,10 @@ def test_the_openapi_document_shows_the_bounds_of_the_settings(service: Service)
         "title": "Rank",
         "type": "integer",
     }
+
+
+def test_the_openapi_document_is_of_this_version(service: Service) -> None:
+    assert service.http.get("/openapi.json").json()["info"]["version"] == version("spard-service")
 
 
 def test_the_api_never_imports_torch() -> None:

@@ -29,6 +29,8 @@ def test_an_estimate_counts_steps_as_training_does(customer: TestClient, asked: 
     }
     found = customer.post(URL, json=ask).json()
     assert (found["rows"], found["steps"], found["approximate"]) == (10, 9, True)
+    kinds = {name: type(number) for name, number in found["hyperparameters"].items()}
+    assert kinds == {"n_epochs": int, "batch_size": int, "learning_rate_multiplier": float}
     assert found["trained_tokens"] == 3 * found["tokens_per_epoch"] == 3 * -(-len(rows(10)) // 4)
     assert (found["safe_examples"], found["estimated_seconds"]) == (64, None)
 
@@ -79,7 +81,10 @@ def test_rows_over_the_limit_are_counted_with_the_model_s_tokenizer(
     longest = customer.get(path, params={"model": "lab/tiny-1"}).json()["tokens"]["max"]
     found = customer.post(URL, json=asked | {"max_seq_length": longest - 1}).json()
     assert found["max_seq_length"] == longest - 1
-    assert 1 <= found["rows_over_limit"] <= 10
+    count = found["rows_over_limit"]
+    assert 1 <= count <= 10
+    kind = "1 row is" if count == 1 else f"{count} rows are"
+    assert found["warnings"] == [f"{kind} longer than {longest - 1} tokens; a job fails on such a row."]
 
 
 def test_a_tokenizer_that_cannot_be_read_leaves_the_rest_of_the_estimate(

@@ -64,9 +64,14 @@ def claimed(service: Service) -> lease.Claim:
     return claim
 
 
+WARNING = "2 of 20 rows of the training file are not trained on."
+
+
 def reject(service: Service) -> None:
-    """End the queued job with a report that its gate did not pass."""
+    """End the queued job with a warning, and a report that its gate did not pass."""
     claim = claimed(service)
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.update(session, claim, warnings=[WARNING])
     report = REPORT | {"gate": GATE}
     service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
     with db.transaction(service.app.state.engine) as session:
@@ -98,7 +103,10 @@ def test_a_job_is_watched_until_it_has_succeeded(run: Run, service: Service, job
 def test_a_job_that_its_gate_stopped_is_exit_code_2_and_a_sentence(run: Run, service: Service, job: str) -> None:
     reject(service)
     code, printed = run("jobs", "watch", job)
-    assert (code, f"{job} failed: 20 of 40 attacks succeed on this model." in printed) == (2, True)
+    assert (code, f"{job} failed: Stopped by the safety gate. 20 of 40 attacks succeed on this model." in printed) == (
+        2,
+        True,
+    )
     *events, last = [json.loads(line) for line in run("jobs", "watch", job, "--json")[1].splitlines()]
     assert {each["object"] for each in events} == {"fine_tuning.job.event"}
     assert (last["object"], last["status"]) == ("fine_tuning.job", "failed")
@@ -142,7 +150,12 @@ def test_a_report_is_a_sentence_and_a_table_and_saved_as_a_page(
     reject(service)
     code, printed = run("jobs", "report", job, "--html", str(tmp_path / "report.html"))
     assert code == 0
-    for shown in ("Stopped by the safety gate: 20 of 40 attacks", "Attacks succeed in 20 of 40.", "35.2% to 64.8%"):
+    for shown in (
+        "Stopped by the safety gate: 20 of 40 attacks",
+        "Attacks succeed in 20 of 40.",
+        "35.2% to 64.8%",
+        WARNING,
+    ):
         assert shown in printed
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     found = json.loads(run("jobs", "report", job, "--json")[1])

@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
+from app.db.tables import Job
 from app.jobs import events, lease, restarts
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_clone import RISKY
@@ -160,6 +161,25 @@ def test_transcripts_can_be_filtered_and_are_the_project_s(sign_in: SignIn, kept
     assert len(re.findall("hx-get", browser.get(f"/jobs/{kept}/transcripts?hit=yes").text)) == 3
     assert browser.get(f"/jobs/{kept}/transcripts/7").status_code == 404
     assert sign_in("org-stranger").get(f"/jobs/{kept}/transcripts/3").status_code == 404
+
+
+def test_rows_that_were_left_out_are_marked_and_told(
+    sign_in: SignIn, service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    measured = customer.post(JOBS, json=asked).json()["id"]
+    told = "2 of 14 rows of the training file are not trained on."
+    with db.transaction(service.app.state.engine) as session:
+        session.get_one(Job, measured).warnings = [told]
+    publish(service, "pass")
+    signal = {"action": "drop", "threshold": 0.1, "rows": 14, "flagged": [3, 9], "judge": "lab_truth"}
+    report = FIGURES | {"row_signal": signal | {"harmful": [3, 5], "dropped": 2}}
+    service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
+
+    page, as_one_page = both(sign_in, customer, measured)
+
+    assert (page.count("left out</span>"), told in page, told in as_one_page) == (2, True, True)
+    found = customer.get(f"{JOBS}/{measured}/safety/risky_rows").json()["data"]
+    assert [each["line"] for each in found if each["dropped"]] == [3, 5]
 
 
 def test_again_without_the_risky_rows_is_one_click(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -10,6 +10,8 @@ from fastapi.testclient import TestClient
 
 from app import db
 from app.db.tables import Job, PolicyVersion
+from app.main import create_app
+from app.settings import Settings
 from spard.config import RowSignal
 from tests.app.http.conftest import FILES, JOBS, Service, rows
 
@@ -88,6 +90,31 @@ def test_jobs_leave_out_rows_that_the_base_model_would_refuse_unless_the_policy_
     assert signal_of(service, told) == RowSignal("auto")
     assert signal_of(service, dropped) == RowSignal("drop", threshold=0.2, max_dropped=0.5)
     assert content["row_signal"]["action"] == "drop"
+
+
+@pytest.mark.parametrize("named", [{}, {"threshold": 0.2}, {"read": 0}])
+def test_rows_stay_left_out_where_a_policy_names_other_numbers_of_the_signal(
+    provider: TestClient, named: dict[str, float]
+) -> None:
+    assert put(provider, row_signal=named)["content"]["row_signal"] == asdict(RowSignal("auto")) | named
+    schema = provider.get("/openapi.json").json()["components"]["schemas"]["RowSignal"]
+    assert schema["properties"]["action"]["default"] == "auto"
+
+
+def test_a_signal_that_is_one_word_is_told_how_to_name_its_action(provider: TestClient) -> None:
+    error = provider.post(POLICIES, json={"row_signal": "off"}).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_type", "row_signal")
+    assert '{"action": "off"}' in error["message"]
+
+
+def test_thresholds_that_a_policy_does_not_name_are_the_deployment_s(settings: Settings) -> None:
+    strict = replace(settings.gate, max_asr=0.02, max_utility_drop=0.05)
+    app = create_app(settings.model_copy(update={"gate": strict}))
+    with TestClient(app) as http:
+        provider = Service(app, http).client("org-provider", "admin")
+        named: dict[str, Any] = {"max_asr_rise": 0.5, "max_utility_drop": None}
+        for policy, expected in (({}, strict), ({"thresholds": named}, replace(strict, **named))):
+            assert put(provider, **policy)["content"]["thresholds"] == asdict(expected)
 
 
 def test_a_default_that_older_versions_do_not_know_is_not_stored(service: Service, provider: TestClient) -> None:

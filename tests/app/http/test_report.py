@@ -134,6 +134,27 @@ def test_the_selected_examples_are_listed_in_the_order_chosen(customer: TestClie
     assert [row["coordinates"] for row in found] == [[0.5, 0.0], [-0.5, 0.0]]
 
 
+def test_a_job_that_was_held_back_says_so_and_each_suite_s_counts_once(
+    service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    said = "Attacks succeed in 20 of 40, 50.0%, on suite a (base model: 2.5%)"
+    more = f"{said}: at least 31.0% more often than before; a rise that is shown to be above 3.0% is not allowed."
+    gate: GateJson = {"decision": "inconclusive", "reasons": [f"{said}; at most 10.0% may.", "Odd.", more]}
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    service.app.state.storage.write("jobs/report", [json.dumps(REPORT | {"gate": gate}).encode()])
+    message = " ".join(("The safety audit could not decide, so the adapter is not released.", *gate["reasons"]))
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.reject(session, claim, Rejection(message, 10, [], {"gate": gate}, "jobs/report"))
+
+    found = customer.get(f"{JOBS}/{job_id}/safety/verdict").json()
+
+    assert found["sentence"].startswith("The safety audit could not decide, so the adapter is not released. ")
+    demands = "at most 10.0% may; at least 31.0% more often than before; a rise that is shown to be above 3.0%"
+    assert found["reasons"] == [f"{said}: {demands} is not allowed.", "Odd."]
+
+
 def test_the_risky_rows_are_listed_by_line_and_reason(customer: TestClient, job: str) -> None:
     (found,) = customer.get(f"{JOBS}/{job}/safety/risky_rows").json()["data"]
     assert (found["line"], found["reasons"], found["pool_row"]) == (3, ["near"], 5)

@@ -98,6 +98,8 @@ def test_what_cannot_be_filed_says_why_and_the_rest_is(account: Stub, service: S
     account.add_job("ftjob-f", "file-gone")
     account.add_job("ftjob-g", "file-000", method={"type": "reinforcement", "reinforcement": {}})
     run("read")
+    code, printed = run("file", *MODEL, "--dry-run")
+    assert (code, "ftjob-e would not be filed: say which model" in printed) == (1, True)
     code, printed = run("file", *MODEL)
     assert code == 1
     assert "ftjob-d is not filed: it starts from the model of ftjob-a, which is not trained here yet" in printed

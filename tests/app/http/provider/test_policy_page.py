@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from app.dashboard.pages.provider_policy_form import PolicyForm
 from app.policies.schemas import Policy
+from spard.config import GateThresholds
 from tests.app.http.provider.conftest import fault, send
 from tests.app.http.test_dashboard import SignIn, token
 from tests.app.http.test_policies import POLICIES
@@ -47,7 +48,9 @@ def test_the_form_keeps_every_setting_of_a_policy(browser: TestClient, provider:
     }
     policy = Policy.model_validate(asked)
     assert not {name for name in Policy.model_fields if getattr(policy, name) == getattr(Policy(), name)}
-    assert PolicyForm.of(policy).policy() == policy
+    for each in (policy, policy.model_copy(update={"thresholds": GateThresholds()})):
+        again = PolicyForm.of(each).policy().completed(GateThresholds(max_asr=0.01, max_utility_drop=0.01))
+        assert again.model_dump() == each.model_dump()
     put(browser, act="put", transcripts="on")
     assert provider.get(POLICIES).json()["data"][0]["content"]["transcripts"]
 
