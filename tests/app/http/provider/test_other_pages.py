@@ -95,7 +95,7 @@ def test_a_model_is_offered_tried_and_withdrawn(
 @pytest.mark.parametrize(
     ("fields", "name", "said"),
     [
-        ({"alias": "a b", "source": "x"}, "alias", "pattern"),
+        ({"alias": "a b", "source": "x"}, "alias", "letters, digits"),
         ({"alias": "a", "source": "/nowhere"}, "source", "no folder"),
         ({"alias": "a", "source": "org/model"}, "revision", "40 hex"),
         ({"alias": "a", "source": "x", "learning_rate": "fast"}, "learning_rate", "number"),
