@@ -44,7 +44,7 @@ ADDED = {
     "/v1/admin/pools": {"warnings"},
     "/v1/admin/suites": {"warnings"},
 }
-ADDED_OF_JOBS = {"checkpoints": {"safety"}}  # by the end of the path
+ADDED_OF_JOBS = {"checkpoints": {"safety"}, "risky_rows": {"dropped"}}  # by the end of the path
 # Jobs that are trained to their end; SPARD_SOAK=1 trains all, on SQLite.
 CORE = ("queued", "on_top", "none", "paused", "interrupted")
 
