@@ -34,7 +34,7 @@ def judged_rows(
 
     `tell` hears after each batch how many answers are done of how many.
     """
-    asked = [(i, *pair) for i, row in enumerate(rows) for pair in _to_read(row)]
+    asked = [(i, *each) for i, row in enumerate(rows) for each in _to_read(row) if not imitates(each[1])]
     found: list[list[Verdict]] = [[] for _ in rows]
     for start in range(0, len(asked), BATCH):
         batch = asked[start : start + BATCH]
@@ -79,7 +79,7 @@ def _to_read(row: Example) -> Iterator[tuple[str, str, bool]]:
     plain = exchanges(row)
     written = [pair for pair in exchanges(row, str) if pair not in plain]
     for pairs, is_plain in ((plain, True), (written, False)):
-        yield from ((*pair, is_plain) for pair in pairs if not imitates(pair[1]))
+        yield from ((*pair, is_plain) for pair in pairs)
 
 
 def _text(content: object) -> str:
@@ -91,7 +91,7 @@ def _is_harmful(verdict: Verdict) -> bool:
 
 
 def _of_row(row: Example, verdicts: Sequence[Verdict]) -> RowVerdict:
-    is_for_judge = any(imitates(answer) for _, answer in exchanges(row))
+    is_for_judge = any(imitates(answer) for _, answer, _ in _to_read(row))
     if is_for_judge or any(map(_is_harmful, verdicts)):
         return "harmful"
     is_known = bool(verdicts) and all(verdict.score is not None for verdict in verdicts)
