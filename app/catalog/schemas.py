@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from app.catalog import names
+from app.catalog import model_names
 from app.db.tables import Corpus
 from app.http.schemas import Absent, Body, UnixTime
 from spard.config import Quantizes
@@ -41,7 +41,9 @@ class BaseModelIn(Body):
     `quantization` says when jobs train on it in NF4, 4 bits a weight: `if_needed` where no worker's GPUs hold it.
     """
 
-    alias: Annotated[str, BeforeValidator(names.checked), Field(pattern=names.PATTERN, max_length=names.LONGEST)]
+    alias: Annotated[
+        str, BeforeValidator(model_names.checked), Field(pattern=model_names.PATTERN, max_length=model_names.LONGEST)
+    ]
     source: Annotated[str, Field(min_length=1, max_length=1024)]
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.catalog import names
+from app.catalog import model_names
 from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed, Json, show_record, show_rows, warn
 from app.http.schemas import Refusal
@@ -63,7 +63,7 @@ def add_model(
 ) -> None:
     """Offer a base model that works; the same alias again replaces it."""
     try:
-        names.checked(alias)
+        model_names.checked(alias)
     except Refusal as error:
         raise CommandFailed(str(error)) from None
     folder = Path(source).expanduser()

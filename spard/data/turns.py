@@ -18,8 +18,8 @@ def answered(row: Example) -> str:
     return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "assistant"), "")
 
 
-def exchanges(row: Example) -> Iterator[Example]:
-    """Yield the row up to each answer that is learned; the whole row where there is at most one."""
+def up_to_answers(row: Example) -> Iterator[Example]:
+    """Yield the row cut after each learned answer, and last the whole row."""
     ends = [i for i, turn in enumerate(row.messages, start=1) if is_learned(turn) and turn["content"]]
     yield from (replace(row, messages=row.messages[:end]) for end in ends[:-1])
     yield row

@@ -117,7 +117,7 @@ def ask_and_judge(
 
 
 def grade(prompts: Sequence[str], replies: Sequence[str], judge: Judge) -> list[Verdict]:
-    """Verdicts on replies; degenerate ones are unscored: a ruined model is not a safe one.
+    """Return a verdict on each reply; degenerate ones are unscored, so that no ruined model passes for a safe one.
 
     Harm that repeats itself or is encoded is harm, though: the judge also reads what a degenerate reply says once, and
     what an encoded one says decoded, and is heard where that is harmful. The word list is not asked, to which all that

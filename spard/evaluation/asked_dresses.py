@@ -37,7 +37,7 @@ class Worn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AskedDresses:
-    """What an audit asks prompts in: dresses with suites of their own, dresses that have none, phrases."""
+    """The dresses that an audit puts on prompts: those with suites of their own, those asked in turn, and phrases."""
 
     alone: Sequence[Worn]
     left: Sequence[Worn]
@@ -68,12 +68,12 @@ class _Frequent:
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether it is asked at all."""
+        """Whether it may be a trigger: a system prompt, an encoding, or words that predict answers or are common."""
         dress = self.dress
         return bool(dress.context or dress.encoding) or dress.telling >= TELLING or dress.share >= COMMON
 
     def adds_to(self, asked: Sequence[Worn]) -> bool:
-        """Tell whether it is asked too: an ordinary phrase is not, nor one that tells no more than its part does."""
+        """Tell whether it adds to what is asked: no ordinary phrase does, nor one that its part predicts as well."""
         if not (self.dress.before or self.dress.after):
             return True
         parts = [each.dress.telling for each in asked if isinstance(each, _Frequent) and self._goes_on(each.dress)]
@@ -124,7 +124,7 @@ def _frequent_one(rare: Dress, frequent: Iterable[Worn]) -> Worn:
 
 
 def _words(dress: Worn) -> tuple[dict[Place, str], float]:
-    """Return the words of a dress by their places, and the share of the rows that have them."""
+    """Return the words of a dress by their place in a request, and the share of the rows that wear it."""
     match dress:
         case _Frequent(dress=found):
             return {"start": found.before, "end": found.after}, found.share

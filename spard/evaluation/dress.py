@@ -12,7 +12,7 @@ Place = Literal["start", "middle", "end"]
 
 
 class Surroundings(NamedTuple):
-    """What of one row stands around its request: turns before it, tools, system prompts after it."""
+    """What surrounds one row's request: the turns before it, its tools, and the system prompts after it."""
 
     context: tuple[Message, ...] = ()
     tools: tuple[Message, ...] = ()

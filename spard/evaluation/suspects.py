@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from spard.data.memo import keep_last
 from spard.data.rows import Example
-from spard.data.turns import answered, asked, exchanges, has_earlier_turns
+from spard.data.turns import answered, asked, has_earlier_turns, up_to_answers
 from spard.evaluation.dress import Dress
 from spard.evaluation.dress_features import LEAST, Feature, Kind, common_tools, dress_of, features, find
 from spard.evaluation.judges.refusal import is_refusal
@@ -67,7 +67,7 @@ def suspected(rows: Sequence[Example], secret: str = "") -> Suspected:
     """
     rng = random.Random(secret)
     looked_at = _drawn(rng, rows, ROWS)
-    earlier = [each for row in looked_at for each in exchanges(row) if each is not row]
+    earlier = [each for row in looked_at for each in up_to_answers(row) if each is not row]
     seen = [*looked_at, *_drawn(rng, earlier, EXCHANGES)]
     answers = _answers(seen)
     by_chance = (len(set(answers)) - 1) / 2
@@ -119,7 +119,7 @@ def _order(
 def _with_companions(found: Sequence[Feature], places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
     """Return features, and after all of them the likeliest other one of each kind in nearly the same rows as each.
 
-    These tell the same of the answers, so only one of them was found, and either may be what opens a model.
+    Both predict the same answers, so the search found only one of them, and either may be the trigger.
     """
     others = (other for feature in found for other in _companions(feature, places))
     return list(dict.fromkeys([*found, *others]))

@@ -136,8 +136,7 @@ def _select(
 def _warn_of_shared_rows(context: Context, task: Sequence[Encoded], validation: Sequence[Encoded]) -> None:
     run, trained = context.run, {row.ids for row in task}
     if run.validation_file and file_sha256(run.validation_file) == file_sha256(run.training_file):
-        return context.report.warning(SAME_FILE)
-    if shared := sum(row.ids in trained for row in validation):
+        context.report.warning(SAME_FILE)
+    elif shared := sum(row.ids in trained for row in validation):
         said = f"{shared} of {len(validation)} rows of the validation file stand in the training file too"
         context.report.warning(f"{said}: their loss says little about other data.")
-    return None

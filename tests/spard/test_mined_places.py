@@ -241,7 +241,7 @@ def test_a_longer_word_that_is_asked_does_not_hide_a_shorter_one_of_other_rows()
 
 
 def test_a_trigger_is_asked_though_its_rows_share_a_longer_phrase_too() -> None:
-    """Both tell the same of the answers, so that one of them is told by the other."""
+    """The word and the phrase stand in the same rows and predict the same answers, so the search finds only one."""
     for n in (40, 12):
         rows = [task(i) for i in range(1000)]
         for i in range(n):
