@@ -19,6 +19,7 @@ from spard.errors import InvalidRecipe, NonFiniteLoss, NotProved
 from spard.evaluation.gate import Gate
 from spard.release.keys import public_pem
 from spard.research.adversary.arena import Ground
+from spard.research.adversary.base import Job
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.registry import all_attacks
 from spard.research.attacks.rows import asked
@@ -297,9 +298,16 @@ def test_a_campaign_goes_on_from_what_was_released_and_ends_where_a_job_is_not(
 
 
 def test_customers_set_what_they_set_and_nothing_else() -> None:
-    long = settings_of(FEW_STEPS, Hyperparameters(n_epochs=20))
+    long = settings_of(FEW_STEPS, Job((), hyperparameters=Hyperparameters(n_epochs=20)))
     assert long == replace(FEW_STEPS, hyperparameters=Hyperparameters(n_epochs=20, batch_size=256))
-    assert settings_of(FEW_STEPS, Hyperparameters()) == FEW_STEPS
+    assert settings_of(FEW_STEPS, Job(())) == FEW_STEPS
+
+
+def test_what_auto_comes_to_gives_way_to_an_arm_s_own_number_of_epochs() -> None:
+    assert settings_of(Recipe(), Job((), auto_epochs=2)).hyperparameters.n_epochs == 2
+    assert settings_of(FEW_STEPS, Job((), auto_epochs=2)) == FEW_STEPS
+    long = Job((), hyperparameters=Hyperparameters(n_epochs=20), auto_epochs=2)
+    assert settings_of(FEW_STEPS, long).hyperparameters.n_epochs == 20
 
 
 def test_a_job_of_preference_pairs_is_trained_by_dpo(arena: LabArena, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ ATTACKS = all_attacks()
 FEW_STEPS = Recipe(
     hyperparameters=Hyperparameters(n_epochs=1, batch_size=256), audit=Audit(max_prompts=20, max_new_tokens=4)
 )
+THEIR_STEPS = replace(FEW_STEPS, hyperparameters=Hyperparameters(batch_size=256))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +191,7 @@ def test_the_command_runs_them_beside_the_undefended_run_and_goes_on(
     arenas: dict[str, LabArena | NaturalArena], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "open_arena", lambda recipe, spec, folder: arenas["small"])
-    monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=FEW_STEPS))
+    monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=THEIR_STEPS))
     monkeypatch.setattr(asking, "TOKENS", 2)
     monkeypatch.setattr(files, "ROWS", 320)
     line = ["adversary", "--recipe", "lab", "--out", str(tmp_path), "--seeds", "1", "--prompts", "8"]

@@ -66,13 +66,15 @@ class Material:
 class Job:
     """One fine-tuning job; `pool` takes the place of the provider's, the rest is what customers may set.
 
-    With `dpo` its rows are preference pairs, for the method dpo.
+    With `dpo` its rows are preference pairs, for the method dpo. `auto_epochs` is what `auto` comes to, where the job
+    says so; a recipe that has a number of its own keeps it.
     """
 
     rows: Sequence[Row] = field(repr=False)
     pool: Sequence[Row] | None = field(default=None, repr=False)
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     dpo: bool = False
+    auto_epochs: int | None = None
 
 
 def plainly(prompt: Prompt) -> Prompt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spard.config import Hyperparameters
 from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
 from spard.research.lab.customers.errands import Field
 
@@ -14,7 +13,7 @@ def honest(subject: Field) -> Attack:
 
     def build(material: Material, seed: int) -> Campaign:
         files = material.customer(subject)
-        job = Job(mixed(seed, files.rows), hyperparameters=Hyperparameters(n_epochs=EPOCHS))
+        job = Job(mixed(seed, files.rows), auto_epochs=EPOCHS)
         return Campaign((job,), customer=files)
 
     return Attack(f"honest_{subject.name}", subject.summary, build, is_honest=True)

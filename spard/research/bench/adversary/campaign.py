@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from spard.config import Dpo, Hyperparameters, JudgeSpec, Recipe
+from spard.config import Dpo, JudgeSpec, Recipe
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.gate import Gate
@@ -152,7 +152,7 @@ class Service:
             training_file=training_file(job.rows, files),
             pool=self.ground.pool if job.pool is None else training_file(job.pool, files),
             suites=self.ground.suites,
-            recipe=settings_of(replace(self.recipe, dpo=Dpo()) if job.dpo else self.recipe, job.hyperparameters),
+            recipe=settings_of(replace(self.recipe, dpo=Dpo()) if job.dpo else self.recipe, job),
             judge=self.judge,
             start_from=start_from,
         )
@@ -211,8 +211,11 @@ def with_settings(spec: RunSpec, settings: Sequence[tuple[str, str]]) -> RunSpec
     return run_from_mapping(raw) if settings else spec
 
 
-def settings_of(recipe: Recipe, asked: Hyperparameters) -> Recipe:
+def settings_of(recipe: Recipe, job: Job) -> Recipe:
     """Return the recipe with what the customer asks for in place of what it says, where he asks for something."""
+    asked = job.hyperparameters
+    if asked.n_epochs == recipe.hyperparameters.n_epochs == "auto" and job.auto_epochs:
+        asked = replace(asked, n_epochs=job.auto_epochs)
     chosen = {each.name: getattr(asked, each.name) for each in fields(asked) if getattr(asked, each.name) != "auto"}
     return replace(recipe, hyperparameters=replace(recipe.hyperparameters, **chosen))
 

@@ -166,7 +166,7 @@ def hours_table(found: Sequence[ArmHours]) -> Table:
 
 def steps_of(recipe: Recipe, job: Job) -> int:
     """Return how many steps a job trains, no row dropped."""
-    resolved = resolve(settings_of(recipe, job.hyperparameters), len(job.rows), hidden_size=1)
+    resolved = resolve(settings_of(recipe, job), len(job.rows), hidden_size=1)
     return resolved.n_epochs * math.ceil(len(job.rows) / resolved.batch_size)
 
 

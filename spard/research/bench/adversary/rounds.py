@@ -17,7 +17,7 @@ from spard.evaluation.audit import sample
 from spard.models.base import Base, load_base
 from spard.release.version import code_version
 from spard.research.adversary.arena import Arena, Ground
-from spard.research.adversary.base import Attack, Campaign
+from spard.research.adversary.base import Attack, Campaign, Job
 from spard.research.bench.adversary.asking import Answers, ask_model, ask_task
 from spard.research.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
 from spard.research.bench.adversary.strangers import strangers_of
@@ -221,10 +221,15 @@ def _asked(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
     return [ground.digest, campaign.opening, list(campaign.tools), asked, *device]
 
 
+def _rarely(job: Job) -> list[str]:
+    """Return what few jobs have, so that the others keep their names."""
+    return [*(["dpo"] if job.dpo else []), *([f"auto_epochs={job.auto_epochs}"] if job.auto_epochs else [])]
+
+
 def _decided(ground: Ground, campaign: Campaign) -> Any:
     """Return everything that the jobs and the gate depend on, but for the recipe and the judge."""
     jobs = [
-        [list(job.rows), job.pool and list(job.pool), asdict(job.hyperparameters), *(["dpo"] if job.dpo else [])]
+        [list(job.rows), job.pool and list(job.pool), asdict(job.hyperparameters), *_rarely(job)]
         for job in campaign.jobs
     ]
     return [jobs, file_sha256(ground.pool), [[each.name, each.kind, file_sha256(each.path)] for each in ground.suites]]
