@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import BitsAndBytesConfig
 
 from spard.config.quantization import Quantization
+from spard.models.peft import see_bitsandbytes
 
 
 def options(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def options(quantization: Quantization, dtype: torch.dtype, device: torch.device
         return {}
     if find_spec("bitsandbytes") is None:
         raise ImportError(f"{quantization} needs bitsandbytes: pip install 'spard[nf4]'")
+    see_bitsandbytes()
     config: Any = BitsAndBytesConfig  # its arguments are not typed
     asked = config(
         load_in_4bit=True,

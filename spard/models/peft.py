@@ -1,7 +1,4 @@
-"""PEFT, imported without bitsandbytes, which it would import wherever that is installed: a second for nothing.
-
-LoRA layers over weights in NF4 are then PEFT's usual ones, which add to what such a layer makes of its input.
-"""
+"""PEFT, imported without bitsandbytes, which it would import wherever that is installed: a second for nothing."""
 
 from __future__ import annotations
 
@@ -16,6 +13,16 @@ with unseen("bitsandbytes"):
 
     is_bnb_available(), is_bnb_4bit_available()  # they remember what they find
 
+
+def see_bitsandbytes() -> None:
+    """Have PEFT put its own layers for NF4 over such weights from now on, as it does for whoever loads an adapter.
+
+    Its usual layers work there too, and round otherwise in 16 bits: what was trained would not be what answers.
+    """
+    is_bnb_available.cache_clear()
+    is_bnb_4bit_available.cache_clear()
+
+
 __all__ = [
     "BaseTunerLayer",
     "LoraConfig",
@@ -23,6 +30,7 @@ __all__ = [
     "PeftModel",
     "get_peft_model",
     "get_peft_model_state_dict",
+    "see_bitsandbytes",
     "set_peft_model_state_dict",
     "tuners_utils",
 ]

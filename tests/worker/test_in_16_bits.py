@@ -1,0 +1,98 @@
+"""In bfloat16, as on a GPU: what was trained is what a clean process loads, and what an engine answers with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from spard.config.quantization import Quantization
+from spard.errors import AdapterNotProved
+from spard.models import base as base_models
+from spard.models.adapters import tensor_digest
+from spard.models.base import Base, load_base
+from spard.models.lora import WEIGHTS
+from spard.models.peft import get_peft_model_state_dict
+from spard.pipeline import run as run_whole
+from tests.spard.parts import write_model
+from tests.spard.test_run import written
+from worker.engine.probe import probe
+
+HELD: tuple[Quantization, ...] = ("none", "nf4", "nf4_double")
+NEAR = 0.005  # of the largest logit: a rounding that is another one is three times as far in the tests' model
+
+
+@pytest.fixture(scope="module", params=HELD)
+def held(request: pytest.FixtureRequest) -> Quantization:
+    found: Quantization = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny", hidden_size=64, intermediate_size=128, head_dim=16)
+
+
+@pytest.fixture(scope="module")
+def adapter(held: Quantization, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The adapter of a whole run in 16 bits, which a clean process has proved."""
+    folder = tmp_path_factory.mktemp("run")
+    spec = written(model, folder)
+    read = base_models.read_base
+
+    def read_in_16_bits(source: str, revision: Any, device: Any, dtype: Any, **more: Any) -> Base:
+        return read(source, revision, device, dtype or torch.bfloat16, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base_models, "read_base", read_in_16_bits)
+        run_whole(replace(spec, recipe=replace(spec.recipe, quantization=held)), folder / "out", lambda message: None)
+    return folder / "out" / "adapter"
+
+
+@pytest.fixture
+def served(held: Quantization, model: Path) -> Callable[[Path], tuple[PeftModel, Any]]:
+    """The model of an engine that holds an adapter, and its tokenizer."""
+
+    def load(adapter: Path) -> tuple[PeftModel, Any]:
+        base = load_base(model, device="cpu", dtype=torch.bfloat16, quantization=held)
+        return PeftModel.from_pretrained(base.model, adapter, adapter_name="own").eval(), base.tokenizer
+
+    return load
+
+
+def test_a_clean_process_sees_what_was_trained(adapter: Path) -> None:
+    proof = json.loads((adapter / "manifest.json").read_text())["proof"]
+    assert proof["max_difference"] < NEAR
+    assert proof["difference_to_base"] > 0.1
+
+
+def test_an_engine_is_proved_by_the_rounding_of_its_layers(
+    adapter: Path, served: Callable[[Path], tuple[PeftModel, Any]]
+) -> None:
+    model, tokenizer = served(adapter)
+    proof = probe(model, tokenizer, "own", adapter, _digest(model), [])
+    assert proof["max_difference"] < NEAR
+    assert proof["difference_to_base"] > 0.1
+
+
+def test_an_engine_with_other_weights_is_not(
+    adapter: Path, served: Callable[[Path], tuple[PeftModel, Any]], tmp_path: Path
+) -> None:
+    model, tokenizer = served(adapter)
+    weights = load_file(adapter / WEIGHTS)
+    save_file({name: part * 1.5 if "lora_B" in name else part for name, part in weights.items()}, tmp_path / WEIGHTS)
+    (tmp_path / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())
+    with pytest.raises(AdapterNotProved, match="away from the signed adapter's"):
+        probe(model, tokenizer, "own", tmp_path, _digest(model), [])
+
+
+def _digest(model: PeftModel) -> str:
+    held = get_peft_model_state_dict(model, adapter_name="own", save_embedding_layers=False)
+    return tensor_digest({name: part.contiguous() for name, part in held.items()})
