@@ -1,13 +1,14 @@
-"""Replies of an audit beside transformers' own: `python -m benchmarks.audits [--size 50m --tokens 128]`.
+"""Replies of an audit beside transformers' own: `python -m benchmarks.audits [--size 50m --tokens 128 --device cuda]`.
 
 - ours: `spard.models.generate.generate`, as an audit asks its prompts;
 - batches of four: transformers' `generate` with padding, in the order given;
-- one by one: the same for each prompt alone.
+- one by one: the same for each prompt alone;
+- cuDNN's attention, on a GPU: ours with that choice of PyTorch's open, which `load_base` shuts.
 
 All answer the same prompts greedily, under the same system prompt, with the same tokens that end a reply; rounds take
-turns. Printed are medians of CPU time with their range, the ratio to ours, and how many replies are the same text. The
-model has random weights and would never end: some tokens of its vocabulary, drawn from the seed, end a reply, so that
-lengths differ as those of refusals and answers do.
+turns. Printed are medians of CPU time (on a GPU of the time by the clock, in bfloat16) with their range, the ratio to
+ours, and how many replies are the same text. The model has random weights and would never end: some tokens of its
+vocabulary, drawn from the seed, end a reply, so that lengths differ as those of refusals and answers do.
 """
 
 from __future__ import annotations
@@ -46,21 +47,25 @@ def main() -> None:
         rows = asked.prompts or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
         model = write_model(Path(folder) / "model", rows, asked.size, asked.seed)
         prompts = [text_of(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
-        base = load_base(str(model))
+        base = load_base(str(model), device=asked.device)
     _end_replies(base, asked.seed)
     arms = _arms(base, asked.tokens)
+    clock = time.perf_counter if base.device.type == "cuda" else time.process_time
     for replies in arms.values():  # the first pass warms up
         replies(prompts[:8])
     found: dict[str, list[float]] = {name: [] for name in arms}
     texts: dict[str, list[str]] = {}
     for _ in range(asked.rounds):
         for name, replies in arms.items():
-            begun = time.process_time()
+            begun = clock()
             texts[name] = replies(prompts)
-            found[name].append(time.process_time() - begun)
+            found[name].append(clock() - begun)
     print(f"{len(prompts)} prompts, at most {asked.tokens} tokens a reply, {asked.threads} thread(s), ", end="")
-    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {asked.rounds} rounds")
-    print(f"{'':18}{'CPU s':>9}{'range':>14}{'x ours':>9}{'same text':>12}")
+    place = (
+        torch.cuda.get_device_name() if base.device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
+    )
+    print(f"{place}, load {os.getloadavg()[0]:.1f}; {asked.rounds} rounds")
+    print(f"{'':18}{'s':>9}{'range':>14}{'x ours':>9}{'same text':>12}")
     for name, seconds in found.items():
         ratio = statistics.median(a / b for a, b in zip(seconds, found["ours"], strict=True))
         same = sum(a == b for a, b in zip(texts[name], texts["ours"], strict=True))
@@ -69,11 +74,23 @@ def main() -> None:
 
 
 def _arms(base: Base, tokens: int) -> dict[str, Callable[[list[str]], list[str]]]:
-    return {
+    arms = {
         "ours": lambda prompts: generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM),
         "batches of four": lambda prompts: _by_transformers(base, prompts, tokens, 4),
         "one by one": lambda prompts: _by_transformers(base, prompts, tokens, 1),
     }
+    if base.device.type == "cuda":
+        arms["cuDNN's attention"] = lambda prompts: _by_cudnn(base, prompts, tokens)
+    return arms
+
+
+def _by_cudnn(base: Base, prompts: list[str], tokens: int) -> list[str]:
+    """Answer as ours does, where PyTorch may take cuDNN's attention."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        return generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) -> list[str]:
@@ -83,8 +100,8 @@ def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) ->
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
         width = max(map(len, part))
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in part])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in part])
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in part], device=base.device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in part], device=base.device)
         asked = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": sorted(ends), "pad_token_id": pad}
         found = base.model.generate(input_ids=ids, attention_mask=mask, **asked)[:, width:].tolist()
         said = [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in found]
@@ -104,6 +121,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help="JSONL with `prompt`, `question` or `messages`")
     parser.add_argument("--count", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64, help="of a reply, at most")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)

@@ -59,7 +59,8 @@ def load_base(
 ) -> Base:
     """Load a causal language model onto its device; `source` is a folder or a hub id.
 
-    With `sharding` each rank of a run keeps its part on its device. Nothing random takes place.
+    With `sharding` each rank of a run keeps its part on its device. Nothing random takes place. On a GPU cuDNN's
+    attention is shut for the whole process: it makes a plan for each shape that it meets, and replies have many.
     """
     base = read_base(source, revision, device, dtype, as_stored=as_stored, quantization=quantization, sha256=sha256)
     shard_(base.model, sharding, base.device)
@@ -101,6 +102,8 @@ def read_base(
     commit = getattr(model.config, "_commit_hash", None) or revision
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     nf4.keep_layout_(model)
+    if place.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return Base(model.eval(), tokenizer, digest_of(plain, quantization), place, origin(source, commit), quantization)
 
 

@@ -44,6 +44,7 @@ def see(ask: dict[str, Any]) -> None:
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     model = base.to(ask["device"]).eval()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in training: another attention rounds otherwise
     found = {f"base.{i}": _logits(model, row) for i, row in enumerate(rows)}
     if ask["is_lora"]:
         model = PeftModel.from_pretrained(model, ask["adapter"]).eval()

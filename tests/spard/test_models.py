@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from spard.data.chat import PLAIN_TEMPLATE
 from spard.errors import InvalidModel
-from spard.models.base import folder_digest, load_base
+from spard.models.base import folder_digest, load_base, read_base
 
 
 @pytest.fixture
@@ -90,3 +90,13 @@ def test_rows_are_no_longer_than_the_model_has_positions(copied: Path) -> None:
     assert base.sequence_limit(None) == 256
     assert base.sequence_limit(100_000) == 256
     assert base.sequence_limit(64) == 64
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda", [False]), ("cpu", [])])
+def test_on_a_gpu_attention_makes_no_plan_for_each_shape(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, device: str, told: list[bool]
+) -> None:
+    said = list[bool]()
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", said.append)
+    read_base(copied, device=device)
+    assert said == told
