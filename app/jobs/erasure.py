@@ -1,4 +1,4 @@
-"""What a customer takes back: a fine-tuned model, or a job with all that it made.
+"""What a customer takes back: a fine-tuned model, a file, or a job with all that it made.
 
 Rows go first, in one transaction, and leave a tombstone with digests, and an intent for each object; then bytes. When
 the storage fails, the client is told, and asking again, or the next sweep, removes what is left. Nobody is told
@@ -36,7 +36,8 @@ from app.db.tables import (
 )
 from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
-from app.jobs import later_outcomes, lineage
+from app.files.schemas import FileDeleted
+from app.jobs import later_outcomes, lineage, result_files
 from app.jobs import service as jobs
 from app.jobs.deleted_schemas import JobDeleted, ModelDeleted
 from app.storage import Storage
@@ -66,6 +67,20 @@ def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) ->
     return ModelDeleted(id=model)
 
 
+def delete_file(storage: Storage, begin: Begin, project_id: str, file_id: str) -> FileDeleted:
+    """Delete a file that no unfinished job needs; a model's archive is deleted as the model is, which goes with it."""
+    with begin() as session:
+        if not objects.has_deletions(session, project_id, file_id):
+            job_id = result_files.job_of(session, files.get(session, project_id, file_id))
+            if job_id is None:
+                files.forget(session, project_id, file_id)
+            else:
+                job = session.scalars(select(Job).where(Job.id == job_id).with_for_update()).one()
+                _forget_adapter(session, job, subject=file_id)
+    objects.perform(storage, begin, file_id)
+    return FileDeleted(id=file_id)
+
+
 def erase(storage: Storage, begin: Begin, project_id: str, job_id: str, *, include_files: bool) -> JobDeleted:
     """Erase an ended job; with `include_files`, the files it was trained on too, unless another job needs them."""
     with begin() as session:
@@ -81,13 +96,17 @@ def erase(storage: Storage, begin: Begin, project_id: str, job_id: str, *, inclu
 
 
 def _forget_model(session: Session, project_id: str, model: str) -> None:
-    job = _job_of(session, project_id, model)
+    _forget_adapter(session, _job_of(session, project_id, model), subject=model)
+
+
+def _forget_adapter(session: Session, job: Job, subject: str) -> None:
     lineage.check_unneeded(session, job)
-    session.add(DeletedModel(job_id=job.id))
+    if session.get(DeletedModel, job.id) is None:
+        session.add(DeletedModel(job_id=job.id))
     if job.adapter:
         key, size = job.adapter["storage_key"], job.adapter["bytes"]
-        session.execute(delete(File).where(File.project_id == project_id, File.storage_key == key))
-        objects.condemn(session, key, project_id=project_id, subject=model, bytes=size)
+        session.execute(delete(File).where(File.project_id == job.project_id, File.storage_key == key))
+        objects.condemn(session, key, project_id=job.project_id, subject=subject, bytes=size)
     audit_log.record(session, "model.deleted", job.id)
 
 

@@ -36,7 +36,7 @@ from app.forms import FormDep
 from app.http.download import DOWNLOAD, Attachment, download
 from app.http.openapi import UPLOAD_FORM
 from app.http.pagination import Page
-from app.jobs import result_files
+from app.jobs import erasure, result_files
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -74,8 +74,8 @@ async def retrieve_file(file_id: str, answers: AnswersDep) -> Response:
 async def delete_file(
     file_id: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
 ) -> FileDeleted:
-    """Delete a file that no unfinished job uses."""
-    return await writes.run(partial(service.delete, storage, begin, caller.project_id, file_id))
+    """Delete a file that no unfinished job uses; a model's archive is deleted with the model."""
+    return await writes.run(partial(erasure.delete_file, storage, begin, caller.project_id, file_id))
 
 
 @router.get("/{file_id}/content", response_class=Response, responses=DOWNLOAD)

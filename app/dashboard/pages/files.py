@@ -12,6 +12,7 @@ from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.deps import AfterQuery, BeginDep, LookDep, ReadDep, SettingsDep, StorageDep
 from app.errors import AppError, InvalidState
 from app.files import service
+from app.jobs import erasure
 
 router = APIRouter(include_in_schema=False)
 
@@ -56,7 +57,7 @@ async def delete_file(
 
     def deleted() -> Response:
         try:
-            service.delete(storage, begin, viewer.project_id, file_id)
+            erasure.delete_file(storage, begin, viewer.project_id, file_id)
         except InvalidState as error:
             with look() as session:
                 return _file_page(request, viewer, session, file_id, settings.min_rows, error)

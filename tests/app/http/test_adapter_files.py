@@ -19,6 +19,7 @@ from tests.app.http.conftest import FILES, JOBS, Service
 from tests.app.http.test_attacks import filled
 from tests.app.http.test_isolation import UNKNOWN, routes
 from tests.app.http.test_results import ARCHIVE, MODEL, REPORT, publish
+from tests.narrowing import required
 
 CONTENT = f"{FILES}/file-a/content"
 Spoil = Callable[[Service, str], None]
@@ -134,3 +135,24 @@ def test_other_results_are_given_as_before(service: Service, customer: TestClien
     add_file(service, "file-c", "safety_report.json", "jobs/report")
     assert customer.get(f"{FILES}/file-c/content").content == REPORT
     assert logged(service) == []
+
+
+def test_its_deletion_is_the_model_s(service: Service, customer: TestClient, job: str) -> None:
+    assert customer.delete(f"{FILES}/file-a").json() == {"id": "file-a", "object": "file", "deleted": True}
+    assert customer.delete(f"{FILES}/file-a").status_code == 404
+    assert customer.get(f"/v1/models/{MODEL}").status_code == 404
+    assert customer.get(f"{JOBS}/{job}/adapter").json()["error"]["code"] == "model_deleted"
+    with db.read(service.app.state.engine) as session:
+        key = required(session.get_one(Job, job).adapter)["storage_key"]
+        assert session.query(AuditEntry.target).filter_by(action="model.deleted").all() == [(job,)]
+    assert not service.app.state.storage.exists(key)
+
+
+def test_it_stays_while_another_job_starts_from_it(
+    service: Service, customer: TestClient, asked: dict[str, Any], job: str
+) -> None:
+    started = customer.post(JOBS, json=asked | {"model": MODEL})
+    assert started.status_code == 200, started.json()
+    refused = customer.delete(f"{FILES}/file-a")
+    assert (refused.status_code, started.json()["id"] in refused.json()["error"]["message"]) == (400, True)
+    assert customer.get(CONTENT).content == ARCHIVE
