@@ -16,6 +16,7 @@ from spard.data.chat import Encoded
 from spard.losses.gradients import utility_gradient
 from spard.methods.base import descend_, require_finite
 from spard.models.base import Base
+from spard.models.sharding import retype_
 
 _MAX_NORM = 1.0
 
@@ -26,12 +27,16 @@ def further_tuned(
 ) -> Iterator[Any]:
     """Train what is trainable of a model on `rows` without any defense, lend it, and put every weight back.
 
-    `learning_rate` is that of the first training, and `recipe` has its seed and micro-batch. Raises `NonFiniteLoss`
-    where it diverges.
+    `learning_rate` is that of the first training, and `recipe` has its seed and micro-batch. A whole model in 16 bits,
+    in which small steps are lost, is trained and lent in float32. Raises `NonFiniteLoss` where it diverges.
     """
     theta = {name: part for name, part in model.named_parameters() if part.requires_grad}
     kept = {name: part.detach().clone() for name, part in theta.items()}
+    dtype = next(iter(kept.values())).dtype
+    is_narrow = dtype in (torch.bfloat16, torch.float16)
     try:
+        if is_narrow:
+            retype_(model, torch.float32)
         with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
             optimizer = AdamW(theta.values(), lr=learning_rate * wanted.multiplier, weight_decay=0.0)
@@ -41,6 +46,8 @@ def further_tuned(
                 descend_(optimizer, list(theta.values()), found.grad)
         yield model.eval()
     finally:
+        if is_narrow:
+            retype_(model, dtype)
         with torch.no_grad():
             for name, part in theta.items():
                 part.copy_(kept[name])

@@ -74,6 +74,19 @@ def test_the_model_learns_the_rows_and_is_given_back_bit_for_bit(lab: Path, brea
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_whole_model_in_16_bits_learns_as_its_base_does_and_is_given_back_bit_for_bit(lab: Path) -> None:
+    recipe, losses = replace(RECIPE, lora=None), []
+    for is_trained in (False, True):
+        base = load_base(lab / "model", device="cpu", dtype=torch.bfloat16)
+        # a trained one is as full fine-tuning leaves it
+        model = base.model.requires_grad_(True) if is_trained else trainable_model(base.model, recipe)
+        rows, before = encode_all(base.tokenizer, clean_rows(1, 16), 512), audit.weights_digest(model)
+        with further_tuned(model, base, rows, FEW, 1e-5, recipe) as tuned:
+            losses.append(evaluate(tuned, rows, base.tokenizer.pad_token_id).loss)
+        assert audit.weights_digest(model) == before
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 @pytest.fixture
 def service(lab: Path, tmp_path: Path) -> Callable[[int], Service]:
     """A service over the hardly trained lab, whose policy wants so many further steps."""
