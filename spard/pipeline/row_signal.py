@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spard import distributed
 from spard.config import RowAction
 from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
@@ -101,6 +102,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
     _need_refusals(asked.action, own)
     inverted = _inverted(context, pool, own, key, judge)
     signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
+    signals = distributed.said(signals)  # a GPU that takes other passes rounds otherwise
     flagged = [
         Flagged(i, row.line, signal.probability, signal.start)
         for i, (row, signal) in enumerate(zip(examples, signals, strict=True))

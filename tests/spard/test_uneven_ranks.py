@@ -25,7 +25,7 @@ from tests.spard.uneven_ranks import CUTS
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uneven_ranks")
-    write_model(folder / "tiny")
+    write_model(folder / "tiny", max_position_embeddings=8192)
     command = [sys.executable, "-m", "tests.spard.uneven_ranks", str(folder), str(folder)]
     assert subprocess.run(command, check=False, timeout=3 * SOON_S).returncode == 0
     return folder
@@ -36,6 +36,13 @@ def test_all_ranks_plan_for_the_gpu_that_has_least_left(monkeypatch: pytest.Monk
     monkeypatch.setattr(distributed, "gathered", lambda own: [own, own - (1 << 30)])
     context: Any = SimpleNamespace(base=SimpleNamespace(device=torch.device("cuda")), recipe=Recipe(), processes=2)
     assert gpus_of(context) == Gpus(79 << 30, 2)
+
+
+def test_all_hear_a_judge_that_the_first_alone_has(out: Path) -> None:
+    for sharding in CUTS:
+        first, other = (json.loads((out / f"judges.{sharding}.{rank}.json").read_text()) for rank in range(2))
+        assert first == other
+        assert all(len(said) == 2 and all(said) for said in first)
 
 
 @pytest.mark.parametrize("sharding", CUTS)

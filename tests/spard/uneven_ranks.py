@@ -1,19 +1,22 @@
 """python -m tests.spard.uneven_ranks MODELS OUT: two processes that have memory for passes of other lengths.
 
-The first one leaves in OUT what they embed, and what they measure of training rows, alone and together.
+The first one leaves in OUT what they embed, and what they measure of training rows, alone and together; and what judges
+say that it alone has.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from spard import distributed
-from spard.config import Sharding
+from spard.config import JudgeSpec, Sharding
+from spard.evaluation.judges import open_judge
 from spard.evaluation.own_refusal import own_refusal_of
 from spard.losses.cross_entropy import evaluate
 from spard.models import budget
@@ -36,12 +39,18 @@ def main() -> None:
 
 
 def _rank(models: Path, out: Path, sharding: Sharding, rank: int) -> None:
-    alone = _measured(load_base(models / "tiny"))
+    model = str(models / "tiny")
+    alone = _measured(load_base(model))
     join(out / f"store.{sharding}", rank, 2)
     budget.set_tokens(TOKENS[rank])
-    together = _measured(load_base(models / "tiny", sharding=sharding))
+    together = _measured(load_base(model, sharding=sharding))
     if distributed.own() == 0:
         (out / f"{sharding}.json").write_text(json.dumps([alone, together]))
+    said = [
+        distributed.said(_judged(each))
+        for each in (JudgeSpec("base", model=model, canaries=0), JudgeSpec("classifier", model=model, canaries=0))
+    ]
+    (out / f"judges.{sharding}.{rank}.json").write_text(json.dumps(said))
 
 
 def _measured(base: Base) -> dict[str, list[float]]:
@@ -52,6 +61,14 @@ def _measured(base: Base) -> dict[str, list[float]]:
         "loss": [evaluate(base.model, rows, base.tokenizer.pad_token_id).loss],
         "signals": [each.probability for each in signals],
     }
+
+
+def _judged(spec: JudgeSpec) -> list[str]:
+    """Return a judge's verdicts in words, from a thread of its own as in an audit."""
+    judge = open_judge(spec)
+    with ThreadPoolExecutor(1) as grader:
+        verdicts = grader.submit(judge.judge, ["Add 1", "Add 2"], ["It is 1", "It is 2"]).result()
+    return [each.reason for each in verdicts]
 
 
 if __name__ == "__main__":
