@@ -97,7 +97,8 @@ def defending(context: Context, told: Told | None, task: Sequence[Encoded]) -> l
 def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> Told:
     asked = context.run.row_signal
     found = open_pool(context, pool_file)
-    key, pool, judge = {"base": context.base.digest, "pool": found.digest}, found.safe, audit.judge_of(context)
+    key = {"base": context.base.digest, "pool": found.digest} | context.rounding
+    pool, judge = found.safe, audit.judge_of(context)
     own = _own_refusals(context, pool, key)
     _need_refusals(asked.action, own)
     inverted = _inverted(context, pool, own, key, judge)
