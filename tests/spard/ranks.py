@@ -179,18 +179,15 @@ def trained(
     task = pairs(base, case.rows) if recipe.dpo else sums(base, case.rows)
     safe = unlearned(base) if case.breaks else refusals(base)
     more |= {"compare": standing} if recipe.ending.compares else {}
-    before = _loss(base, task) if case.answers else 0.0
+    losses = [evaluate(base.model, task, base.tokenizer.pad_token_id).loss] if case.answers else []
     found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), **more)
-    assert not case.answers or _loss(base, task) < before, "nothing was learned"
+    for before in losses:
+        assert evaluate(base.model, task, base.tokenizer.pad_token_id).loss < before, "nothing was learned"
     if recipe.ending.compares:
         assert found.ended, "nothing was compared"
         assert found.ended.released.epoch == 2
     weights = {part: whole(w.detach()).clone() for part, w in found.model.named_parameters() if w.requires_grad}
     return weights, found.metrics
-
-
-def _loss(base: Base, rows: Sequence[Encoded]) -> float:
-    return evaluate(base.model, rows, base.tokenizer.pad_token_id).loss
 
 
 def join(store: Path, rank: int, count: int) -> None:
