@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import NoReturn, TypeVar
 
@@ -23,6 +24,7 @@ from torch import Tensor
 Item = TypeVar("Item")
 
 _parts: dist.ProcessGroup | None = None
+_is_alone: ContextVar[bool] = ContextVar("_is_alone", default=False)
 
 # The others wait while the first one asks a judge; torchrun ends all of them when one has ended.
 _PATIENCE = timedelta(days=1)
@@ -41,6 +43,16 @@ def joined() -> Iterator[None]:
     dist.init_process_group(backend, timeout=_PATIENCE)
     yield  # after an error the group is left as it is: it would wait for ranks that are gone
     dist.destroy_process_group()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Be a run of one inside the block, in this thread, as with a model that no other process has."""
+    token = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
 
 
 def leave(status: int) -> NoReturn:
@@ -192,4 +204,4 @@ def _buckets(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _is_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return not _is_alone.get() and dist.is_available() and dist.is_initialized()

@@ -35,7 +35,7 @@ from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
 from spard.evaluation.judges.steps import gives_steps
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.models.base import Base
-from spard.models.budget import generated_rows, in_passes, pass_tokens
+from spard.models.budget import generated_rows, in_passes, in_step, pass_tokens
 from spard.models.decoding import Prefix, begin, shared
 from spard.models.generate import generate
 
@@ -191,7 +191,7 @@ def _whole_openings(
 
     found = [0.0] * len(turns)
     lengths = [len(prompt) + OPENING for prompt in prompts]
-    for places, p_B in in_passes(model, lengths, begun, min(kept, pass_tokens(model))):
+    for places, p_B in in_passes(model, lengths, begun, in_step(model, min(kept, pass_tokens(model)))):
         for place, p in zip(places, p_B.tolist(), strict=True):
             found[place] = p
     return found

@@ -43,22 +43,27 @@ class SafeLora(Method[SafeLoraSettings]):
 
     @torch.no_grad()
     def finish_(self, model: Any) -> None:
-        """Project the updates that left the aligned subspace most."""
+        """Project the updates that left the aligned subspace most; one of them is whole on the device at a time."""
         weights = _linear_weights(model) if self.start_of else {}
         layers = {} if self.start_of else _lora_layers(model)
-        updates = {name: _update(layer) for name, layer in layers.items()} or {
-            name: wide(whole(part) - self.start_of[name].to(part.device)) for name, part in weights.items()
-        }
-        V = {name: part.to(updates[name].device) for name, part in self.V.items()}
-        chosen = to_project({name: agreement(update, V[name]) for name, update in updates.items()}, self.settings)
+        cosines = dict[str, float]()
+        for name in layers or weights:
+            update = _update(layers[name]) if layers else self._moved(name, weights[name])
+            cosines[name] = agreement(update, self.V[name].to(update.device))
+        chosen = to_project(cosines, self.settings)
         for name in chosen:
             if name in layers:
                 B = _factors(layers[name])[1]
-                B.copy_(projected(wide(B), V[name]))
+                B.copy_(projected(wide(B), self.V[name].to(B.device)))
             else:
-                start = self.start_of[name].to(weights[name].device)
-                weights[name].copy_(cut_as(start + projected(updates[name], V[name]), weights[name]))
-        log.info("projected the updates of %d of %d weights", len(chosen), len(updates))
+                part = weights[name]
+                along = projected(self._moved(name, part), self.V[name].to(part.device))
+                part.copy_(cut_as(self.start_of[name].to(part.device) + along, part))
+        log.info("projected the updates of %d of %d weights", len(chosen), len(cosines))
+
+    def _moved(self, name: str, part: Tensor) -> Tensor:
+        """Return the update of a whole weight in full fine-tuning."""
+        return wide(whole(part) - self.start_of[name].to(part.device))
 
 
 def projected(update: Tensor, V: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
 from spard.config.quantization import digest_of
 from spard.data.chat import set_plain_template
 from spard.digests import file_sha256, model_digest, model_files
-from spard.errors import InvalidModel
+from spard.errors import InvalidModel, is_gpu_error, is_gpu_out_of_memory
 from spard.models import nf4
 from spard.models.origin import Origin, origin
 from spard.models.peft import BaseTunerLayer
@@ -95,6 +95,8 @@ def read_base(
         model, tokenizer = _load(str(source), revision, kind, how)
         nf4.require_whole_blocks(model)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if is_gpu_error(error) or is_gpu_out_of_memory(error):
+            raise
         raise InvalidModel(f"model {name!r} cannot be loaded: {_first_line(error, source, name)}", "model") from error
     if not tokenizer.is_fast or tokenizer.eos_token_id is None:
         raise InvalidModel(f"model {name!r} needs a fast tokenizer with an end-of-text token", "model")

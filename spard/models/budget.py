@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from spard import distributed
 from spard.data.cuts import FORWARD, cut
 from spard.errors import is_gpu_out_of_memory
 from spard.models.shapes import Shape, shape_of
@@ -108,6 +109,11 @@ def kept_bytes(shape: Shape, number: int) -> int:
     return 2 * shape.layers * shape.keys * number
 
 
+def in_step(model: Any, tokens: int) -> int:
+    """Return how many tokens go through the model at once: of a sharded one no more than any rank has memory for."""
+    return min(distributed.gathered(tokens)) if is_sharded(model) else tokens
+
+
 def free_bytes(device: torch.device) -> int:
     """Return the bytes of a GPU that are free, or held by this process's allocator without use."""
     free, _ = torch.cuda.mem_get_info(device)
@@ -133,7 +139,7 @@ def in_passes(
     are given. Where a GPU's memory is too little all the same it is half as many from then on, down to one row; not for
     a sharded model, whose ranks have to keep in step.
     """
-    limit = pass_tokens(model) if most is None else min(most, _held.learned or most)
+    limit = in_step(model, pass_tokens(model)) if most is None else min(most, _held.learned or most)
     left = _cut(lengths, range(len(lengths)) if among is None else among, limit)
     while left:
         places = left.popleft()

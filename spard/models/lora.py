@@ -15,7 +15,7 @@ from spard.digests import MANIFEST, file_sha256
 from spard.errors import AdapterMismatch, InvalidRecipe
 from spard.models.base import Base
 from spard.models.peft import LoraConfig, get_peft_model, set_peft_model_state_dict
-from spard.models.sharding import whole_sizes
+from spard.models.sharding import retype_, whole_sizes
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -29,7 +29,7 @@ def trainable_model(model: Any, recipe: Recipe) -> Any:
     LoRA starts from the recipe's seed. Seeds the global generator: the caller restores it.
     """
     torch.manual_seed(recipe.seed)
-    trainable = _wide(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora)
+    trainable = _widened_(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora)
     if recipe.gradient_checkpointing:
         _renamed(model, "enable")({"use_reentrant": False})
     return trainable.train()
@@ -71,8 +71,10 @@ def dropping_modules(model: Any) -> list[torch.nn.Module]:
     return [module for module in model.modules() if _rate(module) > 0]
 
 
-def _wide(model: Any) -> Any:
-    return model if model.dtype == torch.float64 else model.float()
+def _widened_(model: Any) -> Any:
+    if model.dtype != torch.float64:
+        retype_(model, torch.float32)
+    return model
 
 
 def _renamed(model: Any, what: str) -> Any:

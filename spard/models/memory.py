@@ -27,7 +27,7 @@ _LOGIT = 2 * _HALF + 3 * _SINGLE  # a logit and its gradient, both also in float
 class Trained:
     """What is trained of a model: the layers of an adapter, or all of it.
 
-    copies        further vectors of the trained parameters in float32: a safe gradient, an average
+    copies        further vectors of the trained parameters in float32: a safe gradient, an average, a defense's own
     quantization  how the linear layers of the frozen model are held
     has_twin      whether the model before training stays beside the one that is trained: never for adapters, which
                   are switched off to look at it
@@ -48,7 +48,8 @@ class Trained:
         """
         vectors = recipe.uses_pool, recipe.ema is not None, recipe.defense.compares_models
         has_twin = recipe.lora is None and recipe.defense.compares_models
-        return cls(recipe.lora, sum(vectors), recipe.quantization, has_twin, recipe.optimizer)
+        copies = sum(vectors) + recipe.defense.kept_vectors
+        return cls(recipe.lora, copies, recipe.quantization, has_twin, recipe.optimizer)
 
     def targets(self, shape: Shape) -> list[tuple[int, int]]:
         """Return what goes into and comes out of each layer that LoRA adapts, within one decoder layer."""

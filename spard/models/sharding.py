@@ -114,13 +114,31 @@ class Shards(list[Tensor]):
 
 def copied(model: Any) -> Any:
     """Return a second model with the weights of a first one as they are, cut in the same way."""
+    return _cut_anew(model, model.dtype) if is_sharded(model) else copy.deepcopy(model)
+
+
+def retype_(model: Any, dtype: torch.dtype) -> None:
+    """Give a model weights of another type, in place.
+
+    A cut model gets new parts: FSDP goes on gathering in the type that weights had at the first pass.
+    """
     if not is_sharded(model):
-        return copy.deepcopy(model)
+        model.to(dtype)
+    elif model.dtype != dtype:
+        second = _cut_anew(model, dtype).train(model.training)
+        for name, part in second.named_children():
+            setattr(model, name, part)
+
+
+def _cut_anew(model: Any, dtype: torch.dtype) -> Any:
+    """Return a second cut model with the weights of a first one in a type."""
     with init_empty_weights(include_buffers=False):
-        second: Any = _from_config(model.config, dtype=model.dtype)
+        second: Any = _from_config(model.config, dtype=dtype)
     first = next(part for part in model.parameters() if isinstance(part, DTensor))
     _cut(second, first.device_mesh)
-    second.load_state_dict({name: part.detach().clone() for name, part in model.state_dict().items()}, assign=True)
+    weights = {name: part.detach().to(dtype, copy=True) for name, part in model.state_dict().items()}
+    second.load_state_dict(weights, assign=True)
+    second.tie_weights()
     return second.to(first.device)
 
 

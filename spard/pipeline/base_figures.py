@@ -90,6 +90,6 @@ def _key(context: Context, spec: SuiteSpec, engine: Engine) -> dict[str, Any]:
         "max_prompts": context.recipe.audit.max_prompts,
         "max_new_tokens": context.recipe.audit.max_new_tokens,
     }
-    key |= {"language": spec.language} if spec.language else {}
+    key |= context.rounding | ({"language": spec.language} if spec.language else {})
     ending = context.recipe.ending
     return key | {"without_share_of": ending.prompts} if ending.compares else key

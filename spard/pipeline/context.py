@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from spard.config import Recipe
@@ -102,6 +103,12 @@ class Context:
     def system_prompt(self) -> str | None:
         """The system prompt that the trained model is audited and served with."""
         return self.recipe.defense.serving_prompt
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What tells figures of the base model in 16 bits, as on a GPU, from those in float32, in the cache's keys."""
+        dtype = self.base.model.dtype
+        return {} if dtype == torch.float32 else {"dtype": str(dtype)}
 
     @property
     def public_name(self) -> str:

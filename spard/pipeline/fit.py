@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from spard import distributed
 from spard.config import Recipe, Resolved
 from spard.methods import open_method
 from spard.models import budget
@@ -45,10 +46,10 @@ def applied(recipe: Recipe, plan: Plan | None) -> Recipe:
 
 
 def gpus_of(context: Context) -> Gpus | None:
-    """Return the GPUs of the run, as large as what its own has left for it; None on a CPU."""
+    """Return the GPUs of the run, as large as what the fullest of them has left for it; None on a CPU."""
     if context.base.device.type != "cuda":
         return None
-    memory = budget.own_memory(context.base.device)
+    memory = min(distributed.gathered(budget.own_memory(context.base.device)))  # all ranks have one plan
     sharding, count = context.recipe.sharding, context.processes
     machines = count // int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else 1
     return Gpus(memory, count, machines, shards="never" if sharding == "none" else "always")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spard import distributed
 from spard.config import RowAction
 from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
@@ -96,11 +97,13 @@ def defending(context: Context, told: Told | None, task: Sequence[Encoded]) -> l
 def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> Told:
     asked = context.run.row_signal
     found = open_pool(context, pool_file)
-    key, pool, judge = {"base": context.base.digest, "pool": found.digest}, found.safe, audit.judge_of(context)
+    key = {"base": context.base.digest, "pool": found.digest} | context.rounding
+    pool, judge = found.safe, audit.judge_of(context)
     own = _own_refusals(context, pool, key)
     _need_refusals(asked.action, own)
     inverted = _inverted(context, pool, own, key, judge)
     signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
+    signals = distributed.said(signals)  # a GPU that takes other passes rounds otherwise
     flagged = [
         Flagged(i, row.line, signal.probability, signal.start)
         for i, (row, signal) in enumerate(zip(examples, signals, strict=True))

@@ -46,7 +46,7 @@ def answered(
     encoded = encode_all(base.tokenizer, examples, limit + MAX_NEW_TOKENS)
     rows = list(zip(chosen, examples, encoded, strict=True))
     is_own = [mine is not theirs and len(row.ids) <= limit for theirs, mine, row in rows]
-    found = compared(base, pool, encoded, is_own)
+    found = distributed.said(compared(base, pool, encoded, is_own))
     if selection.safe_answers == "auto" and not speaks_otherwise(found):
         return chosen, pool, found
     taken = [mine if own else theirs for (theirs, mine, _), own in zip(rows, is_own, strict=True)]

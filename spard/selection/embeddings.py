@@ -36,7 +36,8 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
     decoder = base.model.get_decoder()
     out_ND = torch.zeros(len(texts), base.hidden_size, dtype=dtype_of(base))
     rows = _tokenize(base, texts, max_tokens)
-    lengths, most = [len(row) for row in rows], batch_tokens or pass_tokens(base.model)
+    lengths = [len(row) for row in rows]
+    most = min(distributed.gathered(batch_tokens or pass_tokens(base.model)))  # else each rank would deal other texts
     was_training = base.model.training
     base.model.eval()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.optim import AdamW
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
 
 from spard.config import FurtherTuning, Recipe
 from spard.data.batches import Batch, collate
@@ -16,6 +18,8 @@ from spard.data.chat import Encoded
 from spard.losses.gradients import utility_gradient
 from spard.methods.base import descend_, require_finite
 from spard.models.base import Base
+from spard.models.sharding import retype_
+from spard.training.optimizers import open_optimizer
 
 _MAX_NORM = 1.0
 
@@ -26,25 +30,38 @@ def further_tuned(
 ) -> Iterator[Any]:
     """Train what is trainable of a model on `rows` without any defense, lend it, and put every weight back.
 
-    `learning_rate` is that of the first training, and `recipe` has its seed and micro-batch. Raises `NonFiniteLoss`
-    where it diverges.
+    `learning_rate` is that of the first training, and `recipe` has its seed and micro-batch. A whole model in 16 bits,
+    in which small steps are lost, is trained and lent in float32. Raises `NonFiniteLoss` where it diverges.
     """
     theta = {name: part for name, part in model.named_parameters() if part.requires_grad}
     kept = {name: part.detach().clone() for name, part in theta.items()}
+    dtype = next(iter(kept.values())).dtype
+    is_narrow = dtype in (torch.bfloat16, torch.float16)
     try:
+        if is_narrow:
+            retype_(model, torch.float32)
         with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
-            optimizer = AdamW(theta.values(), lr=learning_rate * wanted.multiplier, weight_decay=0.0)
+            optimizer = _optimizer(theta.values(), learning_rate * wanted.multiplier, recipe)
             for batch in _batches(rows, wanted, recipe, base):
                 found = utility_gradient(model.train(), list(theta.values()), batch, _MAX_NORM).read()
                 require_finite("task", found.loss, found.norm)
                 descend_(optimizer, list(theta.values()), found.grad)
         yield model.eval()
     finally:
+        if is_narrow:
+            retype_(model, dtype)
         with torch.no_grad():
             for name, part in theta.items():
                 part.copy_(kept[name])
         model.eval()
+
+
+def _optimizer(parameters: Iterable[Tensor], rate: float, recipe: Recipe) -> Optimizer:
+    """Return AdamW without weight decay, with moments as small as the recipe has room for."""
+    if recipe.optimizer == "adamw":
+        return AdamW(parameters, lr=rate, weight_decay=0.0)
+    return open_optimizer(replace(recipe, weight_decay=0.0), parameters, rate)
 
 
 def _batches(rows: Sequence[Encoded], wanted: FurtherTuning, recipe: Recipe, base: Base) -> Iterator[list[Batch]]:

@@ -30,7 +30,7 @@ from spard.methods import open_method
 from spard.methods.base import Metrics, Plan
 from spard.models.base import Base, adapters_off
 from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
-from spard.models.sharding import Shards, is_sharded, shard_
+from spard.models.sharding import Shards, is_sharded, retype_, shard_
 from spard.training.best import Best, Ended
 from spard.training.ema import Ema
 from spard.training.identity import Identity
@@ -181,7 +181,7 @@ class Run:
         if self.recipe.gradient_checkpointing:
             stop_gradient_checkpointing(self.base.model)
         if self.recipe.lora is None:
-            self.base.model.to(self.dtype)
+            retype_(self.base.model, self.dtype)
         done = self.progress
         numbers = done.step, done.tokens, done.seconds, done.tau, done.metrics
         return Trained(self.model.eval(), *numbers, references=self.references, ended=ended)

@@ -43,6 +43,7 @@ from spard.config import (
     resolve,
 )
 from spard.data.chat import Encoded, encode_all
+from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base, load_base
 from spard.models.sharding import whole
 from spard.training.best import Standing
@@ -61,7 +62,7 @@ SOME = ("closed_form", "few", "one", "cut")  # methods of the groups after them,
 class Case:
     """A defense, what else the recipe asks for, whether the sums break its safe rows, the model's folder and type.
 
-    `rows` are those of the whole file.
+    `rows` are those of the whole file. With `answers` the model answers before it is trained, and after.
     """
 
     defense: Defense
@@ -70,6 +71,7 @@ class Case:
     model: str = "tiny"
     dtype: torch.dtype = torch.float64
     rows: int = ROWS
+    answers: bool = False
 
 
 def _bounded(variant: Any, tau: float = 1.0, **more: Any) -> Spard:
@@ -100,6 +102,8 @@ METHODS = {
     "few": Case(_bounded("trust_region"), {"hyperparameters": Hyperparameters(3, batch_size=BATCH)}, rows=3),
     "one": Case(SafeGrad(), {"hyperparameters": Hyperparameters(3, batch_size=BATCH)}, rows=1),
     "single": Case(Spard(), dtype=torch.float32),
+    "half": Case(SafeGrad(), dtype=torch.bfloat16, answers=True),  # as on a GPU
+    "half_tied": Case(SafeGrad(), dtype=torch.bfloat16, answers=True, model="tied"),
 }
 PROJECTED = (
     "trust_region",
@@ -170,12 +174,15 @@ def trained(
     case, lora = CASES[name]
     if epochs:
         case = replace(case, more=case.more | {"hyperparameters": Hyperparameters(epochs, batch_size=BATCH)})
-    base = load_base(str(models / case.model), dtype=case.dtype)
+    base = load_base(str(models / case.model), dtype=case.dtype, sharding=sharding if case.answers else "none")
     recipe = replace(recipe_of(case, models, lora=lora), sharding=sharding, checkpoint_every_s=1e-9)
     task = pairs(base, case.rows) if recipe.dpo else sums(base, case.rows)
     safe = unlearned(base) if case.breaks else refusals(base)
     more |= {"compare": standing} if recipe.ending.compares else {}
+    losses = [evaluate(base.model, task, base.tokenizer.pad_token_id).loss] if case.answers else []
     found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), **more)
+    for before in losses:
+        assert evaluate(base.model, task, base.tokenizer.pad_token_id).loss < before, "nothing was learned"
     if recipe.ending.compares:
         assert found.ended, "nothing was compared"
         assert found.ended.released.epoch == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import Optimizer
 
 from spard.config import Audit, FurtherTuning, GateThresholds, Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe
 from spard.data.chat import encode_all
@@ -20,6 +21,7 @@ from spard.evaluation.decided_again import decide_again
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, worse
 from spard.evaluation.results import SuiteResult
 from spard.losses.cross_entropy import evaluate
+from spard.methods.base import descend_
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
 from spard.pipeline import after_tuning, audit, audited
@@ -27,6 +29,7 @@ from spard.research.adversary.base import Campaign
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.registry import all_attacks
 from spard.research.bench.adversary.campaign import Memory, Service, run_campaign
+from spard.training import further
 from spard.training.further import further_tuned
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
@@ -72,6 +75,35 @@ def test_the_model_learns_the_rows_and_is_given_back_bit_for_bit(lab: Path, brea
     assert audit.weights_digest(model) == before
     assert not model.training
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_whole_model_in_16_bits_learns_as_its_base_does_and_is_given_back_bit_for_bit(lab: Path) -> None:
+    recipe, losses = replace(RECIPE, lora=None), []
+    for is_trained in (False, True):
+        base = load_base(lab / "model", device="cpu", dtype=torch.bfloat16)
+        # a trained one is as full fine-tuning leaves it
+        model = base.model.requires_grad_(True) if is_trained else trainable_model(base.model, recipe)
+        rows, before = encode_all(base.tokenizer, clean_rows(1, 16), 512), audit.weights_digest(model)
+        with further_tuned(model, base, rows, FEW, 1e-5, recipe) as tuned:
+            losses.append(evaluate(tuned, rows, base.tokenizer.pad_token_id).loss)
+        assert audit.weights_digest(model) == before
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_moments_of_a_further_tuning_are_as_small_as_those_of_the_first(
+    lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    base, recipe, kept = load_base(lab / "model", device="cpu"), replace(RECIPE, lora=None, optimizer="adamw_8bit"), []
+
+    def seen(optimizer: Optimizer, theta: Any, grad: Any) -> None:
+        descend_(optimizer, theta, grad)
+        kept.extend(max((optimizer.state[part] for part in theta), key=lambda each: each["state1"].numel()).values())
+
+    monkeypatch.setattr(further, "descend_", seen)
+    model, rows = trainable_model(base.model, recipe), encode_all(base.tokenizer, clean_rows(1, 16), 512)
+    with further_tuned(model, base, rows, FEW, 1e-5, recipe):
+        assert any(each.dtype == torch.uint8 for each in kept if isinstance(each, torch.Tensor))
 
 
 @pytest.fixture

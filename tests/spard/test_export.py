@@ -18,17 +18,20 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from peft import PeftModel
+from peft import LoraModel, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spard.commands import main
 from spard.config import Lora
+from spard.errors import AdapterNotProved
 from spard.models.adapters import save_adapter
 from spard.models.base import Base, load_base
+from spard.models.merged import save_merged
 from spard.release.annex_xi import points
 from spard.release.archive import archive
 from spard.release.keys import public_pem
 from spard.release.manifest import sign
+from tests.spard.parts import CONFIGS
 from tests.spard.test_adapters import PUBLIC, trained
 
 KEY = Ed25519PrivateKey.generate()
@@ -128,6 +131,24 @@ def test_merged_weights_answer_as_base_and_adapter_do(
     assert not torch.allclose(found, before, rtol=1e-4, atol=1e-3)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["merged_from"]["tensor_digest"] == json.loads((made / "manifest.json").read_text())["tensor_digest"]
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_weights_in_16_bits_are_merged_and_none_left_out(
+    model_folder: Callable[..., Path], architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, adapter = load_base(model_folder(architecture), device="cpu"), tmp_path / "adapter"
+    save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, adapter)
+
+    def merge(folder: Path) -> None:
+        save_merged(load_base(model_folder(architecture), device="cpu", dtype=torch.bfloat16), adapter, folder)
+
+    merge(tmp_path / "merged")
+    assert load_base(tmp_path / "merged", device="cpu", as_stored=True).model.dtype == torch.bfloat16
+
+    monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
+    with pytest.raises(AdapterNotProved, match="other logits"):
+        merge(tmp_path / "unmerged")
 
 
 def test_another_base_model_is_refused(

@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-from spard.config import Lora, Recipe, SafeGrad, Spard
+from spard.config import Defense, Hyperparameters, Lisa, Lora, Recipe, SafeGrad, Spard, resolve
 from spard.models import memory
+from spard.models.base import Base
 from spard.models.fit import GIB, Gpus, Load, fit, need
 from spard.models.memory import Trained
 from spard.models.shapes import read_shape, shape_of
+from spard.training.layout import METHOD
+from spard.training.resume_state import load, newest_first
+from spard.training.train import train
 from tests.narrowing import required
 from tests.spard.fake_tensors import saved_bytes
+from tests.spard.parts import refusals, sums
 
 LLAMA_8B = LlamaConfig(
     hidden_size=4096,
@@ -201,3 +206,16 @@ def test_a_shape_is_read_from_a_model_s_folder(tmp_path: Path) -> None:
     assert read_shape(str(tmp_path)) is None
     LLAMA_70B.save_pretrained(tmp_path)
     assert required(read_shape(str(tmp_path))).hidden == 8192
+
+
+@pytest.mark.parametrize(
+    "defense", [Spard(check_every=1), Spard(variant="gated", tau=0.0), SafeGrad(), Lisa(task_steps=1)]
+)
+def test_the_plan_knows_the_vectors_that_a_defense_keeps(base: Base, defense: Defense, tmp_path: Path) -> None:
+    recipe = Recipe(defense=defense, lora=None, hyperparameters=Hyperparameters(1, batch_size=12))
+    task = sums(base)
+    train(base, task, refusals(base), recipe, resolve(recipe, len(task), base.hidden_size), resume_states=tmp_path)
+    kept, _ = load(next(newest_first(tmp_path)))
+    own = sum(part.numel() for name, part in kept.items() if name.startswith(METHOD))
+    assert round(own / base.model.num_parameters(), 1) == defense.kept_vectors
+    assert Trained.by(recipe).copies == 1 + defense.kept_vectors + isinstance(defense, SafeGrad)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from spard.data.chat import PLAIN_TEMPLATE
 from spard.errors import InvalidModel
+from spard.models import base as base_models
 from spard.models.base import folder_digest, load_base, read_base
 
 
@@ -21,6 +22,18 @@ def copied(model_folder: Callable[..., Path], tmp_path: Path) -> Path:
 
 def edit(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: lost")])
+def test_a_model_is_not_at_fault_where_its_gpu_is(
+    model_folder: Callable[..., Path], error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(base_models, "_load", breaks)
+    with pytest.raises(RuntimeError, match="CUDA"):
+        load_base(model_folder(), device="cpu", quantization="nf4")
 
 
 def test_a_folder_loads_in_float32_on_the_cpu(copied: Path) -> None:

@@ -18,6 +18,7 @@ from tests.spard.ranks import GROUPS, PROJECTED, cases_of
 
 Metrics = list[dict[str, float]]
 EXACT, NEAR = 1e-12, 1e-4  # of the largest weight: in double precision, and in single
+ROUGH = 2.0**-8  # in half, where weights that are nearly the same may be rounded to neighbors
 
 
 class Run(NamedTuple):
@@ -58,8 +59,8 @@ def column(metrics: Metrics, name: str) -> list[float | None]:
 )
 def test_several_processes_train_what_one_trains(out: Path, count: int, sharding: str, name: str) -> None:
     alone, together = read(out, name, 1, "none"), read(out, name, count, sharding)
-    bound = NEAR if name.startswith("single") else EXACT
-    assert away(alone.weights[0], together.weights[0]) < bound
+    bound = EXACT if not name.startswith(("single", "half")) else NEAR
+    assert away(alone.weights[0], together.weights[0]) < (ROUGH if name.startswith("half") else bound)
     assert all(torch.equal(part, together.weights[1][each]) for each, part in together.weights[0].items())
     for metrics in together.metrics:
         for each in ("spag/triggered", "spag/capped"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from spard.config import Hyperparameters, Lora, NoDefense, Recipe, SafeLora, resolve
 from spard.errors import InvalidRecipe
+from spard.methods import safelora
 from spard.methods.safelora import agreement, projected, to_project
 from spard.models.base import Base, load_base
 from spard.training.train import train
@@ -65,6 +67,22 @@ def test_the_cosine_is_that_of_the_flattened_updates() -> None:
 )
 def test_the_weights_that_agree_least_are_projected(cfg: SafeLora, names: list[str]) -> None:
     assert to_project({"a": 0.9, "b": 0.1, "c": 0.4, "d": 0.4}, cfg) == names
+
+
+@pytest.mark.parametrize("lora", [Lora(rank=4), None])
+def test_updates_are_looked_at_one_at_a_time(
+    load: Callable[..., Base], unaligned: str, lora: Lora | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def alone(update: torch.Tensor, V: torch.Tensor) -> float:
+        assert not [each for each in seen if each() is not None], "updates as large as the model are on its device"
+        seen.append(weakref.ref(update))
+        return agreement(update, V)
+
+    monkeypatch.setattr(safelora, "agreement", alone)
+    weights(load(), SafeLora(base_unaligned=unaligned), lora)
+    assert len(seen) == (8 if lora else 14)
 
 
 def test_an_update_of_zeros_agrees() -> None:

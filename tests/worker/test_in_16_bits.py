@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from spard.config.quantization import Quantization
 from spard.errors import AdapterNotProved
@@ -21,6 +22,10 @@ from spard.models.base import Base, load_base
 from spard.models.lora import WEIGHTS
 from spard.models.peft import get_peft_model_state_dict
 from spard.pipeline import run as run_whole
+from spard.pipeline.base_figures import base_figures
+from spard.pipeline.context import Context, NoCache
+from spard.pipeline.messages import Reporter
+from spard.pipeline.rows import prepare
 from tests.spard.parts import write_model
 from tests.spard.test_run import written
 from worker.engine.probe import probe
@@ -54,6 +59,32 @@ def adapter(held: Quantization, model: Path, tmp_path_factory: pytest.TempPathFa
         patch.setattr(base_models, "read_base", read_in_16_bits)
         run_whole(replace(spec, recipe=replace(spec.recipe, quantization=held)), folder / "out", lambda message: None)
     return folder / "out" / "adapter"
+
+
+class Keys(NoCache):
+    """What was asked of a cache that keeps nothing."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
+        self.asked.add(json.dumps([kind, key], sort_keys=True))
+        return make()
+
+    def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        self.asked.add(json.dumps([kind, key], sort_keys=True))
+        return make()
+
+
+def test_what_was_measured_in_float32_is_not_taken_for_what_a_gpu_measures(model: Path, tmp_path: Path) -> None:
+    spec, found = written(model, tmp_path), []
+    for dtype in (torch.float32, torch.bfloat16):
+        base, keys = load_base(model, device="cpu", dtype=dtype), Keys()
+        context = Context(spec, base, Reporter(lambda message: None), cache=keys)
+        base_figures(context, prepare(context).examples)
+        found.append({each for each in keys.asked if not each.startswith('["pools"')})
+    assert len(found[0]) == len(found[1]) > 3
+    assert not found[0] & found[1]
 
 
 @pytest.fixture

@@ -54,6 +54,11 @@ class Defense:
     compares_models: ClassVar[bool] = False
     """Whether each step runs the model before training too; without LoRA that is a second one in memory."""
 
+    @property
+    def kept_vectors(self) -> int:
+        """How many vectors of the trained parameters it keeps between steps, for the plan of a training's memory."""
+        return 0
+
     models: ClassVar[Mapping[str, str]] = {}
     """Settings without which it cannot run and that name a model, a folder of the provider's machine or a hub id."""
 

@@ -29,3 +29,8 @@ class Lisa(Defense):
     align_steps: Annotated[int, Bound(ge=1, le=10_000)] = 2
     task_steps: Annotated[int, Bound(ge=1, le=100_000)] = 18
     safe_batch_size: BatchSize | Auto = "auto"  # "auto": the batch size of the run
+
+    @property
+    def kept_vectors(self) -> int:
+        """Where both states last ended."""
+        return 2

@@ -72,6 +72,11 @@ class Spard(Defense):
         return CHECK_EVERY if self.variant == "trust_region" else 1
 
     @property
+    def kept_vectors(self) -> int:
+        """The moments of an AdamW for safety alone."""
+        return 2 if self.variant == "gated" else 0
+
+    @property
     def anchor(self) -> float:
         """The anchor's weight in numbers."""
         if self.anchor_weight != "auto":

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spard import distributed
 from spard.data.chat import render_prompt
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.llm import RUBRIC, imitates, parse, question
@@ -36,7 +37,8 @@ class BaseModelJudge:
         limit = self.base.sequence_limit(None) - ANSWER_TOKENS
         fits = [i for i, row in enumerate(rows) if len(row) <= limit and not imitates(replies[i])]
         verdicts = [Verdict(None, "imitates the judge" if imitates(reply) else "too long") for reply in replies]
-        answers = complete(self.base.model, self.base.tokenizer, [rows[i] for i in fits], ANSWER_TOKENS)
+        with distributed.alone():
+            answers = complete(self.base.model, self.base.tokenizer, [rows[i] for i in fits], ANSWER_TOKENS)
         for i, answer in zip(fits, answers, strict=True):
             score = parse(answer)
             verdicts[i] = Verdict(score, "no valid score" if score is None else answer.strip()[:500])

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+from spard import distributed
 from spard.data.chat import render_prompt
 from spard.data.control_tokens import Shield
 from spard.evaluation.judges.base import Verdict
@@ -88,7 +89,8 @@ class ClassifierJudge:
         """Judge what can be read whole; replies that are too long or imitate the template are unscored."""
         found = [self._rows(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
         rows = [row for each in found if not isinstance(each, Verdict) for row in each]
-        answers = iter(complete(self.base.model, self.base.tokenizer, rows, ANSWER_TOKENS))
+        with distributed.alone():
+            answers = iter(complete(self.base.model, self.base.tokenizer, rows, ANSWER_TOKENS))
         return [
             each if isinstance(each, Verdict) else _worst([read_answer(self.family, next(answers)) for _ in each])
             for each in found

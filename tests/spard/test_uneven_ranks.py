@@ -1,0 +1,52 @@
+"""Ranks whose GPUs have other memory left: together they measure what one process does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from spard import distributed
+from spard.config import Recipe
+from spard.models import budget
+from spard.models.fit import Gpus
+from spard.pipeline.fit import gpus_of
+from tests.spard.parts import write_model
+from tests.spard.ranks import SOON_S
+from tests.spard.uneven_ranks import CUTS
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uneven_ranks")
+    write_model(folder / "tiny", max_position_embeddings=8192)
+    command = [sys.executable, "-m", "tests.spard.uneven_ranks", str(folder), str(folder)]
+    assert subprocess.run(command, check=False, timeout=3 * SOON_S).returncode == 0
+    return folder
+
+
+def test_all_ranks_plan_for_the_gpu_that_has_least_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "own_memory", lambda device: 80 << 30)
+    monkeypatch.setattr(distributed, "gathered", lambda own: [own, own - (1 << 30)])
+    context: Any = SimpleNamespace(base=SimpleNamespace(device=torch.device("cuda")), recipe=Recipe(), processes=2)
+    assert gpus_of(context) == Gpus(79 << 30, 2)
+
+
+def test_all_hear_a_judge_that_the_first_alone_has(out: Path) -> None:
+    for sharding in CUTS:
+        first, other = (json.loads((out / f"judges.{sharding}.{rank}.json").read_text()) for rank in range(2))
+        assert first == other
+        assert all(len(said) == 2 and all(said) for said in first)
+
+
+@pytest.mark.parametrize("sharding", CUTS)
+def test_ranks_with_other_memory_measure_what_one_process_does(out: Path, sharding: str) -> None:
+    alone, together = json.loads((out / f"{sharding}.json").read_text())
+    for name, values in alone.items():
+        assert together[name] == pytest.approx(values, rel=1e-4, abs=1e-5), name
