@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,6 +131,19 @@ def test_one_after_the_other_each_has_its_own_adapter(model: Path, adapters: lis
         number = asked.ask(QUESTIONS[0], adapter.name if adapter else None)
         asked.run()
         assert asked.text(number).strip() == alone(model, adapter, QUESTIONS[0])
+
+
+def test_on_another_device_the_same_is_said(model: Path, adapters: list[Path]) -> None:
+    command = [sys.executable, "-m", "tests.worker.far_engine", str(model), *map(str, adapters)]
+    told = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    found = json.loads(told.splitlines()[-1])
+    asked = [(question, adapter) for question in QUESTIONS for adapter in (None, *adapters)]
+    assert found == {
+        "kinds": ["loaded"] * len(adapters),
+        "texts": [alone(model, adapter, question) for question, adapter in asked],
+        "has_all": True,
+        "device": "far:0",
+    }
 
 
 def test_a_row_with_a_schema_leaves_the_others_as_they_are(model: Path, adapters: list[Path]) -> None:
