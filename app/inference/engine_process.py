@@ -92,7 +92,7 @@ class EngineProcess:
             walls.behind(walls.found(), python("worker.engine", json.dumps(order))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(settings),
+            env=environment(settings, settings.serving_device),
             start_new_session=True,
         )
         self._lines: SimpleQueue[bytes | None] = SimpleQueue()

@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from peft import PeftModel
+from peft import PeftModel, peft_model
+from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
 from app.inference.protocol import Ask, Said
@@ -144,6 +145,25 @@ def test_on_another_device_the_same_is_said(model: Path, adapters: list[Path]) -
         "has_all": True,
         "device": "far:0",
     }
+
+
+def test_an_adapter_is_read_onto_the_engine_s_own_device(
+    model: Path, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PEFT reads it onto any GPU of the machine unless it is told where: one that another process may have."""
+    asked, places = Asked(model), list[str]()
+    read = save_and_load.safe_load_file  # type: ignore[attr-defined]
+
+    def noted(path: str, device: str) -> dict[str, torch.Tensor]:
+        places.append(device)
+        found: dict[str, torch.Tensor] = read(path)
+        return found
+
+    monkeypatch.setattr(peft_model, "infer_device", lambda: "cuda")
+    monkeypatch.setattr(save_and_load, "safe_load_file", noted)
+    for folder in adapters[:2]:
+        assert asked.load(folder)["kind"] == "loaded"
+    assert places == ["cpu", "cpu"]
 
 
 def test_a_row_with_a_schema_leaves_the_others_as_they_are(model: Path, adapters: list[Path]) -> None:
