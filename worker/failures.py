@@ -116,6 +116,12 @@ class ModelMissing(AppError):
     code = "model_missing"
 
 
+class GpuMissing(AppError):
+    """The job is for a GPU, and torch sees none; the message is for the log."""
+
+    code = "gpu_error"
+
+
 class HubUnavailable(AppError):
     """The hub did not answer; the message is for the log."""
 
