@@ -17,6 +17,7 @@ from peft import PeftModel, peft_model
 from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
+from app.inference.engine_process import _refused
 from app.inference.protocol import Ask, Said
 from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, SIGNATURE, write_manifest
@@ -26,6 +27,7 @@ from spard.models.generate import generate
 from spard.models.lora import WEIGHTS, trainable_model
 from spard.release.manifest import sign, verify
 from tests.spard.parts import byte_tokenizer, write_model
+from worker.engine.batch import Batch
 from worker.engine.serve import Engine
 from worker.engine.texts import Text
 
@@ -211,6 +213,25 @@ def test_a_start_is_told_before_the_prompt_is_read(model: Path, monkeypatch: pyt
     asked.ask(QUESTIONS[0])
     asked.run()
     assert told == [["ready", "started"]]
+
+
+def test_a_gpu_that_is_full_ends_the_replies_and_not_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(model)
+    ended = [asked.ask(question) for question in QUESTIONS[:2]]
+    asked.engine.step()
+    with monkeypatch.context() as patch:
+
+        def full(*given: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        patch.setattr(Batch, "join", full)
+        asked.engine.step()
+    told = [each for each in asked.said if each["kind"] == "failed"]
+    assert [(each["id"], each["code"]) for each in told] == [(number, "engine_busy") for number in ended]
+    assert _refused(told[0]).status == 429
+    after = asked.ask(QUESTIONS[2])
+    asked.run()
+    assert asked.text(after).strip() == alone(model, None, QUESTIONS[2])
 
 
 def test_projects_take_turns(model: Path) -> None:
