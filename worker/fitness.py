@@ -114,7 +114,8 @@ class Fitness:
         self._metrics.note_trouble(thing, is_there=False)
 
     def _gpu(self) -> bool:
-        return gpu.works(self._gpu_probe, self._environment)
+        gpus = {"SPARD_GPUS_PER_JOB": str(self._settings.gpus_per_job)}
+        return gpu.works(self._gpu_probe, {**self._environment, **gpus})
 
     def _disk(self) -> bool:
         return _passes(preflight.check_folder, self._settings)

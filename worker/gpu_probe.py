@@ -1,6 +1,8 @@
-"""python -m worker.gpu_probe: whether a new process can compute on the GPU; exit code 0 says so."""
+"""python -m worker.gpu_probe: whether a new process can compute on the GPUs of a job; exit code 0 says so."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 
@@ -8,11 +10,12 @@ _SIZE = 256
 
 
 def main() -> None:
-    """Multiply two matrices on the GPU; exit with an error if the sum is wrong."""
-    ones = torch.ones(_SIZE, _SIZE, device="cuda")
-    found = float((ones @ ones).sum())
-    if found != _SIZE**3:
-        raise SystemExit(f"the GPU says {found}")
+    """Multiply two matrices on each GPU; exit with an error if a sum is wrong."""
+    for ordinal in range(int(os.environ.get("SPARD_GPUS_PER_JOB", "1"))):
+        ones = torch.ones(_SIZE, _SIZE, device=f"cuda:{ordinal}")
+        found = float((ones @ ones).sum())
+        if found != _SIZE**3:
+            raise SystemExit(f"GPU {ordinal} says {found}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import os
 import select
 from pathlib import Path
 
+import torch
+
 from app.catalog.weights import parameters
 from app.inference.memory import available_mb
 from spard.models.base import Base, read_base
@@ -36,6 +38,8 @@ class Holder:
     def hold(self, wanted: Wanted) -> None:
         """Read a base model, if memory is left for it; one that cannot be read is the next job's to tell of."""
         self.drop()
+        if wanted.quantization != "none" and torch.cuda.is_available():
+            return  # it would be read onto the GPU, which is another job's now
         size, free = _bytes(wanted), _free_bytes()
         if size is None or not may_read(size, free):
             log.info("no base model is read ahead: it takes %s bytes, and %s are free", size, free)
@@ -50,8 +54,7 @@ class Holder:
         except Exception:
             log.exception("the base model was not read ahead")
             return
-        if base.model.device.type == "cpu":  # in NF4 a model is read onto its GPU, which others may need
-            self._held, self._size = (wanted, base), size
+        self._held, self._size = (wanted, base), size
         self.look()
 
     def look(self) -> None:

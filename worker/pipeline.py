@@ -27,6 +27,7 @@ from spard.release.proof import CleanProcess
 from worker.asking import Asking
 from worker.cache import FolderCache
 from worker.desk import asked_of
+from worker.failures import GpuMissing
 from worker.held_model import Holder
 from worker.protocol import Report
 from worker.read_ahead import wanted_by
@@ -76,6 +77,7 @@ def judging(folder: Folder, report: Report, answers: int) -> Iterator[None]:
 def _context(
     assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool], holder: Holder | None
 ) -> Context:
+    _require_gpu()
     base = (holder.take(wanted_by(assignment)) if holder else None) or _loaded(assignment)
     _set_threads(base)
     budget.set_tokens(assignment.pass_tokens)
@@ -92,6 +94,13 @@ def _context(
         _checkpoints(assignment, folder),
         assignment.keeps_transcripts,
     )
+
+
+def _require_gpu() -> None:
+    """Raise `GpuMissing` where the provider asks for a GPU and torch sees none: on a CPU a job would take days."""
+    if os.environ.get("SPARD_DEVICE") == "cuda" and not torch.cuda.is_available():
+        text = "SPARD_DEVICE is cuda, but torch sees no GPU: it was built for none, or for a newer driver"
+        raise GpuMissing(f"{text} than this machine has. This torch is {torch.__version__}.")
 
 
 def _loaded(assignment: Assignment) -> Base:

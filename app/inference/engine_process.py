@@ -92,7 +92,7 @@ class EngineProcess:
             walls.behind(walls.found(), python("worker.engine", json.dumps(order))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(settings),
+            env=environment(settings, settings.serving_device),
             start_new_session=True,
         )
         self._lines: SimpleQueue[bytes | None] = SimpleQueue()
@@ -220,9 +220,13 @@ class EngineProcess:
                     stream.put(said)
 
 
-def _refused(said: Said) -> InvalidRequest:
-    """Return the error for a request that the engine does not take."""
+def _refused(said: Said) -> AppError:
+    """Return the error for a request that the engine does not take, or cannot end."""
     match said["code"]:
+        case "engine_busy":
+            busy = TooManyRequests(said["message"], code="engine_busy")
+            busy.retry_after_s = 15
+            return busy
         case "context_length_exceeded":
             return InvalidRequest(said["message"], code="context_length_exceeded", param="messages")
         case "tools_not_rendered":

@@ -23,15 +23,20 @@ _FIXED = {
 }
 
 
-def environment(settings: Settings) -> dict[str, str]:
-    """Return the variables that a child gets: where programs and models are, and how many threads it has."""
+def environment(settings: Settings, device: str | None = None) -> dict[str, str]:
+    """Return the variables that a child gets: where programs and models are, its threads, and whether it has a GPU.
+
+    `device` is what it computes on, in the words of `SPARD_DEVICE`, which else says it.
+    """
+    device = device or settings.device
     passed = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
     passed = {name: value for name, value in passed.items() if not any(word in name for word in _SECRET)}
     passed |= _FIXED | {"OMP_NUM_THREADS": str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))}
     if settings.worker_threads:
         passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for, so it holds for small models too
-    if settings.device == "cpu":
+    if device == "cpu":
         passed["CUDA_VISIBLE_DEVICES"] = ""
+    passed["SPARD_DEVICE"] = device
     return safe_path(passed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any, cast
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from peft import PeftModel
+from peft import PeftModel, peft_model
+from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
+from app.inference.engine_process import _refused
 from app.inference.protocol import Ask, Said
 from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, SIGNATURE, write_manifest
@@ -24,6 +27,7 @@ from spard.models.generate import generate
 from spard.models.lora import WEIGHTS, trainable_model
 from spard.release.manifest import sign, verify
 from tests.spard.parts import byte_tokenizer, write_model
+from worker.engine.batch import Batch
 from worker.engine.serve import Engine
 from worker.engine.texts import Text
 
@@ -132,6 +136,38 @@ def test_one_after_the_other_each_has_its_own_adapter(model: Path, adapters: lis
         assert asked.text(number).strip() == alone(model, adapter, QUESTIONS[0])
 
 
+def test_on_another_device_the_same_is_said(model: Path, adapters: list[Path]) -> None:
+    command = [sys.executable, "-m", "tests.worker.far_engine", str(model), *map(str, adapters)]
+    told = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    found = json.loads(told.splitlines()[-1])
+    asked = [(question, adapter) for question in QUESTIONS for adapter in (None, *adapters)]
+    assert found == {
+        "kinds": ["loaded"] * len(adapters),
+        "texts": [alone(model, adapter, question) for question, adapter in asked],
+        "has_all": True,
+        "device": "far:0",
+    }
+
+
+def test_an_adapter_is_read_onto_the_engine_s_own_device(
+    model: Path, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PEFT reads it onto any GPU of the machine unless it is told where: one that another process may have."""
+    asked, places = Asked(model), list[str]()
+    read = save_and_load.safe_load_file  # type: ignore[attr-defined]
+
+    def noted(path: str, device: str) -> dict[str, torch.Tensor]:
+        places.append(device)
+        found: dict[str, torch.Tensor] = read(path)
+        return found
+
+    monkeypatch.setattr(peft_model, "infer_device", lambda: "cuda")
+    monkeypatch.setattr(save_and_load, "safe_load_file", noted)
+    for folder in adapters[:2]:
+        assert asked.load(folder)["kind"] == "loaded"
+    assert places == ["cpu", "cpu"]
+
+
 def test_a_row_with_a_schema_leaves_the_others_as_they_are(model: Path, adapters: list[Path]) -> None:
     asked = Asked(model)
     asked.load(adapters[0])
@@ -177,6 +213,25 @@ def test_a_start_is_told_before_the_prompt_is_read(model: Path, monkeypatch: pyt
     asked.ask(QUESTIONS[0])
     asked.run()
     assert told == [["ready", "started"]]
+
+
+def test_a_gpu_that_is_full_ends_the_replies_and_not_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(model)
+    ended = [asked.ask(question) for question in QUESTIONS[:2]]
+    asked.engine.step()
+    with monkeypatch.context() as patch:
+
+        def full(*given: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        patch.setattr(Batch, "join", full)
+        asked.engine.step()
+    told = [each for each in asked.said if each["kind"] == "failed"]
+    assert [(each["id"], each["code"]) for each in told] == [(number, "engine_busy") for number in ended]
+    assert _refused(told[0]).status == 429
+    after = asked.ask(QUESTIONS[2])
+    asked.run()
+    assert asked.text(after).strip() == alone(model, None, QUESTIONS[2])
 
 
 def test_projects_take_turns(model: Path) -> None:

@@ -68,6 +68,22 @@ def test_every_exception_has_a_code(error: BaseException, code: str, param: str 
     assert (found.code, found.param, found.retryable) == (code, param, retryable)
 
 
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "gpu_oom"),
+        (torch.AcceleratorError("CUDA error: device not ready"), "gpu_error"),
+        (RuntimeError("a layer has another shape"), "model_not_found"),
+        (OSError("no such file"), "model_not_found"),
+    ],
+)
+def test_a_gpu_that_cannot_take_a_model_is_not_the_model_s_fault(cause: Exception, code: str) -> None:
+    """A model in NF4 is read onto its GPU; jobs on a model that cannot be loaded are left to others for an hour."""
+    error = InvalidModel("it cannot be loaded", "model")
+    error.__cause__ = cause
+    assert failure(error).code == code
+
+
 def test_what_was_not_foreseen_is_not_quoted() -> None:
     assert "secret" not in failure(RuntimeError("secret")).message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from app.db.tables import JobStatus
+from app.settings import Settings
 from spard.config import Resolved, resolve
 from spard.config.run_spec import RunSpec
 from spard.data.cuts import cut
@@ -37,7 +39,10 @@ from tests.narrowing import required
 from tests.spard.parts import away
 from tests.worker.parts import PLAIN, job_folder
 from tests.worker.shop import Shop, forget_waits, scripted, until
-from worker import pipeline
+from worker import gpu_probe, pipeline
+from worker.failures import around
+from worker.fitness import Fitness
+from worker.metrics import WorkerMetrics
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
 from worker.worker import Worker
@@ -228,6 +233,23 @@ def test_a_broken_gpu_leaves_the_job_to_another_worker(light_shop: Shop) -> None
         thread.join()
     assert (job.status, job.attempt) == (JobStatus.succeeded, 1)
     assert any("the GPU stopped working" in event for event in light_shop.events(job_id))
+
+
+def test_each_gpu_that_a_job_has_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ones = list[str](), torch.ones
+
+    def noted(*size: int, device: str) -> torch.Tensor:
+        made.append(device)
+        return ones(*size)
+
+    monkeypatch.setattr(torch, "ones", noted)
+    monkeypatch.setenv("SPARD_GPUS_PER_JOB", "2")
+    gpu_probe.main()
+    assert made == ["cuda:0", "cuda:1"]
+    second_is_broken = [sys.executable, "-c", "import os; assert os.environ['SPARD_GPUS_PER_JOB'] == '1'"]
+    for gpus, is_broken in ((1, False), (2, True)):
+        fitness = Fitness(Settings(gpus_per_job=gpus), WorkerMetrics(), os.environ, second_is_broken)
+        assert fitness.is_at_fault(around("gpu_error")) == is_broken
 
 
 def test_a_gpu_error_on_a_gpu_that_works_costs_the_job_an_attempt(light_shop: Shop) -> None:

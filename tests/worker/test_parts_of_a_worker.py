@@ -48,6 +48,13 @@ def test_a_child_is_offline() -> None:
     assert environment(Settings())["HF_HUB_OFFLINE"] == "1"
 
 
+def test_a_process_for_the_cpu_sees_no_gpu_and_one_for_a_gpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    training, serving = Settings(device="cpu"), Settings(device="cuda", serving_device="cuda")
+    seen = [environment(training), environment(training, "cuda"), environment(serving), environment(serving, "cpu")]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in seen] == ["", "3", "3", ""]
+
+
 def test_the_parent_never_loads_torch() -> None:
     code = "import sys, worker.__main__; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

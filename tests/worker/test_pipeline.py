@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from app.settings import Settings
 from spard.config import Audit
 from spard.errors import ExampleTooLong, InvalidData, Stopped
 from tests.worker.heard import Heard, Work, report_of, unpacked
 from tests.worker.parts import PLAIN, RECIPE, job_folder
+from worker.failures import Fault, GpuMissing, failure
+from worker.process import environment
 from worker.workdir import Folder
 
 
@@ -80,6 +83,17 @@ def test_figures_of_other_weights_are_measured_again(
     (folder.stage / "audit.json").write_text(json.dumps({"weights": "sha256:other", "results": results}))
     work(folder)
     assert report_of(folder)["adapter"] == report_of(done[0])["adapter"]
+
+
+def test_a_job_for_a_gpu_is_not_done_on_a_cpu(
+    work: Work, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch sees no GPU where it was built for none, or for a newer driver; a worker takes no job until it does."""
+    for name, value in environment(Settings(device="cuda")).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(GpuMissing) as found:
+        work(job_folder(tmp_path / "job", model, recipe=PLAIN))
+    assert (failure(found.value).code, failure(found.value).fault) == ("gpu_error", Fault.worker)
 
 
 def test_a_row_that_is_too_long_fails_before_anything_expensive(

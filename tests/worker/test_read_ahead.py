@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
@@ -18,7 +19,7 @@ from app.db.tables import JobStatus
 from app.settings import Settings
 from spard.digests import file_sha256
 from spard.errors import InvalidModel
-from spard.models.base import load_base
+from spard.models.base import Base, load_base, read_base
 from spard.models.read_ahead import may_keep, may_read
 from tests.worker.heard import Heard
 from tests.worker.parts import PLAIN, job_folder
@@ -153,6 +154,22 @@ def test_the_job_that_works_may_need_as_much_again() -> None:
     assert (may_read(15 * GIB, 30 * GIB), may_read(15 * GIB, 30 * GIB - 1)) == (True, False)
     assert (may_keep(15 * GIB, 15 * GIB), may_keep(15 * GIB, 15 * GIB - 1)) == (True, False)
     assert (may_keep(1, GIB), may_keep(1, GIB - 1)) == (True, False)
+
+
+def test_nothing_is_read_onto_a_gpu_that_another_job_has(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, holder, read = wanted(job_folder(tmp_path / "job", model), model), Holder(), list[str]()
+
+    def noted(source: str, *args: object, quantization: str, **more: object) -> Base:
+        read.append(quantization)
+        return read_base(source)
+
+    monkeypatch.setattr(held_model, "read_base", noted)
+    for has_gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        holder.hold(replace(asked, quantization="nf4"))
+    assert read == ["nf4"]
 
 
 def test_a_base_model_that_cannot_be_read_is_the_next_job_s_to_tell_of(own: Path, tmp_path: Path) -> None:

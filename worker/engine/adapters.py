@@ -70,10 +70,11 @@ class Adapters:
         return proof
 
     def _put(self, folder: Path, name: str) -> None:
+        place = str(self._base.device)
         if not isinstance(self.model, PeftModel):
-            self.model = PeftModel.from_pretrained(self._base.model, str(folder), adapter_name=name)
+            self.model = PeftModel.from_pretrained(self._base.model, str(folder), adapter_name=name, torch_device=place)
         else:
-            self.model.load_adapter(str(folder), adapter_name=name, torch_device=str(self._base.device))
+            self.model.load_adapter(str(folder), adapter_name=name, torch_device=place)
         self.model.eval()
 
     def _make_room(self, size: int, needed: Collection[str]) -> None:

@@ -73,7 +73,8 @@ class Batch:
             return self._clear()
         index = torch.tensor(places, device=self.device)
         self._cache.batch_select_indices(index)
-        self.logits_BV, self._mask_BT = self.logits_BV[index], self._mask_BT[index]
+        self._mask_BT = self._mask_BT[index]
+        self.logits_BV = self.logits_BV[list(places)]  # which are in main memory
         free = self._mask_BT.shape[1] - int(self._mask_BT.sum(dim=1).max())
         if free and self._config is None:
             self._mask_BT = self._mask_BT[:, free:]

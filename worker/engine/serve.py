@@ -11,14 +11,18 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
+
 from app.inference.protocol import Ask, Said
-from spard.errors import SpardError
+from spard.errors import SpardError, is_gpu_out_of_memory
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, names_of
 from worker.engine.batch import BASE, Batch
 from worker.engine.replies import Prompts, Reply, replies_to
 
 log = logging.getLogger(__name__)
+
+_FULL = "There is no memory for so many replies, or such long ones, at the moment."
 
 Tell = Callable[[Said], None]
 
@@ -69,6 +73,17 @@ class Engine:
 
     def step(self) -> None:
         """Let the next request join if there is room, and write a token into every reply."""
+        try:
+            self._go_on()
+        except RuntimeError as error:
+            if not is_gpu_out_of_memory(error):
+                raise
+            log.exception("the GPU has too little memory for the replies that are being written")
+        else:
+            return
+        self._give_up()
+
+    def _go_on(self) -> None:
         waiting = self._next()
         if waiting:
             self._begin(waiting)
@@ -109,9 +124,17 @@ class Engine:
         # Told before the prompt is read: whoever asked checks meanwhile that the model is released still.
         self._tell({"kind": "started", "id": waiting.id, "prompt_tokens": len(ids)})
         self._batch.model = self._adapters.model
-        self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
         self._replies += replies
+        self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
         return None
+
+    def _give_up(self) -> None:
+        """End all replies: what the batch holds of them may be half of a step."""
+        for number in dict.fromkeys(reply.id for reply in self._replies):
+            self._tell({"kind": "failed", "id": number, "code": "engine_busy", "message": _FULL})
+            self._done.pop(number, None)
+        self._keep([])
+        torch.cuda.empty_cache()
 
     def _write(self) -> None:
         tokens = []
