@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _NO_MEMORY = re.compile("out of memory|ALLOC_FAILED")
+_OF_GPU = re.compile("(CUDA|cuDNN|cuBLAS|NCCL) error")  # how such a message begins
 
 
 class UserError(Exception):
@@ -214,7 +215,7 @@ class InvalidKey(SpardError):
 
 def is_gpu_error(error: BaseException) -> bool:
     """Tell CUDA's errors from others; after most of them nothing works on the GPU in the same process any more."""
-    is_named = type(error).__name__ == "AcceleratorError" or str(error).startswith("CUDA error")
+    is_named = type(error).__name__ == "AcceleratorError" or _OF_GPU.match(str(error)) is not None
     return isinstance(error, RuntimeError) and is_named
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from app.errors import AppError
 from spard.errors import (
@@ -151,8 +151,6 @@ def failure(error: BaseException) -> Failure:
             return Failure(error.code, _PROVIDERS[type(error)])
         case InvalidData():
             return Failure(error.code, f"{_BAD_FILE} {_sentence(error.message)}", error.param or "training_file")
-        case InvalidModel() if _is_gpu_s(error.__cause__):
-            return _of_machine(error.__cause__)
         case InvalidModel():
             return around("model_not_found")
         case SpardError() | AppError() if error.code in FAULTS:
@@ -163,11 +161,6 @@ def failure(error: BaseException) -> Failure:
             return Failure(error.code or SERVER_ERROR, error.message, error.param, error.status >= 500)
         case _:
             return _of_machine(error)
-
-
-def _is_gpu_s(error: BaseException | None) -> TypeGuard[BaseException]:
-    """Whether a GPU explains an error: it broke, or had too little memory."""
-    return error is not None and (is_gpu_error(error) or is_gpu_out_of_memory(error))
 
 
 def _of_machine(error: BaseException) -> Failure:

@@ -93,7 +93,7 @@ def _loaded(asked: Asked) -> Subject:
     model = base.model
     if asked.adapter:
         try:
-            model = PeftModel.from_pretrained(model, asked.adapter).eval()
+            model = PeftModel.from_pretrained(model, asked.adapter, torch_device=str(base.device)).eval()
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidModel(f"adapter {asked.adapter.name!r} cannot be loaded: {reason}", "adapter") from error

@@ -35,7 +35,7 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
     _require_base(base, facts)
     prompt = torch.tensor([render_prompt(base.tokenizer, CONVERSATION.messages[:1])], device=base.device)
     before = _logits(base.model, prompt)
-    model: Any = PeftModel.from_pretrained(base.model, adapter).eval()
+    model: Any = PeftModel.from_pretrained(base.model, adapter, torch_device=str(base.device)).eval()
     expected = _logits(model, prompt)
     merged = model.merge_and_unload()
     _require_same(_logits(merged, prompt), expected, before, base.model.dtype)

@@ -47,7 +47,7 @@ def see(ask: dict[str, Any]) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in training: another attention rounds otherwise
     found = {f"base.{i}": _logits(model, row) for i, row in enumerate(rows)}
     if ask["is_lora"]:
-        model = PeftModel.from_pretrained(model, ask["adapter"]).eval()
+        model = PeftModel.from_pretrained(model, ask["adapter"], torch_device=ask["device"]).eval()
     else:
         del base, model
         model = AutoModelForCausalLM.from_pretrained(ask["adapter"], **settings).to(ask["device"]).eval()

@@ -56,6 +56,9 @@ from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing
         (torch.OutOfMemoryError("CUDA"), "gpu_oom", None, False),
         (torch.AcceleratorError("CUDA error: out of memory"), "gpu_oom", None, False),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), "gpu_oom", None, False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "gpu_oom", None, False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "gpu_error", None, True),
+        (torch.distributed.DistBackendError("NCCL error in: x.cpp:1, unhandled cuda error"), "gpu_error", None, True),
         (OutOfGpuMemory("too little", "batch_size"), "gpu_oom", "batch_size", True),
         (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), "gpu_error", None, True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), "gpu_error", None, True),
@@ -66,22 +69,6 @@ from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing
 def test_every_exception_has_a_code(error: BaseException, code: str, param: str | None, retryable: bool) -> None:
     found = failure(error)
     assert (found.code, found.param, found.retryable) == (code, param, retryable)
-
-
-@pytest.mark.parametrize(
-    ("cause", "code"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory."), "gpu_oom"),
-        (torch.AcceleratorError("CUDA error: device not ready"), "gpu_error"),
-        (RuntimeError("a layer has another shape"), "model_not_found"),
-        (OSError("no such file"), "model_not_found"),
-    ],
-)
-def test_a_gpu_that_cannot_take_a_model_is_not_the_model_s_fault(cause: Exception, code: str) -> None:
-    """A model in NF4 is read onto its GPU; jobs on a model that cannot be loaded are left to others for an hour."""
-    error = InvalidModel("it cannot be loaded", "model")
-    error.__cause__ = cause
-    assert failure(error).code == code
 
 
 def test_what_was_not_foreseen_is_not_quoted() -> None:
