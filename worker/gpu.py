@@ -1,23 +1,13 @@
-"""The GPUs that the driver shows, without torch: a worker is to know within milliseconds whether it can start.
-
-Whether one still computes is asked of a new process: in one that saw an error of CUDA's nothing works any more.
-"""
+"""The GPUs that the driver shows, without torch: a worker is to know within milliseconds whether it can start."""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping, Sequence
-
 from app.errors import Unfit
 from app.jobs.needs import Room
-from app.ops.gpus import count, memories, names
-from app.ops.processes import python
+from app.ops.gpus import PROBE, count, memories, names, works
 from app.settings import Settings
 
 __all__ = ["PROBE", "check", "count", "memories", "names", "room", "works"]
-
-PROBE = python("worker.gpu_probe")
-_PROBE_S = 120.0
 
 
 def check(settings: Settings) -> None:
@@ -36,11 +26,3 @@ def room(settings: Settings) -> Room:
     found = [] if settings.device == "cpu" else memories()
     shared = settings.gpus_per_job * settings.nodes_per_job if settings.sharding == "full" else settings.gpus_per_job
     return Room(min(found), shared if settings.sharding != "none" else 1) if found else Room()
-
-
-def works(probe: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether the probe comes to its end in time."""
-    try:
-        return subprocess.run(probe, env=dict(environment), timeout=_PROBE_S, check=False).returncode == 0  # noqa: S603
-    except subprocess.TimeoutExpired:
-        return False

@@ -1,10 +1,19 @@
-"""The GPUs that the driver shows, counted and named without torch, within milliseconds."""
+"""The GPUs that the driver shows, counted and named without torch, within milliseconds.
+
+Whether one computes is asked of a new process: in one that saw an error of CUDA's nothing works any more.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.ops.processes import python
+
+PROBE = python("worker.gpu_probe")
+_PROBE_S = 120.0
 _DRIVER = "libcuda.so.1"
 _NAME_CHARS = 100
 
@@ -24,6 +33,16 @@ def names(driver: str = _DRIVER) -> list[str]:
         cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
         found.append(f"{name.value.decode(errors='replace')}, {memory.value / (1 << 30):.0f} GiB")
     return found
+
+
+def works(probe: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False) -> bool:
+    """Whether the probe comes to its end in time; its error goes to standard error, or nowhere."""
+    stderr = subprocess.DEVNULL if quiet else None
+    try:
+        ended = subprocess.run(probe, env=dict(environment), timeout=_PROBE_S, check=False, stderr=stderr)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return False
+    return ended.returncode == 0
 
 
 def memories(driver: str = _DRIVER) -> list[int]:

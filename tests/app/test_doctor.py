@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -331,6 +332,9 @@ def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "SPARD_DEVICE=cpu" in machine.gpu(Settings(device="cuda")).cure
     monkeypatch.setattr(gpus, "count", lambda: 1)
     assert "SPARD_GPUS_PER_JOB to 1" in machine.gpu(Settings(gpus_per_job=2)).cure
+    assert "worker.gpu_probe" in machine.gpu(Settings()).cure  # which computes on no GPU here
+    assert machine.gpu(Settings(device="cpu")).state == "ok"
+    monkeypatch.setattr(gpus, "PROBE", [sys.executable, "-c", ""])
     assert machine.gpu(Settings()).state == "ok"
     monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "torch" else name)
     assert "torch not installed" in machine.packages().text

@@ -11,6 +11,7 @@ import httpx2
 
 from app.commands.doctor.findings import Finding, note, ok, problem
 from app.ops import gpus
+from app.ops.children import environment
 from app.settings import Settings
 from spard.isolation import walls
 
@@ -51,7 +52,7 @@ def packages() -> Finding:
 
 
 def gpu(settings: Settings) -> Finding:
-    """Compare what is asked for with what the driver shows."""
+    """Compare what is asked for with what the driver shows, and have torch compute there if it is installed."""
     found = gpus.count()
     if settings.device == "cuda" and not found:
         cure = "install the NVIDIA driver, give the container a GPU, or set SPARD_DEVICE=cpu"
@@ -59,7 +60,15 @@ def gpu(settings: Settings) -> Finding:
     if settings.device != "cpu" and 0 < found < settings.gpus_per_job:
         cure = f"set SPARD_GPUS_PER_JOB to {found} at most, or give this machine more GPUs"
         return problem("gpu", f"A job is to have {settings.gpus_per_job} GPUs, and there are {found}.", cure)
+    if settings.device != "cpu" and found and find_spec("torch") and not _computes(settings):
+        cure = "install a torch for this driver, or a newer driver; `python -m worker.gpu_probe` shows the error"
+        return problem("gpu", f"The driver shows {found} GPUs, and torch cannot compute there.", cure)
     return ok("gpu", f"{found} GPUs") if found else note("gpu", "none; workers here train on the CPU")
+
+
+def _computes(settings: Settings) -> bool:
+    of_job = environment(settings) | {"SPARD_GPUS_PER_JOB": str(settings.gpus_per_job)}
+    return gpus.works(gpus.PROBE, of_job, quiet=True)
 
 
 def free_port(port: int) -> Finding:
