@@ -10,13 +10,12 @@ from sqlalchemy.orm import Session
 
 from app import db, objects
 from app.audit_log import service as audit_log
-from app.db import Begin, timestamp
+from app.db import timestamp
 from app.db.tables import TERMINAL, File, Job
 from app.db.tables.files import RESULTS
 from app.errors import InvalidState, NotFound
-from app.files.schemas import FileDeleted, FileOut, Validation
+from app.files.schemas import FileOut, Validation
 from app.http.pagination import Page, page
-from app.storage import Storage
 
 LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())  # matches files that have not expired
 _NAMES = [name for name in FileOut.model_fields if name != "object"]
@@ -64,15 +63,6 @@ def get_for_job(session: Session, project_id: str, file_id: str, param: str) -> 
     """Return the project's file, locked, so that it cannot be deleted before the job that names it is stored."""
     session.execute(_of(project_id).where(File.id == file_id).with_for_update())
     return get(session, project_id, file_id, param)
-
-
-def delete(storage: Storage, begin: Begin, project_id: str, file_id: str) -> FileDeleted:
-    """Delete a file that no unfinished job needs; while its bytes could not be deleted, asking again goes on."""
-    with begin() as session:
-        if not objects.has_deletions(session, project_id, file_id):
-            forget(session, project_id, file_id)
-    objects.perform(storage, begin, file_id)
-    return FileDeleted(id=file_id)
 
 
 def forget(session: Session, project_id: str, file_id: str) -> None:

@@ -18,7 +18,7 @@ from app.files import service as files
 from app.files.validation import Limits
 from app.http.schemas import Body
 from app.http.validation_errors import read
-from app.jobs import service
+from app.jobs import erasure, service
 from app.jobs.reports.service import read_report
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobOut
@@ -88,10 +88,10 @@ def clone(
             job = service.create(session, caller, body, submission, settings, origin)
     except AppError:
         if made is not None:
-            files.delete(storage, begin, caller.project_id, made.id)
+            erasure.delete_file(storage, begin, caller.project_id, made.id)
         raise
     if made is not None and job.training_file != made.id:  # it is the job that the same request has made before
-        files.delete(storage, begin, caller.project_id, made.id)
+        erasure.delete_file(storage, begin, caller.project_id, made.id)
     return job
 
 

@@ -16,8 +16,8 @@ from app import objects
 from app.db import make_engine, read, transaction
 from app.db.base import utc_now
 from app.db.tables import File, ObjectFinding, ObjectIntent
-from app.files import service as files
 from app.files import upload
+from app.jobs import erasure
 from app.objects import marks, reconciler
 from app.storage import Storage, open_storage
 from tests.conftest import Place
@@ -255,7 +255,7 @@ def test_what_customers_deleted_after_the_backup_is_told_as_missing(restored: Re
     kept: list[File] = []
 
     def deleted(warehouse: Warehouse) -> None:
-        files.delete(warehouse.storage, warehouse.begin, warehouse.project, kept[0].id)
+        erasure.delete_file(warehouse.storage, warehouse.begin, warehouse.project, kept[0].id)
 
     warehouse = restored(lambda w: kept.append(add_file(w)), deleted)
     assert found(check(warehouse)) == [("missing", kept[0].storage_key)]

@@ -27,7 +27,6 @@ from app.db.tables import (
     UploadPart,
 )
 from app.files import convert, upload
-from app.files import service as files
 from app.files.validation import Limits
 from app.http.multipart import Form
 from app.jobs import erasure
@@ -137,7 +136,7 @@ class Warehouse:
     def _delete_file(self) -> Request:
         file = self._file(self.content())
         return Request(
-            lambda: files.delete(self.storage, self.begin, self.project, file.id),
+            lambda: erasure.delete_file(self.storage, self.begin, self.project, file.id),
             lambda _: self._is_gone(file.storage_key),
         )
 
