@@ -117,7 +117,7 @@ class ModelMissing(AppError):
 
 
 class GpuMissing(AppError):
-    """The job is for a GPU, and torch sees none; the message is for the log."""
+    """`SPARD_DEVICE` asks for a GPU and torch sees none; the message is for the log."""
 
     code = "gpu_error"
 

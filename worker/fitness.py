@@ -114,8 +114,7 @@ class Fitness:
         self._metrics.note_trouble(thing, is_there=False)
 
     def _gpu(self) -> bool:
-        gpus = {"SPARD_GPUS_PER_JOB": str(self._settings.gpus_per_job)}
-        return gpu.works(self._gpu_probe, {**self._environment, **gpus})
+        return gpu.works(self._gpu_probe, self._environment, self._settings.gpus_per_job)
 
     def _disk(self) -> bool:
         return _passes(preflight.check_folder, self._settings)

@@ -18,9 +18,9 @@ from threading import Event, Lock, Thread
 from huggingface_hub import snapshot_download
 
 from app.catalog import weights
-from app.errors import AppError, InvalidState, TooManyRequests, Unavailable
+from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
-from app.inference.engine_process import EngineProcess, Stream, engine_lost
+from app.inference.engine_process import EngineProcess, Stream, busy, engine_lost
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.settings import Settings
@@ -64,7 +64,7 @@ class Embedded:
             if said["kind"] == "started":
                 return stream, said["prompt_tokens"], proof
             proof = await self._loaded(engine, model)
-        raise _busy("Too many adapters are asked for at the moment.")
+        raise busy("Too many adapters are asked for at the moment.")
 
     def pids(self) -> list[int]:
         """Return the numbers of the engines that run."""
@@ -140,7 +140,7 @@ class Embedded:
         while len(self._engines) >= self._settings.serving_models or self._is_short(needed):
             idle = [key for key, each in self._engines.items() if each.is_idle or not each.is_alive]
             if not idle:
-                raise _busy("There is no memory for another model at the moment.")
+                raise busy("There is no memory for another model at the moment.")
             self._end(min(idle, key=lambda key: self._engines[key].used_at))
 
     def _is_short(self, needed_mb: int) -> bool:
@@ -159,7 +159,7 @@ class Embedded:
                     self._engines, key=lambda key: (not self._engines[key].is_idle, self._engines[key].used_at)
                 )
                 log.warning("memory is short: an engine gives way")
-                self._end(order[0], _busy("The memory is needed for training at the moment."))
+                self._end(order[0], busy("The memory is needed for training at the moment."))
 
     def _end(self, key: str, error: AppError | None = None) -> None:
         with self._lock:
@@ -194,9 +194,3 @@ def _is_abandoned(folder: Path) -> bool:
     finally:
         os.close(lock)
     return True
-
-
-def _busy(message: str) -> TooManyRequests:
-    error = TooManyRequests(message, code="engine_busy")
-    error.retry_after_s = 15
-    return error

@@ -220,13 +220,18 @@ class EngineProcess:
                     stream.put(said)
 
 
+def busy(message: str) -> TooManyRequests:
+    """Return the error for a request that there is no room for at the moment."""
+    error = TooManyRequests(message, code="engine_busy")
+    error.retry_after_s = 15
+    return error
+
+
 def _refused(said: Said) -> AppError:
     """Return the error for a request that the engine does not take, or cannot end."""
     match said["code"]:
         case "engine_busy":
-            busy = TooManyRequests(said["message"], code="engine_busy")
-            busy.retry_after_s = 15
-            return busy
+            return busy(said["message"])
         case "context_length_exceeded":
             return InvalidRequest(said["message"], code="context_length_exceeded", param="messages")
         case "tools_not_rendered":

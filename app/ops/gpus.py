@@ -35,11 +35,12 @@ def names(driver: str = _DRIVER) -> list[str]:
     return found
 
 
-def works(probe: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False) -> bool:
-    """Whether the probe comes to its end in time; its error goes to standard error, or nowhere."""
+def works(probe: Sequence[str], environment: Mapping[str, str], gpus_per_job: int, *, quiet: bool = False) -> bool:
+    """Whether the probe of a job's GPUs comes to its end in time; its error goes to standard error, or nowhere."""
+    variables = {**environment, "SPARD_GPUS_PER_JOB": str(gpus_per_job)}
     stderr = subprocess.DEVNULL if quiet else None
     try:
-        ended = subprocess.run(probe, env=dict(environment), timeout=_PROBE_S, check=False, stderr=stderr)  # noqa: S603
+        ended = subprocess.run(probe, env=variables, timeout=_PROBE_S, check=False, stderr=stderr)  # noqa: S603
     except subprocess.TimeoutExpired:
         return False
     return ended.returncode == 0

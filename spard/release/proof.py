@@ -183,8 +183,8 @@ def prove(
 def _compared(seen: Seen, rows: list[list[int]], expected: list[Tensor], tolerance: float) -> Proof:
     if seen.ids != rows:
         raise AdapterNotProved("the packaged tokenizer and chat template give other tokens than those trained with")
-    far = max(_distance(seen.logits[f"tuned.{i}"], each) for i, each in enumerate(expected))
-    to_base = max(_distance(seen.logits[f"base.{i}"], each) for i, each in enumerate(expected))
+    far = max(logit_distance(seen.logits[f"tuned.{i}"], each) for i, each in enumerate(expected))
+    to_base = max(logit_distance(seen.logits[f"base.{i}"], each) for i, each in enumerate(expected))
     if not far <= tolerance:
         text = f"loaded with PEFT alone its logits differ from the trained model's by {far:.2g}"
         raise AdapterNotProved(f"{text} of the largest; at most {tolerance:g} may")
@@ -193,8 +193,8 @@ def _compared(seen: Seen, rows: list[list[int]], expected: list[Tensor], toleran
     return Proof(len(expected), far, to_base, seen.ends, seen.tokens)
 
 
-def _distance(a_TV: Tensor, b_TV: Tensor) -> float:
-    """Infinite where the two cannot be compared."""
+def logit_distance(a_TV: Tensor, b_TV: Tensor) -> float:
+    """Return the largest difference as a share of the largest logit of the second; infinite for two shapes."""
     if a_TV.shape != b_TV.shape:
         return float("inf")
     return float((a_TV - b_TV).abs().max() / b_TV.abs().max())

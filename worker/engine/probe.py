@@ -25,6 +25,7 @@ from spard.errors import AdapterNotProved
 from spard.models.adapters import tensor_digest
 from spard.models.lora import CONFIG, WEIGHTS
 from spard.models.peft import get_peft_model_state_dict
+from spard.release.proof import logit_distance
 from worker.engine.batch import BASE, applied
 
 PROMPTS = ("What is 2 + 3?", "Write one sentence about the sea.")
@@ -39,24 +40,20 @@ def probe(model: Any, tokenizer: Any, name: str, folder: Path, wanted: str, othe
     if digest != wanted:
         raise AdapterNotProved("the engine holds other weights under the adapter's name than those that were signed")
     rows = [render_question(tokenizer, prompt) for prompt in PROMPTS]
-    far = near = 0.0
+    tensors, config = load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text())
+    scale, far, near = config["lora_alpha"] / config["r"], 0.0, 0.0
     for row in rows:
-        ways = [_expected(model, row, folder, rounds_first=first) for first in (True, False)]
+        ways = [_expected(model, row, tensors, scale, rounds_first=first) for first in (True, False)]
         base_TV, own_TV = _together(model, row, [BASE, *others[:1], name])
         for found_TV in (own_TV, _alone(model, row, name)):
-            far = max(far, min(_distance(found_TV, each_TV) for each_TV in ways))
-        near = max(near, _distance(base_TV, own_TV))
+            far = max(far, min(logit_distance(found_TV, each_TV) for each_TV in ways))
+        near = max(near, logit_distance(base_TV, own_TV))
     tolerance = _TOLERANCE[model.dtype]
     if not far <= tolerance:
         raise AdapterNotProved(f"the engine's logits are {far:.2g} of the largest away from the signed adapter's")
     if not near > 0:
         raise AdapterNotProved("the adapter changes nothing: the logits are those of the base model")
     return {"tensor_digest": digest, "max_difference": far, "difference_to_base": near}
-
-
-def _distance(a_TV: Tensor, b_TV: Tensor) -> float:
-    """Return the largest difference, as a share of the largest logit of the second."""
-    return float((a_TV - b_TV).abs().max() / b_TV.abs().max())
 
 
 @torch.inference_mode()
@@ -76,10 +73,10 @@ def _alone(model: Any, row: Sequence[int], name: str) -> Tensor:
 
 
 @torch.inference_mode()
-def _expected(model: Any, row: Sequence[int], folder: Path, *, rounds_first: bool) -> Tensor:
-    tensors = load_file(folder / WEIGHTS)
-    config = json.loads((folder / CONFIG).read_text())
-    with _added(model, tensors, config["lora_alpha"] / config["r"], rounds_first=rounds_first):
+def _expected(
+    model: Any, row: Sequence[int], tensors: Mapping[str, Tensor], scale: float, *, rounds_first: bool
+) -> Tensor:
+    with _added(model, tensors, scale, rounds_first=rounds_first):
         ids_1T = torch.tensor([list(row)], device=model.device)
         logits_TV: Tensor = model(input_ids=ids_1T, adapter_names=[BASE]).logits[0].float()
     return logits_TV

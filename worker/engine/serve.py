@@ -129,7 +129,7 @@ class Engine:
         return None
 
     def _give_up(self) -> None:
-        """End all replies: what the batch holds of them may be half of a step."""
+        """End all replies as failed: after an error in a step the batch may hold only some of its tokens."""
         for number in dict.fromkeys(reply.id for reply in self._replies):
             self._tell({"kind": "failed", "id": number, "code": "engine_busy", "message": _FULL})
             self._done.pop(number, None)

@@ -67,8 +67,7 @@ def gpu(settings: Settings) -> Finding:
 
 
 def _computes(settings: Settings) -> bool:
-    of_job = environment(settings) | {"SPARD_GPUS_PER_JOB": str(settings.gpus_per_job)}
-    return gpus.works(gpus.PROBE, of_job, quiet=True)
+    return gpus.works(gpus.PROBE, environment(settings), settings.gpus_per_job, quiet=True)
 
 
 def free_port(port: int) -> Finding:

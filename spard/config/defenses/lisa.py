@@ -32,5 +32,5 @@ class Lisa(Defense):
 
     @property
     def kept_vectors(self) -> int:
-        """Where both states last ended."""
+        """Lisa keeps the parameters at the end of its last alignment and of its last task phase."""
         return 2

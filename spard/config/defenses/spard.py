@@ -73,7 +73,7 @@ class Spard(Defense):
 
     @property
     def kept_vectors(self) -> int:
-        """The moments of an AdamW for safety alone."""
+        """The variant `gated` keeps the two moments of a second AdamW, which takes the safety steps."""
         return 2 if self.variant == "gated" else 0
 
     @property
