@@ -48,7 +48,7 @@ from spard.models.base import Base, load_base
 from spard.models.sharding import whole
 from spard.training.best import Standing
 from spard.training.train import EpochEnd, train
-from tests.spard.parts import chat, refusals, sums
+from tests.spard.parts import chat, refusals, sums, write_model
 
 ROWS, BATCH = 11, 5  # three steps, the last one on a single row
 SOON_S = 60.0  # in which a rank that waits for another one has heard of it, or gives up
@@ -136,6 +136,13 @@ def cases_of(count: int, sharding: Sharding) -> list[str]:
     """Return the cases of a group."""
     takes_all = (count, sharding) in ALL or os.environ.get("SPARD_SOAK") == "1"
     return [name for name in CASES if takes_all or name.partition(".")[0] in SOME]
+
+
+def write_models(folder: Path) -> None:
+    """Write the models that cases are trained on, and the second one that SafeLoRA compares with."""
+    write_model(folder / "tiny")
+    write_model(folder / "tied", "smollm")
+    write_model(folder / "unaligned", initializer_range=0.1)
 
 
 def standing(end: EpochEnd) -> Standing:

@@ -26,7 +26,7 @@ from spard.selection.dpp import select
 from spard.selection.embeddings import embed
 from spard.training.train import train
 from tests.spard.parts import away, refusals, sums, write_model
-from tests.spard.ranks import METHODS, PROJECTED, name_of
+from tests.spard.ranks import METHODS, PROJECTED, name_of, write_models
 from tests.spard.test_optimizers import FULL, IN_8_BITS
 from tests.spard.test_run import written
 from tests.spard.test_train import RECIPE, TWELVE_STEPS, equal, run, untimed, weights
@@ -38,24 +38,22 @@ PROMPTS = [f"Do the thing {i}{'!' * (i % 11)}" for i in range(40)]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of random models, as the runs on several processes have them, and one that can be held in NF4."""
+    """Write the random models that the cases of `tests.spard.ranks` train on, and one that NF4 can hold."""
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "tiny")
-    write_model(folder / "tied", "smollm")
-    write_model(folder / "unaligned", initializer_range=0.1)
+    write_models(folder)
     write_model(folder / "wide", hidden_size=64, intermediate_size=128, head_dim=16)
     return folder
 
 
 @pytest.fixture(scope="module")
 def left(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """What every case of a run leaves, by where it ran: a CPU, a GPU, a GPU as the one rank of a group over NCCL."""
+    """Return the weights and metrics of each case, trained on a CPU, a GPU, or the one GPU of an NCCL group."""
     out = tmp_path_factory.mktemp("left")
     doubles = [method for method in METHODS if method != "single"]  # of which products are in bfloat16 on a GPU
     names = [name_of(method, lora=True) for method in doubles] + [name_of("default", lora=False)]
     for place in ("cpu", "cuda", "nccl"):
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if place == "cpu" else {}
-        command = [sys.executable, "-m", "tests.spard.on_gpu", str(models), str(out / place), place, *names]
+        command = [sys.executable, "-m", "tests.spard.trained_cases", str(models), str(out / place), place, *names]
         subprocess.run(command, check=True, env=os.environ | hidden, timeout=600)
     return lambda place: torch.load(out / place, weights_only=True)
 

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.spard.parts import write_model
-from tests.spard.ranks import GROUPS, PROJECTED, cases_of
+from tests.spard.ranks import GROUPS, PROJECTED, cases_of, write_models
 
 Metrics = list[dict[str, float]]
 EXACT, NEAR = 1e-12, 1e-4  # of the largest weight: in double precision, and in single
@@ -30,9 +29,7 @@ class Run(NamedTuple):
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every case trained by one process, by two and by four."""
     folder = tmp_path_factory.mktemp("ranks")
-    write_model(folder / "tiny")
-    write_model(folder / "tied", "smollm")
-    write_model(folder / "unaligned", initializer_range=0.1)
+    write_models(folder)
     command = [sys.executable, "-m", "tests.spard.ranks", str(folder), str(folder)]
     assert subprocess.run(command, check=False, timeout=800).returncode == 0
     return folder

@@ -137,7 +137,7 @@ def test_one_after_the_other_each_has_its_own_adapter(model: Path, adapters: lis
 
 
 def test_on_another_device_the_same_is_said(model: Path, adapters: list[Path]) -> None:
-    command = [sys.executable, "-m", "tests.worker.far_engine", str(model), *map(str, adapters)]
+    command = [sys.executable, "-m", "tests.worker.engine_on_fake_device", str(model), *map(str, adapters)]
     told = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     found = json.loads(told.splitlines()[-1])
     asked = [(question, adapter) for question in QUESTIONS for adapter in (None, *adapters)]
@@ -145,7 +145,7 @@ def test_on_another_device_the_same_is_said(model: Path, adapters: list[Path]) -
         "kinds": ["loaded"] * len(adapters),
         "texts": [alone(model, adapter, question) for question, adapter in asked],
         "has_all": True,
-        "device": "far:0",
+        "device": "fake:0",
     }
 
 

@@ -1,4 +1,4 @@
-"""python -m tests.worker.far_engine MODEL ADAPTER...: what an engine on another device says, in JSON."""
+"""python -m tests.worker.engine_on_fake_device MODEL ADAPTER...: what an engine says there, in JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spard.models.base import Base, read_base
-from tests.far_device import NAME, far_device
+from tests.fake_device import NAME, fake_device
 from tests.worker import test_engine
 
 parts: Any = test_engine
@@ -24,7 +24,7 @@ def main() -> None:
         base.model.to(base.device)
         return base
 
-    with far_device():
+    with fake_device():
         parts.load_base = load
         asked = parts.Asked(model)
         kinds = [asked.load(folder)["kind"] for folder in adapters]

@@ -1,4 +1,4 @@
-"""python -m tests.spard.uneven_ranks MODELS OUT: two processes that have memory for passes of other lengths.
+"""python -m tests.spard.ranks_of_unequal_memory MODELS OUT: two ranks, one with memory for longer passes.
 
 The first one leaves in OUT what they embed, and what they measure of training rows, alone and together; and what judges
 say that it alone has.

@@ -1,7 +1,8 @@
-"""python -m tests.spard.on_gpu MODELS OUT cpu|cuda|nccl CASE...: train cases of `tests.spard.ranks`, leave the weights.
+"""python -m tests.spard.trained_cases MODELS OUT cpu|cuda|nccl CASE...: train cases of `tests.spard.ranks`.
 
-With `nccl` the process is the one rank of a group, and its weights are cut over that rank (FSDP2), which a run on one
-process does not do: what is gathered and reduced goes through NCCL, though to nobody else.
+It leaves their weights and metrics in OUT. With `nccl` the process is the one rank of a group, and its weights are cut
+over that rank (FSDP2), which a run on one process does not do: what is gathered and reduced goes through NCCL, though
+to nobody else.
 """
 
 from __future__ import annotations

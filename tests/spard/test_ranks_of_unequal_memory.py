@@ -19,14 +19,14 @@ from spard.models.fit import Gpus
 from spard.pipeline.fit import gpus_of
 from tests.spard.parts import write_model
 from tests.spard.ranks import SOON_S
-from tests.spard.uneven_ranks import CUTS
+from tests.spard.ranks_of_unequal_memory import CUTS
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("uneven_ranks")
+    folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "tiny", max_position_embeddings=8192)
-    command = [sys.executable, "-m", "tests.spard.uneven_ranks", str(folder), str(folder)]
+    command = [sys.executable, "-m", "tests.spard.ranks_of_unequal_memory", str(folder), str(folder)]
     assert subprocess.run(command, check=False, timeout=3 * SOON_S).returncode == 0
     return folder
 

@@ -62,7 +62,7 @@ def adapter(held: Quantization, model: Path, tmp_path_factory: pytest.TempPathFa
 
 
 class Keys(NoCache):
-    """What was asked of a cache that keeps nothing."""
+    """A cache that keeps nothing, and notes the keys that it is asked for."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()

@@ -1,4 +1,4 @@
-"""A device that is none: its tensors lie in main memory and meet those of the CPU nowhere that CUDA refuses it.
+"""A stand-in for a GPU: its tensors lie in main memory, and what CUDA refuses to mix with the CPU's is refused.
 
 For a process of its own, since torch knows a device until it ends. Numbers are those of the CPU, without gradients.
 """
@@ -17,24 +17,24 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-NAME = "far"
+NAME = "fake"
 _MOVES = ("aten::_to_copy", "aten::copy_", "aten::to")
 _AT_PLACES = ("aten::index", "aten::_index_put_impl_")
 _inner: Any = torch._C
 _CPU = torch.device("cpu")
 
 
-class _Far(Tensor):
+class _Fake(Tensor):
     """A tensor that says it is on the device, and what it holds."""
 
     held: Tensor
     __torch_function__ = _inner._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> _Far:
+    def __new__(cls, held: Tensor) -> _Fake:
         made: Any = Tensor
         kept = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
-        found: _Far = made._make_wrapper_subclass(cls, held.size(), device=torch.device(f"{NAME}:0"), **kept)
+        found: _Fake = made._make_wrapper_subclass(cls, held.size(), device=torch.device(f"{NAME}:0"), **kept)
         found.held = held
         return found
 
@@ -54,7 +54,7 @@ class _Made(TorchDispatchMode):
 
 
 @contextmanager
-def far_device() -> Iterator[None]:
+def fake_device() -> Iterator[None]:
     """Have torch know the device, and use it within the block; adapters are read there as on a GPU."""
     backend_registration._setup_privateuseone_for_python_backend(NAME)
     files: Any = save_and_load
@@ -74,25 +74,25 @@ def _computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name, leaves = func._schema.name, tree_leaves((args, kwargs))
     _refuse(name, args, [each for each in leaves if isinstance(each, Tensor)], kwargs.get("generator"))
     asked = [each for each in leaves if isinstance(each, torch.device)]
-    ours = [each for each in leaves if isinstance(each, _Far)]
-    is_ours = asked[0].type == NAME if asked else bool(ours) and (name != "aten::copy_" or isinstance(args[0], _Far))
-    plain = tree_map_only(torch.device, lambda each: _CPU, tree_map_only(_Far, lambda each: each.held, (args, kwargs)))
+    ours = [each for each in leaves if isinstance(each, _Fake)]
+    is_ours = asked[0].type == NAME if asked else bool(ours) and (name != "aten::copy_" or isinstance(args[0], _Fake))
+    plain = tree_map_only(torch.device, lambda each: _CPU, tree_map_only(_Fake, lambda each: each.held, (args, kwargs)))
     known = {id(each.held): each for each in ours}
     found = func(*plain[0], **plain[1])
     if not is_ours:
         return found
-    return tree_map_only(Tensor, lambda each: known[id(each)] if id(each) in known else _Far(each), found)
+    return tree_map_only(Tensor, lambda each: known[id(each)] if id(each) in known else _Fake(each), found)
 
 
 def _refuse(name: str, args: Sequence[Any], given: Sequence[Tensor], generator: torch.Generator | None) -> None:
     """Raise what CUDA raises where tensors of both places meet."""
-    ours = [each for each in given if isinstance(each, _Far)]
+    ours = [each for each in given if isinstance(each, _Fake)]
     if ours and generator is not None and generator.device == _CPU:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
-    theirs = [each for each in given if not isinstance(each, _Far) and each.dim()]
+    theirs = [each for each in given if not isinstance(each, _Fake) and each.dim()]
     if not (ours and theirs) or name in _MOVES:
         return
     if not name.startswith(_AT_PLACES):
         raise RuntimeError(f"Expected all tensors to be on the same device, but {name} has some of each")
-    if not isinstance(args[0], _Far):
+    if not isinstance(args[0], _Fake):
         raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
