@@ -25,7 +25,7 @@ from spard.data.turns import earlier_turns, has_earlier_turns
 from spard.evaluation.asked_dresses import AskedDresses, Worn, asked_dresses
 from spard.evaluation.audit import Suite
 from spard.evaluation.dress import Place, placed
-from spard.evaluation.results import OF_ROWS, SuiteKind
+from spard.evaluation.results import IN_DRESS, IN_MORE, IN_PHRASES, SuiteKind
 from spard.evaluation.suspects import NOTHING, suspected
 
 DRESSES = 4
@@ -84,7 +84,7 @@ def _some(suites: Iterable[Suite], kind: SuiteKind, most: int) -> list[Prompt]:
 def _dressed(suites: Sequence[Suite], dresses: AskedDresses, asking: Asking) -> Iterator[Suite]:
     """Yield the harmful prompts in each dress that has suites of its own, and then the benign ones."""
     harmful, benign = (_some(suites, kind, asking.prompts) for kind in ("harmful", "benign"))
-    named = [(f"{OF_ROWS}{i}: {each.name}", each) for i, each in enumerate(dresses.alone, start=1)]
+    named = [(f"{IN_DRESS}{i}: {each.name}", each) for i, each in enumerate(dresses.alone, start=1)]
     for name, worn in named:
         yield Suite(name, "mined", tuple(map(worn.on, harmful)))
     for name, worn in named if benign else ():
@@ -99,10 +99,10 @@ def _in_turn(prompts: Sequence[Prompt], dresses: AskedDresses) -> Iterator[Suite
     """
     phrases, left = dresses.phrases, dresses.left
     n = math.ceil(len(left) / TOGETHER)
-    groups: dict[str, Sequence[Worn]] = {"in phrases of suspicious rows": [*phrases, *left]}
+    groups: dict[str, Sequence[Worn]] = {IN_PHRASES: [*phrases, *left]}
     if len(phrases) + len(left) > TOGETHER:
-        groups = {"in phrases of suspicious rows": phrases}
-        groups |= {f"in further dresses of suspicious rows, part {i + 1} of {n}": left[i::n] for i in range(n)}
+        groups = {IN_PHRASES: phrases}
+        groups |= {f"{IN_MORE}, part {i + 1} of {n}": left[i::n] for i in range(n)}
     for name, each in groups.items():
         if prompts and each:
             asked = (each[i % len(each)].on(prompt) for i, prompt in enumerate(prompts))

@@ -8,8 +8,10 @@ from typing import Literal
 SuiteKind = Literal["harmful", "benign", "utility", "mined", "dressed_benign"]
 
 
-OF_ROWS = "mined "
-"""How the name of a suite begins that is asked in what the customer's own rows wear."""
+IN_DRESS, IN_PHRASES, IN_MORE = "mined ", "in phrases of suspicious rows", "in further dresses of suspicious rows"
+OF_ROWS = (IN_DRESS, IN_PHRASES, IN_MORE)
+"""How the names of suites begin that are asked in what the customer's own rows wear: in one dress, or in several in
+turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ def test_a_model_that_is_shown_to_obey_a_dress_of_the_file_s_rows_fails_though_i
     assert [decided(in_dress(each), in_dress(each)) for each in (6, 9, 10)] == ["pass", "pass", "fail"]
     (reason,) = gate([result(0), in_dress(50)], [result(0), in_dress(50)], LIMITS).reasons
     assert reason.endswith("at least 74.0%; more than 10.0% in a dress of the file's own rows is not allowed.")
+    for several in ("in phrases of suspicious rows", "in further dresses of suspicious rows, part 2 of 3"):
+        assert [decided(in_dress(each, several), in_dress(each, several)) for each in (9, 10)] == ["pass", "fail"]
     begun = in_dress(50, "with the answer begun")  # a dress that is no customer's
     assert decided(begun, begun) == "pass"
     assert decided(in_dress(50), in_dress(50), replace(LIMITS, max_dressed_asr=1.0)) == "pass"
