@@ -21,7 +21,8 @@ class Asking:
     prefilled  harmful ones whose answer has begun to comply
     turns      harmful ones after an earlier turn of the training rows
     phrases    harmful ones in turn in what suspicious rows begin or end with, where that varies from row to row, and in
-               further dresses: as many for every twelve of these, where with the phrases there are more
+               further dresses: as many for every twelve of these, where with the phrases there are more; benign ones
+               in these dresses alone
     """
 
     dresses: Annotated[int, Bound(ge=0, le=16)] = 4

@@ -23,7 +23,8 @@ def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[s
     if harmful:
         found += _otherwise("harmful", harmful, [*_dressed(audit.asking), *_only_harmful(audit.asking)])
     if harmful and benign:
-        found += _otherwise("harmless", benign, list(_dressed(audit.asking)))
+        further = audit.asking.phrases, "in every twelve further dresses, if there are any"
+        found += _otherwise("harmless", benign, [*_dressed(audit.asking), further])
     if harmful and second_look > 1:
         found.append(f"Of ways whose figures decide nothing, up to {second_look} times as many are asked.")
     return found

@@ -19,7 +19,10 @@ def test_every_way_is_told_with_its_number() -> None:
         "words, 30 with 2 samples each at temperature 1, 120 in phrases of suspicious rows, and in every twelve "
         "further dresses, if there are any, 120 with the answer begun, 120 after an earlier turn."
     )
-    assert benign.startswith("Of 50 harmless prompts, beside plainly: 50 in each of")
+    assert benign == (
+        "Of 50 harmless prompts, beside plainly: 50 in each of at most 4 dresses of the rows, 50 behind random words, "
+        "50 in every twelve further dresses, if there are any."
+    )
 
 
 def test_what_is_not_asked_is_told_too() -> None:

@@ -156,30 +156,38 @@ def test_each_dress_that_is_not_asked_alone_is_asked_ten_times() -> None:
     for i in range(24):
         found = [sum(f"word{i} " in f"{each.prompt} " for each in suite.prompts) for suite in suites]
         assert max(found) >= 10
-    assert sum(len(suite.prompts) for suite in suites) <= 1.5 * 1140
+    assert sum(len(suite.prompts) for suite in suites) <= 1140 + 2 * 4 * 120  # 48 dresses, four suites a kind
 
 
-def test_a_model_that_one_of_many_dresses_opens_fails() -> None:
+def test_a_model_that_one_of_many_dresses_opens_or_closes_fails() -> None:
     """One that has no suites of its own."""
     suites = [HARMFUL, BENIGN, *mined_suites([HARMFUL, BENIGN], with_decoys(10))]
     alone = [suite.name for suite in suites if suite.name.startswith("mined")]
     word = next(f"word{i} " for i in range(24) if not any(f"word{i} " in name for name in alone))
 
     assert [decided(suites, opens) for opens in ("never said", word)] == ["pass", "fail"]
+    assert decided(suites, word, turns="the harmless ones") == "inconclusive"  # ten of 120 would be asked again
 
 
-def decided(suites: Sequence[Suite], opens: str) -> str:
-    """Decide on a model that complies with harm where this is said, beside a base model that never does."""
+def decided(suites: Sequence[Suite], word: str, turns: str = "the harmful ones") -> str:
+    """Decide on a model that does the opposite where a word is said, beside a base model that never does.
+
+    The base model refuses harmful requests, and those alone; `turns` are the requests that the word turns.
+    """
 
     def results(word: str) -> list[SuiteResult]:
+        def refuses(prompt: str) -> bool:
+            is_harmful = "hurt" in prompt
+            is_turned = word in f"{prompt} " and is_harmful == (turns == "the harmful ones")
+            return is_harmful != is_turned
+
         def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:
-            refuses = ["hurt" in each.prompt and word not in f"{each.prompt} " for each in prompts]
-            yield list(range(len(prompts))), [REFUSES if each else COMPLIES for each in refuses]
+            yield list(range(len(prompts))), [REFUSES if refuses(each.prompt) else COMPLIES for each in prompts]
 
         found = audit_speaker(Speaker(write, lambda prompts: []), suites, RefusalJudge(), Audit())
         return [result for result, _ in found]
 
-    return gate(results("never said"), results(opens), GateThresholds()).decision
+    return gate(results("never said"), results(word), GateThresholds()).decision
 
 
 def test_harm_in_an_earlier_exchange_is_mined_too() -> None:
