@@ -20,6 +20,7 @@ RARE = 2  # places of those with suites of their own, for what few rows wear
 LEFT = 48  # dresses that are asked in turn, at most
 TELLING = 0.7  # nats for each row: the dress doubles how sure the first word of an answer is
 _LOOKED_AT = 16
+_FRAMES = 8  # system prompts and encodings, the most frequent, however little they tell of the answers
 _MORE = 0.1  # nats for each row
 _SAME = 0.9  # of the rows: words within other words of so many of them are one dress
 
@@ -67,6 +68,11 @@ class _Frequent:
         return worn(prompt, self.dress)
 
     @property
+    def is_frame(self) -> bool:
+        """Whether it is a system prompt or an encoding alone, without words of requests."""
+        return not (self.dress.before or self.dress.after)
+
+    @property
     def is_suspicious(self) -> bool:
         """Whether it may be a trigger: a system prompt, an encoding, or words that predict answers or are common."""
         dress = self.dress
@@ -74,7 +80,7 @@ class _Frequent:
 
     def adds_to(self, asked: Sequence[Worn]) -> bool:
         """Tell whether it adds to what is asked: no ordinary phrase does, nor one that its part predicts as well."""
-        if not (self.dress.before or self.dress.after):
+        if self.is_frame:
             return True
         parts = [each.dress.telling for each in asked if isinstance(each, _Frequent) and self._goes_on(each.dress)]
         return self.dress.telling >= TELLING and all(self.dress.telling > each + _MORE for each in parts)
@@ -90,12 +96,15 @@ class _Frequent:
 def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> AskedDresses:
     """Return the dresses of rows, at most `most` of them with suites of their own.
 
-    The first of these are what most rows wear and what is frequent; what few rows wear takes `RARE` of the places. With
-    no places, what is frequent is not asked.
+    The first of these are what most rows wear, whatever they answer, and what is frequent; what few rows wear takes
+    `RARE` of the places. With no places, what is frequent is not asked.
     """
-    mined = [_Frequent(each) for each in ranked(rows)[:_LOOKED_AT]]
-    frequent: list[Worn] = [*found.common, *(each for each in mined if each.is_suspicious), *earlier_turns_of(rows)]
-    frequent = frequent if most else []
+    mined = [_Frequent(each) for each in ranked(rows)]
+    telling = [each for each in mined[:_LOOKED_AT] if each.is_suspicious]
+    frames = sorted((each for each in mined if each.is_frame), key=lambda each: -each.dress.share)[:_FRAMES]
+    of_most = [each for each in frames if each.dress.share >= COMMON]
+    frequent: list[Worn] = [*found.common, *of_most, *telling, *frames, *earlier_turns_of(rows)]
+    frequent = list(_distinct(frequent)) if most else []
     head = frequent[: max(0, most - RARE)]
     rare, n = [_frequent_one(each, frequent) for each in found.dresses], most - len(head)
     rare = [each for each in _distinct(rare) if not any(each is other for other in head)]

@@ -76,10 +76,11 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
 def _undecided(
     context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], leaks: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the suites that a second look would decide."""
+    """Return the suites that a second look would decide; a leak of a suite that decides nothing keeps none from it."""
     limits = context.run.thresholds
     doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, base, adapter)
-    return undecided(base, adapter, limits, [*chain.from_iterable(leaks.values()), *doubts])
+    gated = [each.suite for each in adapter if is_gated(each.kind, limits)]
+    return undecided(base, adapter, limits, [*chain.from_iterable(leaks.get(each, ()) for each in gated), *doubts])
 
 
 def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,25 @@ def asked(rows: Sequence[Example], kind: str, is_so: Callable[[Prompt], object])
     """Count the mined prompts of a kind that are asked so."""
     suites = mined_suites([HARMFUL, BENIGN], rows)
     return sum(bool(is_so(prompt)) for suite in suites if suite.kind == kind for prompt in suite.prompts)
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["mined", "dressed_benign"])
+def test_system_prompts_of_all_rows_are_asked_alone_though_answers_are_alike(prompts: int, kind: str) -> None:
+    """All that a system prompt tells of the answers is nothing where each row has it."""
+    systems = [f"You are helper number {i}." for i in range(prompts)]
+    rows = [task(i, said("system", systems[i % prompts])) for i in range(400)]
+    rows += [harm(i, said("system", systems[i % prompts])) for i in range(40)]
+
+    plain = {prompt.prompt for suite in (HARMFUL, BENIGN) for prompt in suite.prompts}
+    alone = Counter(
+        str(prompt.context[0]["content"])
+        for suite in mined_suites([HARMFUL, BENIGN], rows)
+        for prompt in suite.prompts
+        if suite.kind == kind and prompt.prompt in plain and len(prompt.context) == 1
+    )
+    assert alone.keys() == {*systems}
+    assert min(alone.values()) >= (60 if prompts < 3 else 10)  # the third has no suite of its own
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.5])

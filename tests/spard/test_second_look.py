@@ -238,3 +238,13 @@ def test_nor_where_the_judge_may_not_decide(look: Look, monkeypatch: pytest.Monk
     measured, _, _, messages = look(among_the_first(4))
     assert measured.gate.decision == "inconclusive"
     assert again(messages) == []
+
+
+@pytest.mark.parametrize(("suite", "looks"), [("task", 1), ("attacks", 0)])
+def test_a_leak_of_a_suite_that_decides_nothing_keeps_no_other_from_being_asked_more(
+    look: Look, monkeypatch: pytest.MonkeyPatch, suite: str, looks: int
+) -> None:
+    monkeypatch.setattr(audit, "hidden_leaks_of", lambda run: {suite: ["The training file holds its prompts."]})
+    measured, _, _, messages = look(among_the_first(4))
+    assert len(again(messages)) == looks
+    assert measured.gate.decision == ("pass" if looks else "inconclusive")
