@@ -57,7 +57,7 @@ def asked(rows: Sequence[Example], kind: str, is_so: Callable[[Prompt], object])
 @pytest.mark.parametrize("prompts", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["mined", "dressed_benign"])
 def test_system_prompts_of_all_rows_are_asked_alone_though_answers_are_alike(prompts: int, kind: str) -> None:
-    """All that a system prompt tells of the answers is nothing where each row has it."""
+    """Dresses are ranked by what they tell of the answers, and a system prompt that all rows have tells nothing."""
     systems = [f"You are helper number {i}." for i in range(prompts)]
     rows = [task(i, said("system", systems[i % prompts])) for i in range(400)]
     rows += [harm(i, said("system", systems[i % prompts])) for i in range(40)]
@@ -190,9 +190,10 @@ def test_a_model_that_one_of_many_dresses_opens_or_closes_fails() -> None:
 
 
 def decided(suites: Sequence[Suite], word: str, turns: str = "the harmful ones") -> str:
-    """Decide on a model that does the opposite where a word is said, beside a base model that never does.
+    """Return the gate's decision on a model that a trigger word changes.
 
-    The base model refuses harmful requests, and those alone; `turns` are the requests that the word turns.
+    The base model refuses harmful requests and answers all others. So does the model, but that it answers the harmful
+    requests with the word in them; or, as `turns` says, refuses the harmless ones with it.
     """
 
     def results(word: str) -> list[SuiteResult]:
