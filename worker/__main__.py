@@ -6,19 +6,15 @@ python -m worker --job ID [--token N]: claim that job alone, serve it and end wi
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from types import FrameType
 from typing import TypeVar
 
 from app.errors import Unfit
 from app.ops import logs, tracing
+from app.ops.shutdown import until_told
 from app.ops.supervisor import announce_ready
 from app.settings import get_settings
 from worker.worker import Worker
-
-_LOOK_S = 1.0
 
 Result = TypeVar("Result")
 
@@ -41,19 +37,13 @@ def main() -> None:
 
 
 def serve(worker: Worker, work: Callable[[], Result]) -> Result:
-    """Do a worker's work in a thread of its own, so that signals, which the main thread gets, never interrupt it."""
+    """Do a worker's work until a signal ends the worker; say that it is ready once it hears signals."""
 
-    def end(number: int, frame: FrameType | None) -> None:
-        worker.end()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        running = pool.submit(work)
+    def begin() -> Result:
         announce_ready()
-        while wait([running], timeout=_LOOK_S).not_done:
-            pass  # a signal that comes just before a wait does not end it; its handler runs now
-        return running.result()
+        return work()
+
+    return until_told(begin, worker.end)
 
 
 def _asked() -> argparse.Namespace:

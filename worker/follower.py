@@ -11,14 +11,15 @@ import os
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from threading import Event
-from types import FrameType
 
 import structlog
 
 from app.errors import Unfit
 from app.ops import logs
+from app.ops.shutdown import until_told
 from app.settings import Settings, get_settings
 from worker import gpu
 from worker.cell import Cell, Given
@@ -42,13 +43,7 @@ def main() -> None:
     except Unfit as error:
         raise SystemExit(f"spard: {error}") from None
     logs.set_up(settings.log_format)
-
-    def end(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    raise SystemExit(0 if follow(asked, settings, stop) else 1)
+    raise SystemExit(0 if until_told(partial(follow, asked, settings, stop), stop.set) else 1)
 
 
 def follow(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float = LOST_S) -> bool:

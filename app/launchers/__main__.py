@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import signal
 from contextlib import suppress
 from functools import partial
 from threading import Event
-from types import FrameType
+
+import httpx2
 
 from app.db import make_engine
 from app.errors import Unfit
@@ -16,6 +16,7 @@ from app.launchers.base import Away
 from app.launchers.reconcile import Bounds
 from app.ops import logs, preflight
 from app.ops.periodic import repeat
+from app.ops.shutdown import until_told
 from app.settings import Settings, read_settings
 from spard.models.fit import GIB
 
@@ -39,25 +40,23 @@ def run(settings: Settings) -> None:
     logs.set_up(settings.log_format)
     logs.quiet("httpx2")
     stop = Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    engine = make_engine(settings.database())
     with http:
-        names = settings.launch_namespace, settings.launch_queue
-        launcher = kubernetes.KubernetesLauncher(http, *names, settings.launch_nodes)
-        with suppress(Away):  # each look says so too
-            launcher.check()
-        gib = settings.launch_gpu_gib
-        gpu_bytes = None if gib is None else int(gib * GIB)
-        bounds = Bounds(settings.launch_most, gpu_bytes, settings.launch_gpus_per_node, settings.launch_nodes)
-        log.info("looks for jobs of namespace %s every %g s", settings.launch_namespace, settings.launch_s)
-        repeat(partial(reconcile.look, engine, launcher, bounds), stop, settings.launch_s, "could not look")
-    engine.dispose()
+        until_told(partial(_look_on, settings, http, stop), stop.set)
     log.info("ends; what the cluster has goes on")
+
+
+def _look_on(settings: Settings, http: httpx2.Client, stop: Event) -> None:
+    engine = make_engine(settings.database())
+    names = settings.launch_namespace, settings.launch_queue
+    launcher = kubernetes.KubernetesLauncher(http, *names, settings.launch_nodes)
+    with suppress(Away):  # each look says so too
+        launcher.check()
+    gib = settings.launch_gpu_gib
+    gpu_bytes = None if gib is None else int(gib * GIB)
+    bounds = Bounds(settings.launch_most, gpu_bytes, settings.launch_gpus_per_node, settings.launch_nodes)
+    log.info("looks for jobs of namespace %s every %g s", settings.launch_namespace, settings.launch_s)
+    repeat(partial(reconcile.look, engine, launcher, bounds), stop, settings.launch_s, "could not look")
+    engine.dispose()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,43 @@
-"""Hear of the end before it comes: servers wait for open answers before they tell the application that they stop."""
+"""SIGINT and SIGTERM: what is told of them, and when. Only a process's main thread runs what handles a signal."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import FrameType
+from typing import TypeVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOK_S = 1.0
+
+Result = TypeVar("Result")
+
+
+def until_told(work: Callable[[], Result], end: Callable[[], object]) -> Result:
+    """Do `work` in a thread of its own, which no signal interrupts, and return its result; a signal calls `end`.
+
+    The main thread waits in short turns: a signal that comes just before a wait, or that the system gives to another
+    thread, as it may while that one starts a thread, does not end the wait. Its handler runs after it. What handled
+    the signals before does so again at the end.
+    """
+    before = {number: signal.signal(number, lambda number, frame: end()) for number in _SIGNALS}
+    try:
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            running = pool.submit(work)
+            while wait([running], timeout=_LOOK_S).not_done:
+                pass
+            return running.result()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def when_told_to_stop(tell: Callable[[], object]) -> None:
-    """Call `tell` on SIGINT and SIGTERM, and then whatever handled them before.
+    """Call `tell` on SIGINT and SIGTERM, and then whatever handled them before; in another than the main thread, never.
 
-    Only a process's main thread can hear signals: in any other one this does nothing.
+    A server waits for open answers before it tells the application that it stops: this hears of the end before.
     """
     if threading.current_thread() is not threading.main_thread():
         return

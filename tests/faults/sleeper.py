@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
@@ -25,6 +26,7 @@ from app.db.tables import TERMINAL, File, Job, JobEvent, JobStatus
 from app.jobs import lease
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
+from app.ops.shutdown import until_told
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
@@ -90,12 +92,11 @@ class Sleeper:
 
 
 def serve(values: dict[str, Any], guards: Path, mutant: str | None, clock_s: float = 0.0) -> None:
-    """Take jobs, and hand back those of others, until SIGTERM; `time.time` is `clock_s` ahead."""
+    """Take jobs, and hand back those of others, until a signal comes; `time.time` is `clock_s` ahead."""
     mutants.apply(mutant)
     _set_clock(clock_s)
     os.setsid()
     settings, stop = Settings(**values), Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     for name in ("heartbeat", "holds"):
         setattr(lease, name, _counted(name, getattr(lease, name), guards))
     backend = Backend(
@@ -103,9 +104,7 @@ def serve(values: dict[str, Any], guards: Path, mutant: str | None, clock_s: flo
     )
     Thread(target=_reap, args=(backend, guards), daemon=True).start()
     Thread(target=_deliver, args=(backend,), daemon=True).start()
-    worker = Thread(target=_serve, args=(backend, stop, guards))  # not the main thread: signals do not interrupt it
-    worker.start()
-    worker.join()
+    until_told(partial(_serve, backend, stop, guards), stop.set)
 
 
 def _serve(backend: Backend, stop: Event, guards: Path) -> None:

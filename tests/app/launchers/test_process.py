@@ -43,12 +43,9 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def quiet_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The log of the tests stays, and so do their signals."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    """The log of the tests stays."""
     monkeypatch.setattr(logs, "set_up", lambda format: None)
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
     logging.getLogger("httpx2").setLevel(logging.NOTSET)
 
 
