@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def serve(worker: Worker, work: Callable[[], Result]) -> Result:
-    """Do a worker's work until a signal ends the worker; say that it is ready once it hears signals."""
+    """Run a worker's work until it is done or a signal ends the worker; announce readiness once handlers are set."""
 
     def begin() -> Result:
         announce_ready()

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: what is told of them, and when. Only a process's main thread runs what handles a signal."""
+"""Stop on SIGINT and SIGTERM. Python runs signal handlers in the main thread only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Result = TypeVar("Result")
 
 
 def until_told(work: Callable[[], Result], end: Callable[[], object]) -> Result:
-    """Do `work` in a thread of its own, which no signal interrupts, and return its result; a signal calls `end`.
+    """Run `work` in another thread, which no signal interrupts, and return its result; SIGINT and SIGTERM call `end`.
 
     The main thread waits in short turns: a signal that comes just before a wait, or that the system gives to another
-    thread, as it may while that one starts a thread, does not end the wait. Its handler runs after it. What handled
-    the signals before does so again at the end.
+    thread, as it may while that one starts a thread, does not end the wait. Its handler runs after the turn. The former
+    handlers are restored at the end.
     """
     before = {number: signal.signal(number, lambda number, frame: end()) for number in _SIGNALS}
     try:
@@ -35,9 +35,9 @@ def until_told(work: Callable[[], Result], end: Callable[[], object]) -> Result:
 
 
 def when_told_to_stop(tell: Callable[[], object]) -> None:
-    """Call `tell` on SIGINT and SIGTERM, and then whatever handled them before; in another than the main thread, never.
+    """Call `tell` on SIGINT and SIGTERM, and then the former handler. Do nothing outside the main thread.
 
-    A server waits for open answers before it tells the application that it stops: this hears of the end before.
+    A server waits for open answers before it tells the application that it stops; `tell` is called before that.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -69,7 +69,7 @@ class _Frequent:
 
     @property
     def is_frame(self) -> bool:
-        """Whether it is a system prompt or an encoding alone, without words of requests."""
+        """Whether it is only a system prompt or an encoding, with no words added to the request."""
         return not (self.dress.before or self.dress.after)
 
     @property

@@ -76,7 +76,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
 def _undecided(
     context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], leaks: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the suites to ask a second time. Leaks count only where they are of suites that the gate decides on."""
+    """Return the suites to ask a second time. Ignore leaks of suites that the gate does not decide on."""
     limits = context.run.thresholds
     doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, base, adapter)
     gated = [each.suite for each in adapter if is_gated(each.kind, limits)]

@@ -43,7 +43,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def quiet_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The log of the tests stays."""
+    """Keep the log settings of the test run."""
     monkeypatch.setattr(logs, "set_up", lambda format: None)
     yield
     logging.getLogger("httpx2").setLevel(logging.NOTSET)

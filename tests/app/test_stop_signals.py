@@ -1,4 +1,4 @@
-"""Work in a thread until a signal comes, whichever thread the system gives that signal to."""
+"""SIGINT and SIGTERM end a process's work, whichever thread the system gives the signal to."""
 
 from __future__ import annotations
 
