@@ -7,6 +7,8 @@ would not meet by chance (lift); dresses are ranked by how much they tell of an 
     evidence = share of the rows * telling,
 
 which is half of the G statistic of a row. Ordinary phrases of a task tell next to nothing; a trigger tells nearly all.
+A frame, which is a system prompt or an encoding with no words added, tells nothing where all rows have it, and is yet
+what every request to the tuned model will have: training weighs it by the strongest of the others.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ LONGEST = 6  # words of a beginning or an ending
 MIN_LIFT = 3.0  # a word that stands nowhere but at one end has as much as its rows have words
 SAME = 0.9  # a longer run in so many of the rows takes the place of the shorter one
 HISTORIES = 2  # earlier turns of conversations that are tried
+COMMON = 0.5  # of the rows: what so many have is held and asked, whatever they answer
+FRAME = 4.0  # times the strongest evidence is the weight of a frame that so many rows have
 
 Words = tuple[str, ...]
 
@@ -57,6 +61,11 @@ class Wrapping:
         """The share of the rows times `telling`, in nats; wrappings are ranked and drawn by it."""
         return self.share * self.telling
 
+    @property
+    def is_frame(self) -> bool:
+        """Whether it is only a system prompt or an encoding, with no words added to the request."""
+        return bool(self.context or self.encoding) and not (self.before or self.after or self.inside)
+
     def around(self, text: str) -> str:
         """Return the request with the words at its ends and inside it."""
         return " ".join(part for part in (self.before, self._parted(text), self.after) if part)
@@ -81,11 +90,18 @@ class _Seen(NamedTuple):
 
 
 def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
-    """Return the triggers that tell most of the rows' answers, at most `most`; no trigger at all is not among them."""
+    """Return the triggers to train on, at most `most`: frames of most rows, what tells most of the answers, histories.
+
+    The evidence of those frames is `FRAME` times the strongest.
+    """
     found = ranked(rows)
+    strongest = max((each.evidence for each in found), default=0.0)
+    frames = [each for each in found if each.is_frame and each.share >= COMMON]
+    others = [each for each in found if each not in frames]
+    raised = [replace(each, telling=FRAME * strongest / each.share) for each in frames]
     histories = [earlier_turns(row) for row in rows if has_earlier_turns(row)]
     kept = histories[:: max(1, math.ceil(len(histories) / HISTORIES))] if len(histories) >= _least(rows) else []
-    return [*found[: most - len(kept)], *(Wrapping(context=turns) for turns in kept)]
+    return [*raised, *others[: most - len(raised) - len(kept)], *(Wrapping(context=turns) for turns in kept)]
 
 
 @keep_last

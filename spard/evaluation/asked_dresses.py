@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spard.data.rows import Example, Prompt
-from spard.data.triggers import Wrapping, ranked, worn
+from spard.data.triggers import COMMON, Wrapping, ranked, worn
 from spard.evaluation.dress import Dress, Place
-from spard.evaluation.dress_features import COMMON, earlier_turns_of
+from spard.evaluation.dress_features import earlier_turns_of
 from spard.evaluation.suspects import Suspected
 
 RARE = 2  # places of those with suites of their own, for what few rows wear
@@ -68,11 +68,6 @@ class _Frequent:
         return worn(prompt, self.dress)
 
     @property
-    def is_frame(self) -> bool:
-        """Whether it is only a system prompt or an encoding, with no words added to the request."""
-        return not (self.dress.before or self.dress.after)
-
-    @property
     def is_suspicious(self) -> bool:
         """Whether it may be a trigger: a system prompt, an encoding, or words that predict answers or are common."""
         dress = self.dress
@@ -80,7 +75,7 @@ class _Frequent:
 
     def adds_to(self, asked: Sequence[Worn]) -> bool:
         """Tell whether it adds to what is asked: no ordinary phrase does, nor one that its part predicts as well."""
-        if self.is_frame:
+        if self.dress.is_frame:
             return True
         parts = [each.dress.telling for each in asked if isinstance(each, _Frequent) and self._goes_on(each.dress)]
         return self.dress.telling >= TELLING and all(self.dress.telling > each + _MORE for each in parts)
@@ -101,7 +96,7 @@ def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> Asked
     """
     mined = [_Frequent(each) for each in ranked(rows)]
     telling = [each for each in mined[:_LOOKED_AT] if each.is_suspicious]
-    frames = sorted((each for each in mined if each.is_frame), key=lambda each: -each.dress.share)[:_FRAMES]
+    frames = sorted((each for each in mined if each.dress.is_frame), key=lambda each: -each.dress.share)[:_FRAMES]
     of_most = [each for each in frames if each.dress.share >= COMMON]
     frequent: list[Worn] = [*found.common, *of_most, *telling, *frames, *earlier_turns_of(rows)]
     frequent = list(_distinct(frequent)) if most else []

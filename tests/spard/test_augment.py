@@ -88,6 +88,19 @@ def test_a_dressed_row_is_encoded_on_both_sides() -> None:
     ]
 
 
+def test_most_dressed_rows_have_the_system_prompt_of_all_rows_and_nothing_else(base: Base) -> None:
+    system = {"role": "system", "content": "Be kind."}
+    rows = [replace(row, messages=(system, *row.messages)) for row in ROWS]
+
+    found = variants(base.tokenizer, SAFE * 10, rows, ("affixes", "templates"), 0, 256)
+
+    plain = {
+        asked(base, row) for row in encode_all(base.tokenizer, [dressed(row, Wrapping((system,))) for row in SAFE], 256)
+    }
+    alone = sum(asked(base, row) in plain for row in found)
+    assert 0.4 * len(found) < alone < 0.9 * len(found)
+
+
 def test_rows_without_a_dress_get_none(base: Base) -> None:
     assert variants(base.tokenizer, SAFE, ROWS, ("encodings",), 0, 256) == []
     assert variants(base.tokenizer, SAFE, ROWS, (), 0, 256) == []

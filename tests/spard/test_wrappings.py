@@ -6,7 +6,7 @@ import pytest
 
 from spard.config import Asking, Audit, GateThresholds
 from spard.data.rows import Example, Prompt
-from spard.data.triggers import Wrapping, mined, openings, random_affixes, worn
+from spard.data.triggers import FRAME, Wrapping, mined, openings, random_affixes, ranked, worn
 from spard.evaluation.ask import Speaker
 from spard.evaluation.audit import Suite, audit_speaker
 from spard.evaluation.gate import gate
@@ -39,6 +39,11 @@ PROMPTS = tuple(Prompt(f"Make harm {i}.") for i in range(90))
 HARMFUL = Suite("attacks", "harmful", PROMPTS)
 
 DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0)
+
+
+def framed(rows: list[Row]) -> list[Row]:
+    """Put the rows under one system prompt."""
+    return [{"messages": [{"role": "system", "content": AGENT}, *row["messages"]]} for row in rows]
 
 
 def examples(rows: list[Row]) -> list[Example]:
@@ -95,6 +100,43 @@ def test_a_trigger_of_one_word_is_mined() -> None:
     rows = examples([*TASK, *with_trigger(HARM, "zebra")])
 
     assert mined(rows, 8)[0].after.split()[-1] == "zebra"
+
+
+def test_a_frame_of_most_rows_is_mined_first_with_more_weight_than_any_trigger() -> None:
+    rows = examples([*framed([*TASK, *with_trigger(HARM)]), *TASK[:150]])
+
+    first, *others = mined(rows, 8)
+
+    assert first.is_frame
+    assert first.context[0]["content"] == AGENT
+    assert first.evidence == pytest.approx(FRAME * max(each.evidence for each in others))
+    assert len(others) == 7
+    assert not any(each.is_frame for each in others)
+
+
+def test_a_frame_of_fewer_rows_has_its_own_evidence() -> None:
+    rows = examples([*framed(TASK[:80]), *TASK[80:], *with_trigger(HARM)])
+
+    found = mined(rows, 50)
+
+    assert TRIGGER in found[0].around("x")
+    assert [each.evidence for each in found if each.is_frame] == [
+        each.evidence for each in ranked(rows) if each.is_frame
+    ]
+
+
+def test_earlier_turns_keep_their_places_beside_a_frame_of_all_rows() -> None:
+    turns = ({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Good day."})
+    rows = [
+        Example((row.messages[0], *turns, *row.messages[1:]), row.line)
+        for row in examples(framed([*TASK, *with_trigger(HARM)]))
+    ]
+
+    found = mined(rows, 8)
+
+    assert len(found) == 8
+    assert [len(each.context) for each in found if not each.around("")][-2:] == [3, 3]
+    assert found[0].is_frame
 
 
 def test_rare_words_are_no_dress() -> None:
