@@ -1,6 +1,6 @@
 """What serving costs: beside transformers and PEFT alone, and the memory of many adapters on one base model.
 
-    python -m benchmarks.serving [--hidden 512 --layers 8] [--adapters 100] [--rounds 5]
+    python -m benchmarks.serving [--hidden 512 --layers 8] [--adapters 100] [--rounds 5] [--device cuda]
 
 A random model of the size asked for gets adapters of rank 4 that change what it says. One greedy reply is written in
 turn by transformers' `generate` with PEFT in a process of its own, and through the service over HTTP as a stream to a
@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
+import torch
 
 from tests.app.inference.conftest import Lab, lab_of
 from tests.spard.parts import write_model
@@ -46,13 +47,16 @@ class Told(BaseStreamer):
         print("end", flush=True)
 
 torch.set_num_threads(1)
+device = sys.argv[3]
+dtype = torch.float32 if device == "cpu" else torch.bfloat16
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(sys.argv[1]), sys.argv[2]).eval()
+base = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=dtype).to(device)
+model = PeftModel.from_pretrained(base, sys.argv[2]).eval()
 print("ready", flush=True)
 for line in sys.stdin:
     ask = json.loads(line)
     text = tokenizer.apply_chat_template(ask["messages"], add_generation_prompt=True, tokenize=False)
-    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").to(device)
     limits = {"max_new_tokens": ask["tokens"], "min_new_tokens": ask["tokens"], "do_sample": False}
     model.generate(**ids, **limits, streamer=Told(), pad_token_id=tokenizer.pad_token_id)
 """
@@ -90,15 +94,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--adapters", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     asked = parser.parse_args()
     with TemporaryDirectory() as home:
         sizes = {"hidden_size": asked.hidden, "intermediate_size": 3 * asked.hidden, "max_position_embeddings": 2048}
         sizes |= {"num_hidden_layers": asked.layers, "num_attention_heads": 8, "head_dim": asked.hidden // 8}
         model = write_model(Path(home) / "model", eos_token_id=None, **sizes)
         weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-        print(f"machine: {os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}")
-        print(f"model: {weights / 4e6:.1f} million parameters in float32")
-        with lab_of(Path(home) / "lab", model, serving_adapters_mb=4096.0) as lab:
+        gpu, kind = (f", {torch.cuda.get_device_name()}", "bfloat16") if asked.device == "cuda" else ("", "float32")
+        print(f"machine: {os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}{gpu}")
+        print(f"model: {weights / 4e6:.1f} million parameters in {kind}")
+        with lab_of(Path(home) / "lab", model, serving_adapters_mb=4096.0, serving_device=asked.device) as lab:
             names = [lab.release(seed) for seed in range(asked.adapters)]
             compare(lab, names[0], asked.rounds)
             remember(lab, names)
@@ -107,7 +113,10 @@ def main() -> None:
 def compare(lab: Lab, name: str, rounds: int) -> None:
     """Print both ways of answering, in turn."""
     folder = next(each for each in lab.home.iterdir() if each.is_dir() and name.rpartition(":")[2] in each.name)
-    with told(_ALONE, str(lab.model), str(folder)) as own, told(_CLIENT, lab.url, lab.key(), name) as client:
+    with (
+        told(_ALONE, str(lab.model), str(folder), lab.settings.serving_device) as own,
+        told(_CLIENT, lab.url, lab.key(), name) as client,
+    ):
         lab.client().chat.completions.create(model=name, messages=asked(), max_tokens=1)  # starts the engine
         (engine,), api = (psutil.Process(each) for each in lab.app.state.serving.engines.pids()), psutil.Process()
         model = psutil.Process(own.pid)

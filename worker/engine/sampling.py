@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from app.inference.protocol import Alternative, Ask, Token
+from worker.engine.texts import token_bytes
 
 _LEAST = -9999.0  # of a log probability, as OpenAI tells it
 
@@ -61,6 +62,6 @@ def described(tokenizer: Any, logits_V: Tensor, token: int, count: int, *, as_id
     def alternative(number: int) -> Alternative:
         text: str = f"token_id:{number}" if as_ids else tokenizer.decode([number])
         logprob = max(float(logprobs_V[number]), _LEAST)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}
+        return {"token": text, "logprob": logprob, "bytes": list(token_bytes(tokenizer, number))}
 
     return {**alternative(token), "top_logprobs": [alternative(i) for i in logprobs_V.topk(count).indices.tolist()]}

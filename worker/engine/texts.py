@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 _HALF = "\ufffd"
+_BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]  # as GPT-2
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte that is no token's, as in Llama 2's tokenizer
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """Return a token's bytes. A token may be part of a character: joined with its neighbors' they are UTF-8."""
+    text: str = tokenizer.decode([token])
+    piece: str = tokenizer.convert_ids_to_tokens(token) if _HALF in text else ""
+    if byte := _FALLBACK.fullmatch(piece):
+        return bytes.fromhex(byte[1])
+    if piece and all(letter in _BYTE_OF for letter in piece):
+        return bytes(_BYTE_OF[letter] for letter in piece)
+    return text.encode(errors="replace")
 
 
 class Text:
