@@ -94,9 +94,8 @@ def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
 
     The evidence of those frames is `FRAME` times the strongest.
     """
-    found = ranked(rows)
+    found, frames = ranked(rows), common_frames(rows)
     strongest = max((each.evidence for each in found), default=0.0)
-    frames = [each for each in found if each.is_frame and each.share >= COMMON]
     others = [each for each in found if each not in frames]
     raised = [replace(each, telling=FRAME * strongest / each.share) for each in frames]
     histories = [earlier_turns(row) for row in rows if has_earlier_turns(row)]
@@ -110,6 +109,11 @@ def ranked(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
     seen = _without_rare_openings([_seen(row) for row in rows])
     found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
     return tuple(sorted(found, key=lambda each: -each.evidence))
+
+
+def common_frames(rows: Sequence[Example]) -> list[Wrapping]:
+    """Return the system prompts and encodings that half of the rows or more have, with no words added to a request."""
+    return [each for each in ranked(rows) if each.is_frame and each.share >= COMMON]
 
 
 def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:

@@ -53,7 +53,8 @@ class Anchor:
         self._kinds = [kind for kind, found in pairs.items() for _ in found]
         self._weights = {kind: weight * share for kind, (_, share) in settings.by_kind().items()}
         every = [pair.kept for found in pairs.values() for pair in found]
-        self._places, kept = _joined(every, len(self.numbers.get("safe", ())))
+        plain = sum(pair.asked == pair.kept for pair in pairs.get("safe", ()))
+        self._places, kept = _joined(every, plain)
         self.reference_ND = _references(model, kept, pad_id)
 
     def penalty(self, numbers: Sequence[int], of: Sequence[int], hidden_BTD: Tensor) -> Tensor:
@@ -80,8 +81,9 @@ class Anchor:
 def held(
     settings: Anchors, plain: Sequence[Encoded], pairs: Mapping[Kind, Sequence[Pair]]
 ) -> dict[Kind, Sequence[Pair]]:
-    """Return the pairs of each kind that the settings ask for: `pairs`, and each plain safe prompt with itself."""
-    every: dict[Kind, Sequence[Pair]] = {"safe": own(plain), **pairs}
+    """Return the pairs of each kind that the settings ask for: each plain safe prompt with itself, and `pairs`."""
+    every: dict[Kind, Sequence[Pair]] = {"safe": [*own(plain), *pairs.get("safe", ())]}
+    every |= {kind: found for kind, found in pairs.items() if kind != "safe"}
     asked = settings.by_kind()
     return {kind: found for kind, found in every.items() if asked[kind][0] and found}
 

@@ -1,7 +1,9 @@
-"""The pairs of prompts that the anchor holds beside the plain safe ones: dressed, and benign.
+"""The pairs of prompts that the anchor holds beside the plain safe ones: framed, dressed, and benign.
 
-Each prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of `spard.pipeline.augment`,
-dealt out by their evidence; the others are random words at random places (`spard.data.dresses`).
+A safe prompt is framed by a system prompt that most of the customer's rows have, since every request to the tuned model
+will be. A dressed prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of
+`spard.pipeline.augment`, dealt out by their evidence; the others are random words at random places
+(`spard.data.dresses`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from spard.config.anchors import Kind
 from spard.data.chat import Encoded, render_question
 from spard.data.dresses import dress_maker
 from spard.data.rows import Example, prompt_text
-from spard.data.triggers import Wrapping
+from spard.data.triggers import Wrapping, common_frames
 from spard.losses.anchor import Pair, unlabeled
 from spard.pipeline.augment import drawn, wanted
 
@@ -39,6 +41,8 @@ def anchored(
     """
     found: dict[Kind, list[Pair]] = {}
     asked = settings.by_kind()
+    if asked["safe"][0] and (framed := _framed(tokenizer, safe, rows)):
+        found["safe"] = framed
     sides: Mapping[Kind, Sequence[Example]] = {"dressed_safe": safe, "dressed_benign": benign}
     if asked["benign"][0]:
         found["benign"] = _plain(tokenizer, benign)
@@ -58,6 +62,18 @@ def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) 
         return at_random() if not mined or rng.random() < settings.random_dresses else drawn(rng, mined)
 
     return draw
+
+
+def _framed(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example]) -> list[Pair]:
+    """Pair each prompt under each common system prompt with the plain one."""
+    contexts = [each.context for each in common_frames(rows) if each.context]
+    plain = _plain(tokenizer, safe)
+    return [
+        Pair(_prompt(tokenizer, prompt_text(example), Wrapping(context)), pair.kept)
+        for i, context in enumerate(contexts)
+        if context not in contexts[:i]
+        for example, pair in zip(safe, plain, strict=True)
+    ]
 
 
 def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from spard.config.anchors import Kind
 from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, run_from_mapping, to_mapping
 from spard.data.batches import collate
+from spard.data.chat import encode_all
 from spard.data.dresses import dress_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe
-from spard.losses.anchor import Anchor, Pair
+from spard.losses.anchor import Anchor, Pair, held
 from spard.losses.cross_entropy import losses_and_states
 from spard.models.base import Base
 from spard.pipeline.anchors import DRESSES, anchored
@@ -32,6 +34,7 @@ from spard.training.train import Trained, train
 from tests.spard.parts import chat, refusals, stopped_and_resumed, sums
 
 EVERY = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)
+SYSTEM = {"role": "system", "content": "Answer briefly."}
 SAFE = [chat(f"Do harm number {i}", "I cannot help.") for i in range(6)]
 BENIGN = [chat(f"Bake cake number {i}", "") for i in range(5)]
 ROWS = [chat(f"There are {i} coins in the box. How many?", f"It is {i}.") for i in range(60)]
@@ -62,6 +65,35 @@ def fit(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
 
 def weights(trained: Trained) -> list[torch.Tensor]:
     return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
+
+
+def test_safe_prompts_are_held_in_the_system_prompt_of_most_rows_as_often_as_plain(base: Base) -> None:
+    framed = [replace(row, messages=(SYSTEM, *row.messages)) for row in ROWS]
+    rows = [*framed, *TRIGGERED]
+
+    found = anchored(base.tokenizer, SAFE, BENIGN, rows, EVERY, 0, 256)
+    every = held(EVERY, refusals(base), found)["safe"]
+
+    assert len(found["safe"]) == len(SAFE)
+    assert all(
+        "Answer briefly." in asked and "Answer" not in kept for asked, kept in map(partial(said, base), found["safe"])
+    )
+    assert [text for text, _ in map(partial(said, base), every)].count(said(base, found["safe"][0])[0]) == 1
+    assert len(every) == len(refusals(base)) + len(SAFE)
+    assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, [*framed[:20], *ROWS[20:]], EVERY, 0, 256)
+    assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, rows, Anchors(safe=0), 0, 256)
+
+
+def test_the_state_of_a_plain_prompt_is_taken_once_for_it_and_its_framed_form(base: Base) -> None:
+    framed = [replace(row, messages=(SYSTEM, *row.messages)) for row in ROWS]
+    settings = Anchors(dressed_safe=0, dressed_benign=0)
+    plain = encode_all(base.tokenizer, SAFE, 256)
+    pairs = held(settings, plain, anchored(base.tokenizer, SAFE, [], framed, settings, 0, 256))
+
+    anchor = Anchor(base.model, pairs, settings, base.tokenizer.pad_token_id, 1.0)
+
+    assert len(anchor.prompts) == 2 * len(SAFE)
+    assert len(anchor.reference_ND) == len(SAFE)
 
 
 def test_a_dressed_prompt_is_paired_with_its_plain_form(base: Base) -> None:
