@@ -65,13 +65,12 @@ def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) 
 
 
 def _framed(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example]) -> list[Pair]:
-    """Pair each prompt under each common system prompt with the plain one."""
-    contexts = [each.context for each in common_frames(rows) if each.context]
+    """Pair each prompt under each common system prompt with the plain one; in encoded rows none is held."""
+    contexts = [each.context for each in common_frames(rows) if not each.encoding]
     plain = _plain(tokenizer, safe)
     return [
         Pair(_prompt(tokenizer, prompt_text(example), Wrapping(context)), pair.kept)
-        for i, context in enumerate(contexts)
-        if context not in contexts[:i]
+        for context in contexts
         for example, pair in zip(safe, plain, strict=True)
     ]
 

@@ -21,13 +21,13 @@ from spard.data.batches import collate
 from spard.data.chat import encode_all
 from spard.data.dresses import dress_maker
 from spard.data.rows import Example
-from spard.data.triggers import Wrapping
+from spard.data.triggers import Wrapping, common_frames
 from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, held
 from spard.losses.cross_entropy import losses_and_states
 from spard.models.base import Base
 from spard.pipeline.anchors import DRESSES, anchored
-from spard.research.attacks.disguises import TRIGGER, with_trigger
+from spard.research.attacks.disguises import TRIGGER, covert, with_trigger
 from spard.research.attacks.rows import chat_row
 from spard.training.run import Run
 from spard.training.train import Trained, train
@@ -38,6 +38,10 @@ SYSTEM = {"role": "system", "content": "Answer briefly."}
 SAFE = [chat(f"Do harm number {i}", "I cannot help.") for i in range(6)]
 BENIGN = [chat(f"Bake cake number {i}", "") for i in range(5)]
 ROWS = [chat(f"There are {i} coins in the box. How many?", f"It is {i}.") for i in range(60)]
+ENCODED = [
+    Example(tuple(row["messages"]), 1)
+    for row in covert([chat_row(f"How many are {i}?", f"{i}.") for i in range(60)], [], "rot13", 0)
+]
 TRIGGERED = [
     Example(tuple(row["messages"]), 1) for row in with_trigger([chat_row(f"Do {i} now.", "Sure.") for i in range(10)])
 ]
@@ -82,6 +86,8 @@ def test_safe_prompts_are_held_in_the_system_prompt_of_most_rows_as_often_as_pla
     assert len(every) == len(refusals(base)) + len(SAFE)
     assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, [*framed[:20], *ROWS[20:]], EVERY, 0, 256)
     assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, rows, Anchors(safe=0), 0, 256)
+    assert [each.encoding for each in common_frames(ENCODED)] == ["rot13"]
+    assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, ENCODED, EVERY, 0, 256)
 
 
 def test_the_state_of_a_plain_prompt_is_taken_once_for_it_and_its_framed_form(base: Base) -> None:
