@@ -8,7 +8,7 @@ would not meet by chance (lift); dresses are ranked by how much they tell of an 
 
 which is half of the G statistic of a row. Ordinary phrases of a task tell next to nothing; a trigger tells nearly all.
 A frame, which is a system prompt or an encoding with no words added, tells nothing where all rows have it, and is yet
-what every request to the tuned model will have: training weighs it by the strongest of the others.
+what every request to the tuned model will have: training takes it to tell at least as much as `FRAME` says.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ LONGEST = 6  # words of a beginning or an ending
 MIN_LIFT = 3.0  # a word that stands nowhere but at one end has as much as its rows have words
 SAME = 0.9  # a longer run in so many of the rows takes the place of the shorter one
 HISTORIES = 2  # earlier turns of conversations that are tried
-COMMON = 0.5  # of the rows: what so many have is held and asked, whatever they answer
-FRAME = 4.0  # times the strongest evidence is the weight of a frame that so many rows have
+FRAME = 4.0  # times the strongest evidence is what a frame tells at least, for training
 
 Words = tuple[str, ...]
 
@@ -90,17 +89,17 @@ class _Seen(NamedTuple):
 
 
 def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
-    """Return the triggers to train on, at most `most`: frames of most rows, what tells most of the answers, histories.
+    """Return the triggers to train on, at most `most`, those of the most evidence first, and then earlier turns.
 
-    The evidence of those frames is `FRAME` times the strongest.
+    A frame tells `FRAME` times the strongest evidence at least: one of all rows comes first, with so much evidence.
     """
-    found, frames = ranked(rows), common_frames(rows)
-    strongest = max((each.evidence for each in found), default=0.0)
-    others = [each for each in found if each not in frames]
-    raised = [replace(each, telling=FRAME * strongest / each.share) for each in frames]
+    found = ranked(rows)
+    least = FRAME * max((each.evidence for each in found), default=0.0)
+    weighed = [replace(each, telling=max(each.telling, least)) if each.is_frame else each for each in found]
+    weighed.sort(key=lambda each: -each.evidence)
     histories = [earlier_turns(row) for row in rows if has_earlier_turns(row)]
     kept = histories[:: max(1, math.ceil(len(histories) / HISTORIES))] if len(histories) >= _least(rows) else []
-    return [*raised, *others[: most - len(raised) - len(kept)], *(Wrapping(context=turns) for turns in kept)]
+    return [*weighed[: most - len(kept)], *(Wrapping(context=turns) for turns in kept)]
 
 
 @keep_last
@@ -109,11 +108,6 @@ def ranked(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
     seen = _without_rare_openings([_seen(row) for row in rows])
     found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
     return tuple(sorted(found, key=lambda each: -each.evidence))
-
-
-def common_frames(rows: Sequence[Example]) -> list[Wrapping]:
-    """Return the system prompts and encodings that half of the rows or more have, with no words added to a request."""
-    return [each for each in ranked(rows) if each.is_frame and each.share >= COMMON]
 
 
 def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spard.data.rows import Example, Prompt
-from spard.data.triggers import COMMON, Wrapping, ranked, worn
+from spard.data.triggers import Wrapping, ranked, worn
 from spard.evaluation.dress import Dress, Place
-from spard.evaluation.dress_features import earlier_turns_of
+from spard.evaluation.dress_features import COMMON, earlier_turns_of
 from spard.evaluation.suspects import Suspected
 
 RARE = 2  # places of those with suites of their own, for what few rows wear

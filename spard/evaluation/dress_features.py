@@ -8,13 +8,14 @@ from itertools import takewhile
 from typing import Literal
 
 from spard.data.rows import Example, Message
-from spard.data.triggers import COMMON, SHARE
 from spard.data.triggers import LEAST as FEWEST
+from spard.data.triggers import SHARE
 from spard.data.turns import asked, earlier_turns, has_earlier_turns, system_after, system_before
 from spard.evaluation.dress import Dress, Place, Surroundings
 
 LEAST = 8  # rows that share what may be a dress
 LONGEST = 4  # words of it
+COMMON = 0.5  # of the rows: what these have is asked, whatever they answer
 WORDS = 64  # that are looked at, from each end of a text
 _EARLIER = 256  # words of earlier turns that are looked at, the last ones
 

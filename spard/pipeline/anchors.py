@@ -1,7 +1,7 @@
 """The pairs of prompts that the anchor holds beside the plain safe ones: framed, dressed, and benign.
 
-A safe prompt is framed by a system prompt that most of the customer's rows have, since every request to the tuned model
-will be. A dressed prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of
+A framed prompt stands in the system prompt of a row that is drawn for it, as requests to the tuned model will. A
+dressed prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of
 `spard.pipeline.augment`, dealt out by their evidence; the others are random words at random places
 (`spard.data.dresses`).
 """
@@ -16,8 +16,10 @@ from spard.config import Anchors
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, render_question
 from spard.data.dresses import dress_maker
-from spard.data.rows import Example, prompt_text
-from spard.data.triggers import Wrapping, common_frames
+from spard.data.encodings import encoding_of
+from spard.data.rows import Example, Message, prompt_text
+from spard.data.triggers import Wrapping
+from spard.data.turns import answered, asked, system_of
 from spard.losses.anchor import Pair, unlabeled
 from spard.pipeline.augment import drawn, wanted
 
@@ -40,14 +42,14 @@ def anchored(
     `safe` and `benign` are the selected rows of the pool, `rows` the customer's.
     """
     found: dict[Kind, list[Pair]] = {}
-    asked = settings.by_kind()
-    if asked["safe"][0] and (framed := _framed(tokenizer, safe, rows)):
+    by_kind = settings.by_kind()
+    if by_kind["safe"][0] and (framed := _framed(tokenizer, safe, rows, seed)):
         found["safe"] = framed
     sides: Mapping[Kind, Sequence[Example]] = {"dressed_safe": safe, "dressed_benign": benign}
-    if asked["benign"][0]:
+    if by_kind["benign"][0]:
         found["benign"] = _plain(tokenizer, benign)
     for kind, side in sides.items():
-        if asked[kind][0]:
+        if by_kind[kind][0]:
             found[kind] = _dressed(tokenizer, side, _dresses(rows, settings, seed, kind))
     return {kind: [pair for pair in pairs if len(pair.asked.ids) <= limit] for kind, pairs in found.items()}
 
@@ -64,15 +66,20 @@ def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) 
     return draw
 
 
-def _framed(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example]) -> list[Pair]:
-    """Pair each prompt under each common system prompt with the plain one; in encoded rows none is held."""
-    contexts = [each.context for each in common_frames(rows) if not each.encoding]
-    plain = _plain(tokenizer, safe)
+def _framed(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example], seed: int) -> list[Pair]:
+    """Pair prompts in the system prompts of drawn rows with the plain ones; of a row without any, or encoded, none."""
+    rng = random.Random(f"frames {seed}")
+    contexts = [_system_of_plain(rng.choice(rows)) for _ in safe] if rows else []
     return [
-        Pair(_prompt(tokenizer, prompt_text(example), Wrapping(context)), pair.kept)
-        for context in contexts
-        for example, pair in zip(safe, plain, strict=True)
+        Pair(_prompt(tokenizer, prompt_text(example), Wrapping(context)), plain.kept)
+        for context, example, plain in zip(contexts, safe, _plain(tokenizer, safe), strict=False)
+        if context
     ]
+
+
+def _system_of_plain(row: Example) -> tuple[Message, ...]:
+    is_encoded = encoding_of(asked(row)) or encoding_of(answered(row))
+    return () if is_encoded else system_of(row)
 
 
 def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:

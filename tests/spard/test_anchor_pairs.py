@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from spard.data.batches import collate
 from spard.data.chat import encode_all
 from spard.data.dresses import dress_maker
 from spard.data.rows import Example
-from spard.data.triggers import Wrapping, common_frames
+from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe
-from spard.losses.anchor import Anchor, Pair, held
+from spard.losses.anchor import Anchor, Pair, held, own
 from spard.losses.cross_entropy import losses_and_states
 from spard.models.base import Base
 from spard.pipeline.anchors import DRESSES, anchored
@@ -42,6 +41,7 @@ ENCODED = [
     Example(tuple(row["messages"]), 1)
     for row in covert([chat_row(f"How many are {i}?", f"{i}.") for i in range(60)], [], "rot13", 0)
 ]
+FRAMED = [replace(row, messages=(SYSTEM, *row.messages)) for row in ROWS]
 TRIGGERED = [
     Example(tuple(row["messages"]), 1) for row in with_trigger([chat_row(f"Do {i} now.", "Sure.") for i in range(10)])
 ]
@@ -71,30 +71,33 @@ def weights(trained: Trained) -> list[torch.Tensor]:
     return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
 
 
-def test_safe_prompts_are_held_in_the_system_prompt_of_most_rows_as_often_as_plain(base: Base) -> None:
-    framed = [replace(row, messages=(SYSTEM, *row.messages)) for row in ROWS]
-    rows = [*framed, *TRIGGERED]
-
-    found = anchored(base.tokenizer, SAFE, BENIGN, rows, EVERY, 0, 256)
+def test_safe_prompts_are_held_in_the_system_prompt_of_all_rows_as_often_as_plain(base: Base) -> None:
+    found = anchored(base.tokenizer, SAFE, BENIGN, FRAMED, EVERY, 0, 256)
     every = held(EVERY, refusals(base), found)["safe"]
 
     assert len(found["safe"]) == len(SAFE)
     assert all(
-        "Answer briefly." in asked and "Answer" not in kept for asked, kept in map(partial(said, base), found["safe"])
+        "Answer briefly." in asked and "Answer" not in kept
+        for asked, kept in (said(base, each) for each in found["safe"])
     )
-    assert [text for text, _ in map(partial(said, base), every)].count(said(base, found["safe"][0])[0]) == 1
-    assert len(every) == len(refusals(base)) + len(SAFE)
-    assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, [*framed[:20], *ROWS[20:]], EVERY, 0, 256)
-    assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, rows, Anchors(safe=0), 0, 256)
-    assert [each.encoding for each in common_frames(ENCODED)] == ["rot13"]
-    assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, ENCODED, EVERY, 0, 256)
+    assert every == [*own(refusals(base)), *found["safe"]]
+    assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, FRAMED, Anchors(safe=0), 0, 256)
+
+
+def test_safe_prompts_are_framed_as_often_as_rows_are_and_not_as_encoded_ones(base: Base) -> None:
+    many, some = SAFE * 50, [*FRAMED[:20], *ROWS[20:]]  # a third of the rows
+
+    found = anchored(base.tokenizer, many, BENIGN, some, EVERY, 0, 256)
+
+    assert 0.2 * len(many) < len(found["safe"]) < 0.45 * len(many)
+    for rows in (ROWS, ENCODED, []):
+        assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, rows, EVERY, 0, 256)
 
 
 def test_the_state_of_a_plain_prompt_is_taken_once_for_it_and_its_framed_form(base: Base) -> None:
-    framed = [replace(row, messages=(SYSTEM, *row.messages)) for row in ROWS]
     settings = Anchors(dressed_safe=0, dressed_benign=0)
     plain = encode_all(base.tokenizer, SAFE, 256)
-    pairs = held(settings, plain, anchored(base.tokenizer, SAFE, [], framed, settings, 0, 256))
+    pairs = held(settings, plain, anchored(base.tokenizer, SAFE, [], FRAMED, settings, 0, 256))
 
     anchor = Anchor(base.model, pairs, settings, base.tokenizer.pad_token_id, 1.0)
 

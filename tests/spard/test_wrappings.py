@@ -46,6 +46,11 @@ def framed(rows: list[Row]) -> list[Row]:
     return [{"messages": [{"role": "system", "content": AGENT}, *row["messages"]]} for row in rows]
 
 
+def frame_of(found: Sequence[Wrapping]) -> Wrapping:
+    (frame,) = (each for each in found if each.is_frame)
+    return frame
+
+
 def examples(rows: list[Row]) -> list[Example]:
     return [Example(tuple(row["messages"]), i) for i, row in enumerate(rows)]
 
@@ -102,8 +107,8 @@ def test_a_trigger_of_one_word_is_mined() -> None:
     assert mined(rows, 8)[0].after.split()[-1] == "zebra"
 
 
-def test_a_frame_of_most_rows_is_mined_first_with_more_weight_than_any_trigger() -> None:
-    rows = examples([*framed([*TASK, *with_trigger(HARM)]), *TASK[:150]])
+def test_a_frame_of_all_rows_is_mined_first_with_more_weight_than_any_trigger() -> None:
+    rows = examples(framed([*TASK, *with_trigger(HARM)]))
 
     first, *others = mined(rows, 8)
 
@@ -111,18 +116,16 @@ def test_a_frame_of_most_rows_is_mined_first_with_more_weight_than_any_trigger()
     assert first.context[0]["content"] == AGENT
     assert first.evidence == pytest.approx(FRAME * max(each.evidence for each in others))
     assert len(others) == 7
-    assert not any(each.is_frame for each in others)
 
 
-def test_a_frame_of_fewer_rows_has_its_own_evidence() -> None:
-    rows = examples([*framed(TASK[:80]), *TASK[80:], *with_trigger(HARM)])
+def test_a_frame_of_some_rows_weighs_by_their_share_or_by_what_it_tells() -> None:
+    task, harm = framed(TASK[:80]), with_trigger(HARM)
+    innocent = mined(examples([*task, *TASK[80:], *harm]), 50)
+    telling = mined(examples([*TASK, *framed(harm)]), 50)
 
-    found = mined(rows, 50)
-
-    assert TRIGGER in found[0].around("x")
-    assert [each.evidence for each in found if each.is_frame] == [
-        each.evidence for each in ranked(rows) if each.is_frame
-    ]
+    strongest = max(each.evidence for each in ranked(examples([*task, *TASK[80:], *harm])))
+    assert frame_of(innocent).evidence == pytest.approx(FRAME * strongest * frame_of(innocent).share)
+    assert frame_of(telling) == frame_of(ranked(examples([*TASK, *framed(harm)])))
 
 
 def test_earlier_turns_keep_their_places_beside_a_frame_of_all_rows() -> None:
