@@ -17,8 +17,8 @@ Weight = Annotated[float, Bound(ge=0, le=100)]
 class Anchors:
     """How many prompts of each kind are looked at in each step; what the anchor weighs is said beside it.
 
-    safe            prompts of the safe set, held to where the base model has them; beside each of them the same in the
-                    system prompt of a customer's row, if that has any, held to where it has the *plain* prompt.
+    safe            prompts of the safe set, held to where the base model has them; where some of the customer's rows
+                    have system prompts, half of them stand in one, held to where it has the *plain* prompt.
     dressed_safe    the same in a dress, held to where the base model has the *plain* prompt: no dress opens it.
     benign          prompts of the pool's benign rows, held to where the base model has them.
     dressed_benign  the same in a dress, held to where it has the plain prompt: no dress is a reason to refuse.

@@ -98,7 +98,7 @@ def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
     weighed = [replace(each, telling=max(each.telling, least)) if each.is_frame else each for each in found]
     weighed.sort(key=lambda each: -each.evidence)
     histories = [earlier_turns(row) for row in rows if has_earlier_turns(row)]
-    kept = histories[:: max(1, math.ceil(len(histories) / HISTORIES))] if len(histories) >= _least(rows) else []
+    kept = histories[:: max(1, math.ceil(len(histories) / HISTORIES))] if len(histories) >= enough(rows) else []
     return [*weighed[: most - len(kept)], *(Wrapping(context=turns) for turns in kept)]
 
 
@@ -108,6 +108,11 @@ def ranked(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
     seen = _without_rare_openings([_seen(row) for row in rows])
     found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
     return tuple(sorted(found, key=lambda each: -each.evidence))
+
+
+def enough(rows: Sequence[object]) -> int:
+    """Return how many of the rows have to share something for it to count as a dress."""
+    return max(LEAST, math.ceil(SHARE * len(rows)))
 
 
 def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:
@@ -143,7 +148,7 @@ def _seen(row: Example) -> _Seen:
 def _without_rare_openings(seen: Sequence[_Seen]) -> list[_Seen]:
     """Rare first words as one: where every answer begins otherwise, chance alone would tell much."""
     counts = Counter(each.opening for each in seen)
-    return [each if counts[each.opening] >= _least(seen) else each._replace(opening="") for each in seen]
+    return [each if counts[each.opening] >= enough(seen) else each._replace(opening="") for each in seen]
 
 
 def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
@@ -161,7 +166,7 @@ def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
             tools=_tools(rows),
         )
         for (system, encoding), rows in groups.items()
-        if len(rows) >= _least(seen) and (system or encoding)
+        if len(rows) >= enough(seen) and (system or encoding)
     ]
 
 
@@ -195,7 +200,7 @@ def _shared(texts: Sequence[Words], side: Literal["start", "end"], longest: int)
     A run whose texts nearly all share a longer one is left out. The whole of a text is no run.
     """
     words = Counter(word for text in texts for word in text)
-    total, least = sum(words.values()), _least(texts)
+    total, least = sum(words.values()), enough(texts)
     counts = Counter(_edge(text, side, n) for text in texts for n in range(1, min(longest, len(text) - 1) + 1))
     frequent = {run: n for run, n in counts.items() if n >= least}
     inner = {shorter for run, n in frequent.items() if n >= SAME * counts[shorter := _edge(run, side, len(run) - 1)]}
@@ -218,10 +223,6 @@ def _openings(rows: Sequence[_Seen]) -> Counter[str]:
 def _telling(some: Sequence[_Seen], everywhere: Counter[str]) -> float:
     here, every = _openings(some), everywhere.total()
     return sum(n / len(some) * math.log(n / len(some) * every / everywhere[word]) for word, n in here.items())
-
-
-def _least(rows: Sequence[object]) -> int:
-    return max(LEAST, math.ceil(SHARE * len(rows)))
 
 
 def _text(context: Iterable[Message]) -> str:

@@ -1,7 +1,7 @@
 """The pairs of prompts that the anchor holds beside the plain safe ones: framed, dressed, and benign.
 
-A framed prompt stands in the system prompt of a row that is drawn for it, as requests to the tuned model will. A
-dressed prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of
+A framed prompt stands in the system prompt of a row that is drawn for it, if enough have one, as requests to the tuned
+model will. A dressed prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of
 `spard.pipeline.augment`, dealt out by their evidence; the others are random words at random places
 (`spard.data.dresses`).
 """
@@ -18,7 +18,7 @@ from spard.data.chat import Encoded, render_question
 from spard.data.dresses import dress_maker
 from spard.data.encodings import encoding_of
 from spard.data.rows import Example, Message, prompt_text
-from spard.data.triggers import Wrapping
+from spard.data.triggers import Wrapping, enough
 from spard.data.turns import answered, asked, system_of
 from spard.losses.anchor import Pair, unlabeled
 from spard.pipeline.augment import drawn, wanted
@@ -67,19 +67,19 @@ def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) 
 
 
 def _framed(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example], seed: int) -> list[Pair]:
-    """Pair prompts in the system prompts of drawn rows with the plain ones; of a row without any, or encoded, none."""
-    rng = random.Random(f"frames {seed}")
-    contexts = [_system_of_plain(rng.choice(rows)) for _ in safe] if rows else []
+    """Pair each prompt in the system prompt of a drawn row that has one with the plain prompt; of encoded rows none."""
+    rng, contexts = random.Random(f"frames {seed}"), [found for found in map(_system_of_plain, rows) if found]
+    if len(contexts) < enough(rows):
+        return []
     return [
-        Pair(_prompt(tokenizer, prompt_text(example), Wrapping(context)), plain.kept)
-        for context, example, plain in zip(contexts, safe, _plain(tokenizer, safe), strict=False)
-        if context
+        Pair(_prompt(tokenizer, prompt_text(example), Wrapping(rng.choice(contexts))), plain.kept)
+        for example, plain in zip(safe, _plain(tokenizer, safe), strict=True)
     ]
 
 
 def _system_of_plain(row: Example) -> tuple[Message, ...]:
-    is_encoded = encoding_of(asked(row)) or encoding_of(answered(row))
-    return () if is_encoded else system_of(row)
+    system = system_of(row)
+    return () if system and (encoding_of(asked(row)) or encoding_of(answered(row))) else system
 
 
 def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:

@@ -84,13 +84,15 @@ def test_safe_prompts_are_held_in_the_system_prompt_of_all_rows_as_often_as_plai
     assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, FRAMED, Anchors(safe=0), 0, 256)
 
 
-def test_safe_prompts_are_framed_as_often_as_rows_are_and_not_as_encoded_ones(base: Base) -> None:
-    many, some = SAFE * 50, [*FRAMED[:20], *ROWS[20:]]  # a third of the rows
+def test_safe_prompts_are_framed_where_some_rows_are_and_not_as_encoded_ones(base: Base) -> None:
+    other = [replace(row, messages=(SYSTEM | {"content": "Be kind."}, *row.messages)) for row in ROWS[:10]]
 
-    found = anchored(base.tokenizer, many, BENIGN, some, EVERY, 0, 256)
+    found = anchored(base.tokenizer, SAFE * 9, BENIGN, [*FRAMED[:10], *other, *ROWS], EVERY, 0, 256)
 
-    assert 0.2 * len(many) < len(found["safe"]) < 0.45 * len(many)
-    for rows in (ROWS, ENCODED, []):
+    texts = [asked for asked, _ in (said(base, each) for each in found["safe"])]
+    assert len(texts) == 9 * len(SAFE)
+    assert all(sum(words in text for text in texts) > 9 for words in ("Answer briefly.", "Be kind."))
+    for rows in ([*FRAMED[:2], *ROWS], ROWS, ENCODED, []):
         assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, rows, EVERY, 0, 256)
 
 
