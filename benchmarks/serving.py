@@ -112,9 +112,8 @@ def main() -> None:
 
 def compare(lab: Lab, name: str, rounds: int) -> None:
     """Print both ways of answering, in turn."""
-    folder = next(each for each in lab.home.iterdir() if each.is_dir() and name.rpartition(":")[2] in each.name)
     with (
-        told(_ALONE, str(lab.model), str(folder), lab.settings.serving_device) as own,
+        told(_ALONE, str(lab.model), str(lab.folder_of(name)), lab.settings.serving_device) as own,
         told(_CLIENT, lab.url, lab.key(), name) as client,
     ):
         lab.client().chat.completions.create(model=name, messages=asked(), max_tokens=1)  # starts the engine

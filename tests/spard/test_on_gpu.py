@@ -49,9 +49,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def left(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """Return the weights and metrics of each case, trained on a CPU, a GPU, or the one GPU of an NCCL group."""
     out = tmp_path_factory.mktemp("left")
-    doubles = [
-        method for method, case in METHODS.items() if case.dtype is torch.float64
-    ]  # others round otherwise there
+    # What is computed in fewer bits rounds otherwise on a GPU.
+    doubles = [method for method, case in METHODS.items() if case.dtype is torch.float64]
     names = [name_of(method, lora=True) for method in doubles] + [name_of("default", lora=False)]
     for place in ("cpu", "cuda", "nccl"):
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if place == "cpu" else {}

@@ -122,6 +122,12 @@ class Lab:
         job.safety, job.fine_tuned_model, job.status = PASSED, fine_tuned_model(job), JobStatus.succeeded
         job.finished_at = utc_now()
 
+    def folder_of(self, model: str) -> Path:
+        """Return where the adapter of a model lies unpacked."""
+        return next(
+            each for each in self.home.glob("ftjob-*") if each.is_dir() and model.rpartition(":")[2] in each.name
+        )
+
     def release_checkpoint(self, seed: int, project: str, decision: str) -> str:
         """An epoch of a job that failed, with its own audit; returns its name."""
         name = self.release(seed, project, status=JobStatus.failed, fine_tuned_model=None, adapter=None, safety=None)

@@ -38,13 +38,9 @@ def replies(lab: Lab, adapter: Path | None, tokens: int) -> list[str]:
     return generate(model, base.tokenizer, QUESTIONS, tokens)
 
 
-def folder_of(lab: Lab, model: str) -> Path:
-    return next(each for each in lab.home.glob("ftjob-*") if each.is_dir() and model.rpartition(":")[2] in each.name)
-
-
 def test_greedy_text_is_that_of_peft_and_of_the_audit(served_lab: Lab, client: Any, models: list[str]) -> None:
     for name in ["tiny", *models]:
-        expected = replies(served_lab, None if name == "tiny" else folder_of(served_lab, name), 30)
+        expected = replies(served_lab, None if name == "tiny" else served_lab.folder_of(name), 30)
         for question, reply in zip(QUESTIONS, expected, strict=True):
             found = client.chat.completions.create(
                 model=name, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=30

@@ -96,7 +96,7 @@ def compare(lab: Lab, said: dict[tuple[str, str], Any]) -> None:
     }
     for (name, question), reply in said.items():
         base = load_base(lab.model, device="cpu")
-        model: Any = base.model if name == "tiny" else PeftModel.from_pretrained(base.model, _folder(lab, name)).eval()
+        model: Any = base.model if name == "tiny" else PeftModel.from_pretrained(base.model, lab.folder_of(name)).eval()
         before = render_question(base.tokenizer, question)
         ids = [numbers[bytes(each.bytes)] for each in reply.logprobs.content]
         if not ids:  # the end of the reply was the likeliest first token
@@ -113,7 +113,3 @@ def compare(lab: Lab, said: dict[tuple[str, str], Any]) -> None:
 def _until_answered(lab: Lab, model: str) -> Any:
     client = OpenAI(base_url=lab.url, api_key=lab.key(), max_retries=5)
     return asked(client, model, QUESTIONS[0])
-
-
-def _folder(lab: Lab, model: str) -> Path:
-    return next(each for each in lab.home.glob("ftjob-*") if each.is_dir() and model.rpartition(":")[2] in each.name)
