@@ -40,7 +40,7 @@ clients: setup  ## install and run other people's clients against the service; O
 	$(BIN)/python -m tests.clients $(if $(ONLY),--only $(ONLY)) $(if $(INFERENCE),--with-inference) $(if $(WRITE),--write)
 
 gpu: setup  ## run the tests that need a GPU
-	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -rs tests/spard/test_on_gpu.py tests/app/inference/test_on_gpu.py
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -rs tests/spard/test_on_gpu.py tests/app/inference/test_engine_on_gpu.py
 
 coverage: setup  ## run the tests and show which lines they miss
 	$(BIN)/python -m pytest $(SPREAD) --cov --cov-report=term-missing:skip-covered

@@ -62,7 +62,7 @@ class Wrapping:
 
     @property
     def is_frame(self) -> bool:
-        """Whether it is only a system prompt or an encoding, with no words added to the request."""
+        """Whether this is a frame: a system prompt or an encoding, with no words added to the request."""
         return bool(self.context or self.encoding) and not (self.before or self.after or self.inside)
 
     def around(self, text: str) -> str:

@@ -81,7 +81,7 @@ class Anchor:
 def held(
     settings: Anchors, plain: Sequence[Encoded], pairs: Mapping[Kind, Sequence[Pair]]
 ) -> dict[Kind, Sequence[Pair]]:
-    """Return the pairs of each kind that the settings ask for: each plain safe prompt with itself, and `pairs`."""
+    """Return the pairs of the kinds that the settings ask for: plain safe prompts with themselves, and `pairs`."""
     every: dict[Kind, Sequence[Pair]] = {"safe": [*own(plain), *pairs.get("safe", ())]}
     every |= {kind: found for kind, found in pairs.items() if kind != "safe"}
     asked = settings.by_kind()

@@ -16,8 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peft import PeftModel, peft_model
 from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
 from app.inference.engine_process import _refused
 from app.inference.protocol import Ask, Said
@@ -31,7 +29,7 @@ from spard.release.manifest import sign, verify
 from tests.spard.parts import byte_tokenizer, write_model
 from worker.engine.batch import Batch
 from worker.engine.serve import Engine
-from worker.engine.texts import Text, token_bytes
+from worker.engine.texts import Text
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 QUESTIONS = ["Hello there", "What is two and two?", "x", "A longer question, about nothing in particular at all."]
@@ -384,20 +382,3 @@ def test_no_half_of_a_character_is_shown_and_nothing_from_a_stop_on() -> None:
     assert not any("\ufffd" in each for each in shown)
     rest = Text(tokenizer, ["STOP"])
     assert "".join(rest.add(token) for token in ids[:16]) + rest.end() == tokenizer.decode(ids[:16])
-
-
-def test_the_bytes_of_tokens_are_those_of_the_text_also_where_a_token_is_part_of_a_character() -> None:
-    tokenizer = byte_tokenizer()
-    text = "tea, \u8336, \U0001f375"
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert b"".join(token_bytes(tokenizer, each) for each in ids).decode() == text
-    assert token_bytes(tokenizer, tokenizer.eos_token_id) == b"<|end|>"
-
-
-def test_a_byte_that_is_no_token_of_a_vocabulary_of_words_is_told_as_a_byte() -> None:
-    vocab = {"<unk>": 0, "\u2581tea": 1} | {f"<0x{byte:02X}>": byte + 2 for byte in range(256)}
-    words = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    words.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
-    assert token_bytes(tokenizer, 0xE8 + 2) == b"\xe8"
-    assert token_bytes(tokenizer, 1) == b" tea"
