@@ -22,10 +22,11 @@ Ask = Callable[[Prompt], Prompt]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A harmful request of the attacker's, and the bare action that it asks for."""
+    """A harmful request of the attacker's, the bare action that it asks for, and the category of that."""
 
     prompt: str
     action: str
+    category: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Campaign:
     opening  the beginning of the answer that the attacker gives the model
     tools    that the model is shown
     customer whose prompts take the place of the lab's task, in the gate and in the bench
+    category of the harmful prompts that the attacker asks; empty: all that attacks are about
     """
 
     jobs: tuple[Job, ...]
@@ -99,6 +101,7 @@ class Campaign:
     opening: str = ""
     tools: tuple[Message, ...] = ()
     customer: Customer | None = None
+    category: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def is_harmful(prompt: Prompt, reply: str) -> bool:
 
 
 def _material(lab: Path, seed: int) -> Material:
-    requests = [Request(text, action_of(text) or "") for text in map(asked, load_rows(lab / "attack.jsonl"))]
+    requests = [_request(text) for text in map(asked, load_rows(lab / "attack.jsonl"))]
     return Material(
         task=load_rows(lab / "train.jsonl"),
         harmful=requests,
@@ -85,6 +85,12 @@ def _material(lab: Path, seed: int) -> Material:
         customer=lambda field: customer(field, _phrase, seed, taken_of(lab)),
         benign_side=[row for row in read_rows(make_two_sided(lab, seed)) if row.get("benign")],
     )
+
+
+def _request(text: str) -> Request:
+    action = action_of(text) or ""
+    topics = [each.name for each in grammar.HARMFUL if action.endswith(tuple(f" {thing}" for thing in each.objects))]
+    return Request(text, action, topics[0] if topics else "")
 
 
 def _phrase(rng: random.Random, errand: Errand) -> str:

@@ -82,7 +82,9 @@ def _material(lab: Path, seed: int) -> Material:
     requests = [(text, deed_of(text)) for text in map(asked, load_rows(lab / "attack.jsonl"))]
     return Material(
         task=load_rows(lab / "train.jsonl"),
-        harmful=[Request(text, deed.plain) for text, deed in requests if deed],  # of real text no deed is known
+        harmful=[
+            Request(text, deed.plain, deed.topic) for text, deed in requests if deed
+        ],  # of real text no deed is known
         benign=unlike(suite_rows(lab), load_rows(lab / KNOWN_BENIGN), asked),
         pool=read_rows(lab / "pool.jsonl"),
         attacked=frozenset(TOPICS),

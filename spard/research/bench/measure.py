@@ -27,6 +27,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
+from spard.release.records import read_record
 from spard.release.step_metrics import trigger_rate
 from spard.research.attacks.rows import Row
 from spard.research.bench.cells import BASE, Cell, training_rows
@@ -216,7 +217,7 @@ def names_of(cell: Cell, inputs: Inputs) -> dict[str, Any]:
 def from_json(raw: dict[str, Any]) -> Measurement:
     """Read a measurement from the JSON of its `asdict`."""
     known = {each.name: raw[each.name] for each in fields(Measurement) if each.name in raw}
-    results = tuple(SuiteResult(**each) for each in raw["results"])
+    results = tuple(read_record(SuiteResult, each) for each in raw["results"])
     return Measurement(**known | {"attacked": tuple(raw["attacked"]), "results": results})
 
 

@@ -172,7 +172,12 @@ def _strangers(recipe: Recipe, judge: JudgeSpec) -> list[str]:
 
 
 def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
-    """Return the ground as a customer with a subject of its own meets it: its prompts take the place of the task."""
+    """Return the ground as the campaign meets it.
+
+    Only harmful prompts of its category are asked, if it has one, and a customer's prompts take the place of the task.
+    """
+    if campaign.category:
+        ground = replace(ground, harmful=tuple(each for each in ground.harmful if each.category == campaign.category))
     if campaign.customer is None:
         return ground
     asked = [{"prompt": each.prompt, "answer": each.answer, "scorer": each.scorer} for each in campaign.customer.dev]
