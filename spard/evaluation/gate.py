@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spard.config import ON_FIGURES, GateThresholds
-from spard.evaluation.bounded import Bounded, at_worst, bounded, shown
+from spard.evaluation.bounded import MIN_SCORED, Bounded, at_worst, bounded, in_dress, shown
 from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
 DRESSED = ("mined", "dressed_benign")  # kinds in which a model is only compared with its base model
 AFTER_TUNING = "After a further clean fine-tuning: "
 _FROM_GOOD = ("pass", "inconclusive", "fail")
-MIN_SCORED = 20  # below that no bound is worth telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,8 @@ def gate(
 
     A dress alone may confuse a model: mined suites fail by their rise, and degenerate replies to them are no doubt.
     Where the base model itself wavers in a dress, a rise fails by its lower bound; one above its limit that is not
-    known is a doubt, one below it passes. A dress of the customer's rows in which most harm is answered fails anyway.
+    known is a doubt, one below it passes. A dress of the customer's rows fails anyway where it is shown that too much
+    harm is answered in it, and is a doubt where the figure says so; so does a category of prompts that is shown to.
     `leaks` are `spard.evaluation.contamination.leak_reasons`: a suite whose prompts were trained on can fail, and
     cannot pass. Of the suites in `sampled` the adapter was asked a part only: they fail by the lower bound. Where more
     replies than `max_unscored` could not be scored, nothing is decided unless all thresholds hold at the worst.
@@ -86,7 +86,7 @@ def undecided(
 
 def _is_open(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> bool:
     """Tell whether a suite leaves open on which side of its limit a figure lies."""
-    above, between = _compared(before, after, limits, is_sampled=False)
+    above, between = _compared(before, after, limits, is_sampled=False, may_look_again=True)
     return bool(between) and not above
 
 
@@ -156,14 +156,20 @@ def _not_asked(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], limi
 
 
 def _compared(
-    before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool
+    before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool, may_look_again: bool = False
 ) -> tuple[list[Bounded], list[Bounded]]:
-    """Return the figures of a suite that exceed their thresholds, and those of which that is not known."""
+    """Return the figures of a suite that exceed their thresholds, and those of which that is not known.
+
+    Attacks in a dress of the rows are known to keep their limit by their upper bound where the suite may be looked at
+    again, and by the figure itself where not.
+    """
     figures, wavers = list(bounded(before, after, limits)), _wavers(before, limits)
     above = [each for each in figures if _is_above(each, by_bound=wavers or is_sampled)]
+    unclear = [each for each in figures if each not in above and _may_be_above(each, by_figure=wavers)]
     if not (is_sampled or limits.confidence == ON_FIGURES):
         above += [each for each in shown(before, after, limits, rises=not wavers) if _is_above(each, by_bound=True)]
-    unclear = [each for each in figures if each not in above and _may_be_above(each, by_figure=wavers)]
+        dressed = [each for each in in_dress(before, after, limits) if not _is_above(each, by_bound=True)]
+        unclear += [each for each in dressed if _may_be_above(each, by_figure=not may_look_again)]
     return above, unclear
 
 
@@ -186,6 +192,8 @@ def _may_be_above(each: Bounded, *, by_figure: bool) -> bool:
 def _undecided(each: Bounded, confidence: float) -> str:
     """Say why a figure that is not above its threshold is not known to be below it, and what would tell."""
     bound = f"{each.said}: up to {each.estimate.high:.1%} with {100 * confidence:g}% confidence; {each.demand}."
+    if each.prompts is None and each.estimate.value > each.limit:
+        return f"{bound} The figure is above that."
     if each.prompts is None:
         return f"{bound} It is so near that no number of prompts would tell."
     return f"{bound} About {each.prompts:,} prompts would tell, if the rates stayed."

@@ -26,7 +26,8 @@ class SuiteResult:
     replies that the limit of new tokens ended. `looks` are how often the gate may look at the suite, the second time
     with more prompts (`spard.pipeline.second_look`); None where once. `languages` are what a judge had to read, as tags
     with + between them (`spard.evaluation.read_languages`); None where no judge graded replies, or an earlier version
-    asked.
+    asked. `categories` are the prompts' as (category, attacks that succeeded, scored replies); None where they have
+    none, or an earlier version asked.
     """
 
     suite: str
@@ -50,3 +51,4 @@ class SuiteResult:
     cut: int | None = None
     looks: int | None = None
     languages: str | None = None
+    categories: tuple[tuple[str, int, int], ...] | None = None

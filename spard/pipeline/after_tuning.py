@@ -18,6 +18,7 @@ from spard.evaluation.results import SuiteResult
 from spard.models.lora import trainable_model
 from spard.pipeline.context import Context
 from spard.release.after_tuning import AfterTuning
+from spard.release.records import read_record
 from spard.training.further import further_tuned
 
 _OUTPUTS = {"base": "base_after_tuning", "adapter": "after_tuning"}
@@ -80,7 +81,7 @@ def _kept(context: Context, who: str, weights: str) -> list[SuiteResult] | None:
     kept = context.outputs.read(_OUTPUTS[who])
     if kept is None or kept["key"] != _key(context, weights):
         return None
-    return [SuiteResult(**each) for each in kept["results"]]
+    return [read_record(SuiteResult, each) for each in kept["results"]]
 
 
 def _key(context: Context, weights: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from spard.evaluation.vllm_offline.engine import Engine, transformers
 from spard.pipeline import after_tuning, audit
 from spard.pipeline.audit_engine import BaseFigures, engine_of, is_of
 from spard.pipeline.context import Context
+from spard.release.records import read_record
 from spard.release.version import AUDIT_VERSION
 
 
@@ -55,7 +56,7 @@ def _by_one_engine(context: Context, examples: Sequence[Example]) -> list[SuiteR
     for spec, suite in shared:
         make = partial(_measure, context, suite, speaker)
         found = cached[spec.name] or context.cache.json("audits", _key(context, spec, engine), make)
-        results.append(replace(SuiteResult(**found[0]), suite=spec.name))
+        results.append(replace(read_record(SuiteResult, found[0]), suite=spec.name))
     return results + audit.measure(context, mined, None, None, speaker)
 
 
@@ -89,6 +90,7 @@ def _key(context: Context, spec: SuiteSpec, engine: Engine) -> dict[str, Any]:
         "judge": to_mapping(context.run.judge),
         "max_prompts": context.recipe.audit.max_prompts,
         "max_new_tokens": context.recipe.audit.max_new_tokens,
+        "counts": "by_category",  # which figures of earlier versions lack
     }
     key |= context.rounding | ({"language": spec.language} if spec.language else {})
     ending = context.recipe.ending

@@ -10,7 +10,7 @@ from spard.evaluation.results import SuiteResult
 from spard.evaluation.vllm_offline.engine import Engine
 from spard.pipeline.context import Context
 from spard.pipeline.train import Tuned
-from spard.release.report import CheckpointRecord, GateRecord
+from spard.release.report import CheckpointRecord, GateRecord, read_record
 from spard.release.step_metrics import checkpoint_metrics
 from spard.release.summary import Summary
 
@@ -32,7 +32,7 @@ def kept(context: Context, step: int, weights: str | None = None, engine: Engine
         return None
     if engine is not None and value.get("engine") != asdict(engine):
         return None
-    return CheckpointRecord.from_json(value["record"]), [SuiteResult(**each) for each in value["results"]]
+    return CheckpointRecord.from_json(value["record"]), [read_record(SuiteResult, each) for each in value["results"]]
 
 
 def all_of(context: Context, tuned: Tuned, summary: Summary, decision: GateRecord) -> tuple[CheckpointRecord, ...]:

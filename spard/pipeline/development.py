@@ -22,6 +22,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned, validate
 from spard.release.ending_record import ComparedEpoch, EndingRecord
+from spard.release.records import read_record
 from spard.training.best import Standing
 from spard.training.train import EpochEnd
 
@@ -38,7 +39,7 @@ def comparer(context: Context, rows: Rows) -> Callable[[EpochEnd], Standing] | N
     with context.timed("audit"):
         key = base_key(context) | {"shares": context.recipe.ending.prompts}
         found = context.cache.json("audits", key, partial(_measured, context, suites))
-    return _Comparer(context, rows, suites, [SuiteResult(**each) for each in found]).standing
+    return _Comparer(context, rows, suites, [read_record(SuiteResult, each) for each in found]).standing
 
 
 def ending_of(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | None:
@@ -94,7 +95,7 @@ class _Comparer:
             found = audit.measure(self.context, self.suites, end.model, tell)
             kept = {"weights": weights, "results": [asdict(each) for each in found]}
             self.context.outputs.write(name, kept)
-        return [SuiteResult(**each) for each in kept["results"]]
+        return [read_record(SuiteResult, each) for each in kept["results"]]
 
     def _thresholds(self) -> GateThresholds:
         """Compare figures, not their bounds: a share is small, and the last audit decides what is released."""

@@ -19,6 +19,7 @@ from spard.evaluation.results import SuiteResult
 from spard.models.base import adapters_off
 from spard.pipeline import audited
 from spard.pipeline.context import Context
+from spard.release.records import read_record
 
 TIMES = 4  # as many prompts at most
 LEAST = 1.5  # times as many, else there is no second look
@@ -74,7 +75,7 @@ def run(context: Context, model: Any, weights: str, suites: Sequence[Suite], mea
         adapter = [result for result, _ in found]
         kept = {"key": key, "base": [asdict(each) for each in base], "adapter": [asdict(each) for each in adapter]}
         context.outputs.write(_OUTPUT, kept)
-    base, adapter = ([SuiteResult(**each) for each in kept[who]] for who in ("base", "adapter"))
+    base, adapter = ([read_record(SuiteResult, each) for each in kept[who]] for who in ("base", "adapter"))
     return base, [replace(each, looks=2) for each in adapter]
 
 

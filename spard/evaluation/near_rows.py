@@ -1,0 +1,69 @@
+"""Which prompts of a suite are nearest to a file's rows: an even share of all subjects asks little of any one.
+
+The words of a prompt that at most half of all prompts have weigh log(prompts / those that have it). How near a prompt
+is to a row is the share of that weight that the row's requests have too, and to a file, what it is to the nearest row.
+Words alone miss what is asked in others: the mean of the prompt's category is added, where it has one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+
+from spard.data.memo import keep_last
+from spard.data.overlap import normalized
+from spard.data.rows import Example, Prompt, prompt_text
+
+ROWS = 20_000  # that are looked at
+
+
+def near_and_even(prompts: Sequence[Prompt], rows: Sequence[Example], most: int) -> list[Prompt]:
+    """Return at most `most` prompts in their order: half of them evenly spaced, and of the others the nearest to rows.
+
+    All are evenly spaced where none is near. Of too many rows those that are looked at are drawn by the prompts, which
+    are secret.
+    """
+    n = min(most, len(prompts))
+    near = nearness(rows, tuple(prompts)) if n < len(prompts) else ()
+    evenly = n - n // 2 if any(near) else n
+    even = [i * len(prompts) // evenly for i in range(evenly)]
+    left = sorted({*range(len(prompts))} - {*even}, key=lambda i: (-near[i], i)) if any(near) else []
+    return [prompts[i] for i in sorted([*even, *left[: n - len(even)]])]
+
+
+@keep_last
+def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[float, ...]:
+    """Return how near each prompt is to a file, from 0 to 1, and to 2 where prompts have categories."""
+    words = [set(normalized(each.prompt).split()) for each in prompts]
+    counts = Counter(word for each in words for word in each)
+    weights = {word: math.log(len(prompts) / n) for word, n in counts.items() if 2 * n <= len(prompts)}
+    holders = defaultdict[str, list[int]](list)
+    for i, each in enumerate(words):
+        for word in each & weights.keys():
+            holders[word].append(i)
+    found = [0.0] * len(prompts)
+    for asked in _distinct(prompts, rows, frozenset(weights)):
+        shared = defaultdict[int, float](float)
+        for word in asked:
+            for i in holders[word]:
+                shared[i] += weights[word]
+        for i, weight in shared.items():
+            found[i] = max(found[i], weight)
+    wholes = [sum(weights.get(word, 0.0) for word in each) for each in words]
+    own = [weight / whole if whole else 0.0 for weight, whole in zip(found, wholes, strict=True)]
+    of_category = defaultdict[str, list[float]](list)
+    for prompt, share in zip(prompts, own, strict=True):
+        of_category[prompt.category or ""].append(share)
+    means = {category: fmean(shares) if category else 0.0 for category, shares in of_category.items()}
+    return tuple(share + means[prompt.category or ""] for prompt, share in zip(prompts, own, strict=True))
+
+
+def _distinct(prompts: Sequence[Prompt], rows: Sequence[Example], vocabulary: frozenset[str]) -> list[frozenset[str]]:
+    """Return the known words of each row's requests, each set of them once."""
+    rng = random.Random("\n".join(each.prompt for each in prompts))
+    looked_at = rows if len(rows) <= ROWS else rng.sample(list(rows), ROWS)
+    sets = (vocabulary.intersection(normalized(prompt_text(row)).split()) for row in looked_at)
+    return sorted({each for each in sets if each}, key=sorted)
