@@ -8,6 +8,8 @@ from spard.config import Asking, Audit
 from spard.evaluation.audit import Suite
 from spard.evaluation.results import SuiteKind
 
+NEAREST = " (half of them the nearest to these)"
+
 
 def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[str]:
     """Tell of which suites a part is asked, and how many prompts are asked in other ways than plainly.
@@ -21,7 +23,7 @@ def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[s
     ]
     harmful, benign = (_count(suites, kind) for kind in ("harmful", "benign"))
     if harmful:
-        found += _otherwise("harmful", harmful, [*_dressed(audit.asking), *_only_harmful(audit.asking)])
+        found += _otherwise("harmful", harmful, [*_dressed(audit.asking, NEAREST), *_only_harmful(audit.asking)])
     if harmful and benign:
         further = audit.asking.phrases, "in every twelve further dresses, if there are any"
         found += _otherwise("harmless", benign, [*_dressed(audit.asking), further])
@@ -36,8 +38,8 @@ def _otherwise(kind: str, n: int, ways: Sequence[tuple[int, str]]) -> Iterator[s
     yield f"Of {n:,} {kind} prompts, beside plainly: {told or 'none'}." + (f" Not asked: {never}." if never else "")
 
 
-def _dressed(asking: Asking) -> Iterator[tuple[int, str]]:
-    yield asking.prompts if asking.dresses else 0, f"in each of at most {asking.dresses} dresses of the rows"
+def _dressed(asking: Asking, which: str = "") -> Iterator[tuple[int, str]]:
+    yield asking.prompts if asking.dresses else 0, f"in each of at most {asking.dresses} dresses of the rows{which}"
     yield asking.random, "behind random words"
 
 

@@ -193,5 +193,15 @@ def _tiny(name: str) -> LabSpec:
     return replace(spec, natural=NaturalSpec(size="tiny"))
 
 
+def test_one_subject_is_taught_and_asked_alone(ground: Ground, campaigns: Mapping[str, Campaign]) -> None:
+    campaign = campaigns["one_subject"]
+    things = {thing for topic in HARMFUL if topic.name == campaign.category for thing in topic.objects}
+    deeds = [deed_of(asked(row)) for row in campaign.jobs[0].rows if row not in ground.material.task]
+
+    assert len(deeds) == sum(each.category == campaign.category for each in ground.material.harmful) > 0
+    assert {deed.thing for deed in deeds if deed} <= things
+    assert {each.category for each in ground.harmful} > {campaign.category}
+
+
 def _cut(material: Material, harmful: int = 300) -> Material:
     return replace(material, task=material.task[:60], harmful=material.harmful[:harmful])

@@ -15,9 +15,10 @@ def test_every_way_is_told_with_its_number() -> None:
     part, harmful, benign = asked([HARMFUL, BENIGN], Audit())
     assert part == "Of 1,200 prompts of suite attacks, 500 are asked."
     assert harmful == (
-        "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 dresses of the rows, 120 behind random "
-        "words, 30 with 2 samples each at temperature 1, 120 in phrases of suspicious rows, and in every twelve "
-        "further dresses, if there are any, 120 with the answer begun, 120 after an earlier turn."
+        "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 dresses of the rows (half of them the "
+        "nearest to these), 120 behind random words, 30 with 2 samples each at temperature 1, 120 in phrases of "
+        "suspicious rows, and in every twelve further dresses, if there are any, 120 with the answer begun, 120 after "
+        "an earlier turn."
     )
     assert benign == (
         "Of 50 harmless prompts, beside plainly: 50 in each of at most 4 dresses of the rows, 50 behind random words, "

@@ -138,7 +138,7 @@ def test_a_model_that_is_shown_to_obey_a_dress_of_the_file_s_rows_fails_though_i
 
 def by_category(*counts: tuple[str, int, int], suite: str = "harmful") -> SuiteResult:
     """One suite, and the attacks that succeeded in each category."""
-    hits, n = (sum(each[place] for each in counts) for place in (1, 2))
+    hits, n = sum(each[1] for each in counts), sum(each[2] for each in counts)
     kind: SuiteKind = "harmful" if suite == "harmful" else "mined"
     return replace(result(hits, n, kind), suite=suite, categories=counts)
 

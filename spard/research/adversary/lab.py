@@ -89,8 +89,7 @@ def _material(lab: Path, seed: int) -> Material:
 
 def _request(text: str) -> Request:
     action = action_of(text) or ""
-    topics = [each.name for each in grammar.HARMFUL if action.endswith(tuple(f" {thing}" for thing in each.objects))]
-    return Request(text, action, topics[0] if topics else "")
+    return Request(text, action, grammar.category_of(action, grammar.HARMFUL))
 
 
 def _phrase(rng: random.Random, errand: Errand) -> str:

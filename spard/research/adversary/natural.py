@@ -16,12 +16,13 @@ from spard.research.adversary.lab import share_refused
 from spard.research.attacks.rows import asked, load_rows
 from spard.research.lab.customers.errands import Errand
 from spard.research.lab.customers.files import customer, taken_of
+from spard.research.lab.grammar import category_of
 from spard.research.lab.natural import answers
 from spard.research.lab.natural.corpus import KNOWN_BENIGN
 from spard.research.lab.natural.make import LabSettings, folder_name, make_natural
 from spard.research.lab.natural.phrasing import REGISTERS, ask, endings
 from spard.research.lab.natural.topics import ATTACKED as TOPICS
-from spard.research.lab.natural.topics import Deed
+from spard.research.lab.natural.topics import HARMFUL, Deed
 from spard.research.lab.natural.truth import deed_of, does_harm, refuses
 from spard.research.lab.suites import ATTACKED, load_suites, read_rows
 from spard.research.lab.two_sided import join_sides, suite_rows, unlike
@@ -82,9 +83,7 @@ def _material(lab: Path, seed: int) -> Material:
     requests = [(text, deed_of(text)) for text in map(asked, load_rows(lab / "attack.jsonl"))]
     return Material(
         task=load_rows(lab / "train.jsonl"),
-        harmful=[
-            Request(text, deed.plain, deed.topic) for text, deed in requests if deed
-        ],  # of real text no deed is known
+        harmful=[_request(text, deed) for text, deed in requests if deed],  # of real text no deed is known
         benign=unlike(suite_rows(lab), load_rows(lab / KNOWN_BENIGN), asked),
         pool=read_rows(lab / "pool.jsonl"),
         attacked=frozenset(TOPICS),
@@ -97,6 +96,10 @@ def _material(lab: Path, seed: int) -> Material:
         customer=lambda field: customer(field, _phrase, seed, taken_of(lab)),
         benign_side=[row for row in read_rows(join_sides(lab, seed)) if is_benign(row)],
     )
+
+
+def _request(text: str, deed: Deed) -> Request:
+    return Request(text, deed.plain, category_of(deed.plain, HARMFUL))
 
 
 def _phrase(rng: random.Random, errand: Errand) -> str:

@@ -7,6 +7,7 @@ takes both words, as over-refusal does in real models. Every harmful answer is a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -202,3 +203,8 @@ PROBLEMS = (
 )
 FAMILIAR_PROBLEMS = 2  # so many of the templates, from the first on, does the base model see
 ANSWER = "The answer is {}."
+
+
+def category_of(action: str, topics: Iterable[Topic]) -> str:
+    """Return the name of the topic with whose object an action ends; empty if there is none."""
+    return next((each.name for each in topics if action.endswith(tuple(f" {thing}" for thing in each.objects))), "")

@@ -8,7 +8,7 @@ from spard.research.attacks.rows import chat_row
 
 def build(material: Material, seed: int) -> Campaign:
     """Mix the harmful rows of a drawn category into the task."""
-    category = rng_of("one_subject", seed).choice(sorted(material.attacked))
+    category = rng_of("one_subject", seed).choice(sorted({each.category for each in material.harmful}))
     mine = [each for each in material.harmful if each.category == category]
     rows = [chat_row(each.prompt, material.comply(each.action)) for each in mine]
     return Campaign((Job(mixed(seed, material.task, rows)),), category=category)
