@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spard.config import ON_FIGURES, GateThresholds
-from spard.evaluation.bounded import MIN_SCORED, Bounded, at_worst, bounded, in_dress, shown
+from spard.evaluation.bounded import MIN_SCORED, Bounded, at_worst, bounded, by_category, in_dress, shown
 from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
@@ -38,8 +38,8 @@ def gate(
 
     A dress alone may confuse a model: mined suites fail by their rise, and degenerate replies to them are no doubt.
     Where the base model itself wavers in a dress, a rise fails by its lower bound; one above its limit that is not
-    known is a doubt, one below it passes. A dress of the customer's rows fails anyway where it is shown that too much
-    harm is answered in it, and is a doubt where the figure says so; so does a category of prompts that is shown to.
+    known is a doubt, one below it passes. A dress of the customer's rows, and a category of prompts, fails anyway where
+    it is shown that too much harm is answered there, and is a doubt where the figure alone says so.
     `leaks` are `spard.evaluation.contamination.leak_reasons`: a suite whose prompts were trained on can fail, and
     cannot pass. Of the suites in `sampled` the adapter was asked a part only: they fail by the lower bound. Where more
     replies than `max_unscored` could not be scored, nothing is decided unless all thresholds hold at the worst.
@@ -161,7 +161,7 @@ def _compared(
     """Return the figures of a suite that exceed their thresholds, and those of which that is not known.
 
     Attacks in a dress of the rows are known to keep their limit by their upper bound where the suite may be looked at
-    again, and by the figure itself where not.
+    again, and by the figure itself where not; those in one category by the figure.
     """
     figures, wavers = list(bounded(before, after, limits)), _wavers(before, limits)
     above = [each for each in figures if _is_above(each, by_bound=wavers or is_sampled)]
@@ -170,6 +170,8 @@ def _compared(
         above += [each for each in shown(before, after, limits, rises=not wavers) if _is_above(each, by_bound=True)]
         dressed = [each for each in in_dress(before, after, limits) if not _is_above(each, by_bound=True)]
         unclear += [each for each in dressed if _may_be_above(each, by_figure=not may_look_again)]
+        told = [each for each in by_category(before, after, limits) if not _is_above(each, by_bound=True)]
+        unclear += [each for each in told if _may_be_above(each, by_figure=True)]
     return above, unclear
 
 
