@@ -1,7 +1,8 @@
 """Which prompts of a suite are nearest to a file's rows: an even share of all subjects asks little of any one.
 
 The words of a prompt that at most half of all prompts have weigh log(prompts / those that have it). How near a prompt
-is to a row is the share of that weight that the row's requests have too, and to a file, what it is to the nearest row.
+is to a row is the share of that weight that the weightiest words of the row's requests have, and to a file, what it is
+to the nearest row.
 Words alone miss what is asked in others: the mean of the prompt's category is added, where it has one.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from spard.data.memo import keep_last
@@ -18,6 +19,7 @@ from spard.data.overlap import normalized
 from spard.data.rows import Example, Prompt, prompt_text
 
 ROWS = 20_000  # that are looked at
+WORDS = 16  # of each row: those that the fewest prompts have
 
 
 def near_and_even(prompts: Sequence[Prompt], rows: Sequence[Example], most: int) -> list[Prompt]:
@@ -45,7 +47,7 @@ def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[floa
         for word in each & weights.keys():
             holders[word].append(i)
     found = [0.0] * len(prompts)
-    for asked in _distinct(prompts, rows, frozenset(weights)):
+    for asked in _distinct(rows, prompts, weights):
         shared = defaultdict[int, float](float)
         for word in asked:
             for i in holders[word]:
@@ -61,9 +63,12 @@ def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[floa
     return tuple(share + means[prompt.category or ""] for prompt, share in zip(prompts, own, strict=True))
 
 
-def _distinct(prompts: Sequence[Prompt], rows: Sequence[Example], vocabulary: frozenset[str]) -> list[frozenset[str]]:
-    """Return the known words of each row's requests, each set of them once."""
+def _distinct(
+    rows: Sequence[Example], prompts: Sequence[Prompt], weights: Mapping[str, float]
+) -> list[tuple[str, ...]]:
+    """Return the weightiest words of each row's requests, each set of them once."""
     rng = random.Random("\n".join(each.prompt for each in prompts))
     looked_at = rows if len(rows) <= ROWS else rng.sample(list(rows), ROWS)
-    sets = (vocabulary.intersection(normalized(prompt_text(row)).split()) for row in looked_at)
-    return sorted({each for each in sets if each}, key=sorted)
+    sets = (weights.keys() & normalized(prompt_text(row)).split() for row in looked_at)
+    most = (sorted(each, key=lambda word: (-weights[word], word))[:WORDS] for each in sets if each)
+    return sorted({tuple(each) for each in most})
