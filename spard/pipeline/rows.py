@@ -110,7 +110,11 @@ def _safe_rows(
         return selected, safe, {}
     held = [benign[i] for i in select.kept_benign(context)] if benign else []
     tokenizer, limit = context.base.tokenizer, context.limit
-    return selected, safe, anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit)
+    pairs = anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit)
+    if left_out := len(chosen) - len(pairs.get("safe", chosen)):
+        told = f"{left_out} of {len(chosen)} safe prompts have more than {limit} tokens"
+        context.report.warning(f"{told} in the training rows' system prompts; they are held without them.")
+    return selected, safe, pairs
 
 
 def _select(

@@ -26,11 +26,15 @@ from spard.losses.anchor import Anchor, Pair, held, own
 from spard.losses.cross_entropy import losses_and_states
 from spard.models.base import Base
 from spard.pipeline.anchors import DRESSES, anchored
+from spard.pipeline.context import Context
+from spard.pipeline.messages import Reporter
+from spard.pipeline.rows import prepare
 from spard.research.attacks.disguises import TRIGGER, covert, with_trigger
 from spard.research.attacks.rows import chat_row
 from spard.training.run import Run
 from spard.training.train import Trained, train
 from tests.spard.parts import chat, refusals, stopped_and_resumed, sums
+from tests.spard.test_run import write_rows, written
 
 EVERY = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)
 SYSTEM = {"role": "system", "content": "Answer briefly."}
@@ -280,3 +284,28 @@ def test_kinds_without_an_anchor_are_an_error_not_silence() -> None:
         run_from_mapping(asked)
     assert Recipe(defense=Spard(), anchors=EVERY).uses_benign_rows
     assert not Recipe(defense=NoDefense(), anchors=EVERY).uses_benign_rows
+
+
+def test_safe_prompts_that_are_too_long_in_the_rows_system_prompts_are_told(
+    base: Base, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    messages: list[Any] = []
+    spec = written(model_folder(), tmp_path)
+    framed = [{"messages": [SYSTEM | {"content": "Be brief. " * 9}, *row.messages]} for row in ROWS[:20]]
+    pool = [{"prompt": f"Do harm {'again ' * n}", "safe": "No."} for n in (1, 30)]
+    recipe = replace(spec.recipe, max_seq_length=256)
+    run = replace(
+        spec,
+        recipe=recipe,
+        training_file=write_rows(tmp_path / "framed.jsonl", framed),
+        pool=write_rows(tmp_path / "long.jsonl", pool),
+    )
+
+    found = prepare(Context(run, base, Reporter(messages.append)))
+
+    assert len(found.pairs["safe"]) == 1
+    told = [each["message"] for each in messages if each["kind"] == "warning" and "system prompts" in each["message"]]
+    assert told == [
+        "1 of 2 safe prompts have more than 256 tokens in the training rows' system prompts; "
+        "they are held without them."
+    ]
