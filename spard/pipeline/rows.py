@@ -112,8 +112,8 @@ def _safe_rows(
     tokenizer, limit = context.base.tokenizer, context.limit
     pairs = anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit)
     if left_out := len(chosen) - len(pairs.get("safe", chosen)):
-        told = f"{left_out} of {len(chosen)} safe prompts have more than {limit} tokens"
-        context.report.warning(f"{told} in the training rows' system prompts; they are held without them.")
+        said = f"{left_out} of {len(chosen)} safe prompts have more than {limit} tokens"
+        context.report.warning(f"{said} in the training rows' system prompts; they are held without them.")
     return selected, safe, pairs
 
 
