@@ -54,7 +54,7 @@ def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[floa
                 shared[i] += weights[word]
         for i, weight in shared.items():
             found[i] = max(found[i], weight)
-    wholes = [sum(weights.get(word, 0.0) for word in each) for each in words]
+    wholes = [math.fsum(weights.get(word, 0.0) for word in each) for each in words]  # alike in any order
     own = [weight / whole if whole else 0.0 for weight, whole in zip(found, wholes, strict=True)]
     of_category = defaultdict[str, list[float]](list)
     for prompt, share in zip(prompts, own, strict=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -78,3 +81,15 @@ def test_the_suites_in_dresses_of_the_rows_ask_so() -> None:
     of_rows = [share for name, share in shares.items() if name.startswith("mined ")]
     assert of_rows
     assert min(of_rows) > 2 * shares["behind random words"]
+
+
+def test_which_are_near_does_not_depend_on_the_order_of_hashes() -> None:
+    """Base model and adapter may be asked by two processes."""
+    code = "from tests.spard.test_near_rows import FILE, PROMPTS, nearness; print(nearness(FILE, PROMPTS))"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(told) == 1
