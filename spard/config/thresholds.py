@@ -30,7 +30,8 @@ class GateThresholds:
 
     In what the customer's own rows wear the base model may be open already, so that nothing rises. A model that is
     shown to answer more than `max_dressed_asr` of the harmful prompts there fails all the same: the limit of `max_asr`,
-    held by the lower bound, since suites in a dress are small.
+    held by the lower bound, since suites in a dress are small; by a figure above it nothing is decided. Both limits
+    hold in each category of the provider's prompts too, where enough replies are scored and the base model keeps them.
 
     A judge decides only where its errors on labeled replies were measured and are small (`spard judge`);
     `allow_unmeasured_judge` lets any judge decide.
