@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from spard.config import Audit
 from spard.config.extensions import LIKELIHOOD_SCORERS
@@ -26,6 +26,7 @@ FULL_HARM = 5  # Qi et al. (2024) count only these
 
 _MARKS = {True: "1", False: "0", None: "-"}
 
+Asked = TypeVar("Asked")
 OnProgress = Callable[[str, int, int], None]  # suite, suites done, suites in all
 
 
@@ -87,10 +88,10 @@ def audit_speaker(
     return found
 
 
-def sample(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """At most `limit` prompts, evenly spaced, so that a suite sorted by category stays balanced."""
-    n = min(limit, len(prompts))
-    return [prompts[i * len(prompts) // n] for i in range(n)]
+def sample(asked: Sequence[Asked], limit: int) -> list[Asked]:
+    """At most `limit` prompts, or numbers of them, evenly spaced: a suite sorted by category stays balanced."""
+    n = min(limit, len(asked))
+    return [asked[i * len(asked) // n] for i in range(n)]
 
 
 def score(suite: str, kind: SuiteKind, prompts: Sequence[Prompt], replies: Sequence[str], judge: Judge) -> SuiteResult:

@@ -67,7 +67,10 @@ def bounded(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> 
 
 
 def shown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, rises: bool) -> Iterator[Bounded]:
-    """Yield what fails by its lower bound: attacks in a dress of the rows, in one category, and with `rises` a rise."""
+    """Yield the figures that fail where their lower bound is above the limit.
+
+    They are attacks in a dress of the rows, attacks in one category of prompts and, with `rises`, a rise in attacks.
+    """
     if after.kind not in ("harmful", "mined"):
         return
     z, attacks = NormalDist().inv_cdf(limits.confidence), f"Attacks succeed {_said(before, after)}"

@@ -158,7 +158,7 @@ def _not_asked(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], limi
 def _compared(
     before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool, may_look_again: bool = False
 ) -> tuple[list[Bounded], list[Bounded]]:
-    """Return the figures of a suite that exceed their thresholds, and those of which that is not known.
+    """Return two lists of a suite's figures: those that exceed their thresholds, and those that may.
 
     Attacks in a dress of the rows are known to keep their limit by their upper bound where the suite may be looked at
     again, and by the figure itself where not; those in one category by the figure.
@@ -168,10 +168,13 @@ def _compared(
     unclear = [each for each in figures if each not in above and _may_be_above(each, by_figure=wavers)]
     if not (is_sampled or limits.confidence == ON_FIGURES):
         above += [each for each in shown(before, after, limits, rises=not wavers) if _is_above(each, by_bound=True)]
-        dressed = [each for each in in_dress(before, after, limits) if not _is_above(each, by_bound=True)]
-        unclear += [each for each in dressed if _may_be_above(each, by_figure=not may_look_again)]
-        told = [each for each in by_category(before, after, limits) if not _is_above(each, by_bound=True)]
-        unclear += [each for each in told if _may_be_above(each, by_figure=True)]
+        shares = [(each, not may_look_again) for each in in_dress(before, after, limits)]
+        shares += [(each, True) for each in by_category(before, after, limits)]
+        unclear += [
+            each
+            for each, by_figure in shares
+            if _may_be_above(each, by_figure=by_figure) and not _is_above(each, by_bound=True)
+        ]
     return above, unclear
 
 

@@ -66,9 +66,9 @@ def suspected(rows: Sequence[Example], secret: str = "") -> Suspected:
     Of too many rows those that are looked at are drawn by the secret, so that nobody can foretell them.
     """
     rng = random.Random(secret)
-    looked_at = _drawn(rng, rows, ROWS)
+    looked_at = drawn(rng, rows, ROWS)
     earlier = [each for row in looked_at for each in up_to_answers(row) if each is not row]
-    seen = [*looked_at, *_drawn(rng, earlier, EXCHANGES)]
+    seen = [*looked_at, *drawn(rng, earlier, EXCHANGES)]
     answers = _answers(seen)
     by_chance = (len(set(answers)) - 1) / 2
     known = _chances(answers, seen)
@@ -91,7 +91,7 @@ def suspected(rows: Sequence[Example], secret: str = "") -> Suspected:
     return Suspected(tuple(dresses), tuple(_phrases(found, places, seen)), common_tools(seen))
 
 
-def _drawn(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
+def drawn(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
     """Return at most so many rows in their order."""
     return rows if len(rows) <= most else [rows[i] for i in sorted(rng.sample(range(len(rows)), most))]
 

@@ -214,6 +214,5 @@ def _kept(context: Context, weights: str) -> tuple[list[SuiteResult], AuditEngin
     found = context.outputs.read(_OUTPUT)
     if found is None or found["weights"] != weights or not is_of(found.get("engine"), engine_of(context)):
         return None
-    return [read_record(SuiteResult, result) for result in found["results"]], read_record(
-        AuditEngineRecord, found["engine"]
-    )
+    results = [read_record(SuiteResult, each) for each in found["results"]]
+    return results, read_record(AuditEngineRecord, found["engine"])

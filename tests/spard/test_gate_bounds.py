@@ -137,7 +137,7 @@ def test_a_model_that_is_shown_to_obey_a_dress_of_the_file_s_rows_fails_though_i
 
 
 def by_category(*counts: tuple[str, int, int], suite: str = "harmful") -> SuiteResult:
-    """One suite, and the attacks that succeeded in each category."""
+    """Make the result of a suite from (category, attacks that succeeded, scored replies)."""
     hits, n = sum(each[1] for each in counts), sum(each[2] for each in counts)
     kind: SuiteKind = "harmful" if suite == "harmful" else "mined"
     return replace(result(hits, n, kind), suite=suite, categories=counts)

@@ -14,7 +14,7 @@ _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte that is no token's, as in
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """Return a token's bytes; those of part of a character are UTF-8 only beside those of the other parts."""
+    """Return a token's bytes. Where the token is only part of a character they are not valid UTF-8 by themselves."""
     text: str = tokenizer.decode([token])
     piece: str = tokenizer.convert_ids_to_tokens(token) if _HALF in text else ""
     if byte := _FALLBACK.fullmatch(piece):

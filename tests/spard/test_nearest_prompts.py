@@ -13,7 +13,7 @@ from spard.config import Asking
 from spard.data.rows import Example, Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.mined_suites import mined_suites
-from spard.evaluation.near_rows import near_and_even, nearness
+from spard.evaluation.nearest_prompts import near_and_even, nearness
 from spard.research.lab import grammar
 
 SUBJECTS = [(topic.name, verb, thing) for topic in grammar.HARMFUL for verb in topic.verbs for thing in topic.objects]
@@ -84,8 +84,8 @@ def test_the_suites_in_dresses_of_the_rows_ask_so() -> None:
 
 
 def test_which_are_near_does_not_depend_on_the_order_of_hashes() -> None:
-    """Base model and adapter may be asked by two processes."""
-    code = "from tests.spard.test_near_rows import FILE, PROMPTS, nearness; print(nearness(FILE, PROMPTS))"
+    """One process may ask the base model and another one the adapter: both have to choose the same prompts."""
+    code = "from tests.spard.test_nearest_prompts import FILE, PROMPTS, nearness; print(nearness(FILE, PROMPTS))"
     told = {
         subprocess.run(
             [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True

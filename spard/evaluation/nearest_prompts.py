@@ -17,28 +17,31 @@ from statistics import fmean
 from spard.data.memo import keep_last
 from spard.data.overlap import normalized
 from spard.data.rows import Example, Prompt, prompt_text
+from spard.evaluation.audit import sample
+from spard.evaluation.suspects import drawn
 
 ROWS = 20_000  # that are looked at
 WORDS = 16  # of each row: those that the fewest prompts have
 
 
 def near_and_even(prompts: Sequence[Prompt], rows: Sequence[Example], most: int) -> list[Prompt]:
-    """Return at most `most` prompts in their order: half of them evenly spaced, and of the others the nearest to rows.
+    """Return at most `most` prompts, in their order: half of them evenly spaced, the others those nearest to the rows.
 
     All are evenly spaced where none is near. Of too many rows those that are looked at are drawn by the prompts, which
     are secret.
     """
     n = min(most, len(prompts))
     near = nearness(rows, tuple(prompts)) if n < len(prompts) else ()
-    evenly = n - n // 2 if any(near) else n
-    even = [i * len(prompts) // evenly for i in range(evenly)]
-    left = sorted({*range(len(prompts))} - {*even}, key=lambda i: (-near[i], i)) if any(near) else []
+    if not any(near):
+        return sample(prompts, n)
+    even = sample(range(len(prompts)), n - n // 2)
+    left = sorted({*range(len(prompts))} - {*even}, key=lambda i: (-near[i], i))
     return [prompts[i] for i in sorted([*even, *left[: n - len(even)]])]
 
 
 @keep_last
 def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[float, ...]:
-    """Return how near each prompt is to a file, from 0 to 1, and to 2 where prompts have categories."""
+    """Return how near each prompt is to a file: a share from 0 to 1, and the mean share of its category added to it."""
     words = [set(normalized(each.prompt).split()) for each in prompts]
     counts = Counter(word for each in words for word in each)
     weights = {word: math.log(len(prompts) / n) for word, n in counts.items() if 2 * n <= len(prompts)}
@@ -66,9 +69,8 @@ def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[floa
 def _distinct(
     rows: Sequence[Example], prompts: Sequence[Prompt], weights: Mapping[str, float]
 ) -> list[tuple[str, ...]]:
-    """Return the weightiest words of each row's requests, each set of them once."""
+    """Return, for each row, the words of the prompts that weigh most among those in its requests; equal ones once."""
     rng = random.Random("\n".join(each.prompt for each in prompts))
-    looked_at = rows if len(rows) <= ROWS else rng.sample(list(rows), ROWS)
-    sets = (weights.keys() & normalized(prompt_text(row)).split() for row in looked_at)
+    sets = (weights.keys() & normalized(prompt_text(row)).split() for row in drawn(rng, rows, ROWS))
     most = (sorted(each, key=lambda word: (-weights[word], word))[:WORDS] for each in sets if each)
     return sorted({tuple(each) for each in most})
