@@ -16,7 +16,11 @@ from typing import Any
 from spard.errors import InvalidData
 
 MARK = "\udfff"  # half of a pair: no text that is valid Unicode holds it
-_OURS = ("role", "type", "weight")  # keys whose values templates compare
+# What templates compare, by its key; any other value of these keys is the customer's text.
+_COMPARED = {
+    "role": frozenset({"system", "developer", "user", "assistant", "tool", "function"}),
+    "type": frozenset({"function", "object", "array", "string", "number", "integer", "boolean", "null"}),
+}
 
 Span = tuple[int, int]
 
@@ -67,7 +71,8 @@ class Shield:
         return [self.everywhere(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _of(self, key: str, value: Any) -> Any:
-        return value if key in _OURS and isinstance(value, str) else self.everywhere(value)
+        is_compared = isinstance(value, str) and value in _COMPARED.get(key, ())
+        return value if is_compared else self.everywhere(value)
 
 
 def pieces(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[Span]]]:
