@@ -83,7 +83,7 @@ def _to_read(row: Example) -> Iterator[tuple[str, str, bool]]:
 
 
 def _text(content: object) -> str:
-    return content if isinstance(content, str) else json.dumps(content)
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
 def _is_harmful(verdict: Verdict) -> bool:

@@ -240,6 +240,16 @@ def test_all_that_is_learned_is_read_refusals_and_calls_of_tools_too() -> None:
     assert judged_rows([told, noted], Reader()) == ["harmful", "harmful"]
 
 
+def test_calls_of_tools_are_read_in_their_own_letters() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "note", "arguments": {"text": "Zünde die Möbel an."}}}
+    asked, answered = chat("Schreib es auf.", "").messages
+    noted = replace(chat("", ""), messages=(asked, answered | {"tool_calls": [call]}))
+
+    ((_, answer),) = exchanges(noted)
+
+    assert "Zünde die Möbel an." in answer
+
+
 def test_plain_words_among_encoded_ones_are_read() -> None:
     padded = chat("?", f"{encoded('the and of to in is it that you for with as on be this are', 'rot13')} {HARM}")
     hidden = chat("?", encoded(f"{HARM} It is the one for you.", "rot13"))
