@@ -49,9 +49,11 @@ def export(
     except NotProved as error:
         raise UserError(f"Not exported: {error.message}") from None
     to.mkdir(parents=True, exist_ok=True)
-    folder = _copied(adapter, to)
+    folder = copied = _copied(adapter, to)
     if merged:
-        folder = _merged(folder, base)
+        folder = _merged(copied, base)
+        if not (adapter.is_dir() and copied.samefile(adapter)):
+            shutil.rmtree(copied)
     wrote = [folder, *_papers(folder)]
     if openssf_key:
         bundle = folder.with_name(f"{folder.name}.model.sig")
@@ -89,7 +91,7 @@ def _copied(adapter: Path, to: Path) -> Path:
 
 
 def _merged(adapter: Path, base: str | None) -> Path:
-    """Merge the adapter in a folder, and leave the whole model in its place."""
+    """Merge the adapter in a folder into its base model, and return the folder of the whole model beside it."""
     source: dict[str, Any] = json.loads((adapter / MANIFEST).read_text()).get("base_source") or {}
     revision = None if base else source.get("revision")
     if base is None and revision is None:
@@ -99,7 +101,6 @@ def _merged(adapter: Path, base: str | None) -> Path:
     _module("transformers.utils.logging").disable_progress_bar()
     loaded = _module("spard.models.base").load_base(base or source["name"], revision, "cpu", as_stored=True)
     _module("spard.models.merged").save_merged(loaded, adapter, folder)
-    shutil.rmtree(adapter)
     return folder
 
 

@@ -41,6 +41,11 @@ def is_left_behind(name: str) -> bool:
     return name.rpartition("/")[2] in _LEFT_BEHIND or (name.startswith(_HUB_NOTES) and name.endswith(_NOTES))
 
 
+def plain_name(name: str) -> str:
+    """Return the name of an archive's entry without the parts that name no folder; empty for the archive itself."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
 def root_of(names: Iterable[str], wanted: str) -> str:
     """Return the folder that holds `wanted` and everything else, with its slash; empty for the archive itself."""
     names = [name for name in names if not is_left_behind(name)]
@@ -65,12 +70,12 @@ def _in_folder(folder: Path) -> Iterator[File]:
 
 def _in_archive(tar: tarfile.TarFile) -> Iterator[File]:
     for entry in tar:
-        parts = [part for part in entry.name.split("/") if part not in ("", ".")]
-        if entry.name.startswith("/") or ".." in parts or not (entry.isreg() or entry.isdir()):
+        name = plain_name(entry.name)
+        if entry.name.startswith("/") or ".." in name.split("/") or not (entry.isreg() or entry.isdir()):
             raise NotProved(f"The archive's entry {entry.name} is no plain file below its folder.")
         if entry.isdir():
             continue
         file = tar.extractfile(entry)
-        if file is None or not parts:
+        if file is None or not name:
             raise NotProved(f"The archive's entry {entry.name} is no plain file below its folder.")
-        yield "/".join(parts), file
+        yield name, file

@@ -133,6 +133,24 @@ def test_merged_weights_answer_as_base_and_adapter_do(
     assert manifest["merged_from"]["tensor_digest"] == json.loads((made / "manifest.json").read_text())["tensor_digest"]
 
 
+def test_an_adapter_that_is_merged_where_it_stands_is_kept(
+    run: Any, made: Path, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = shutil.copytree(made, tmp_path / "models" / NAME)
+    code, told = run(own, "--to", own.parent, "--merged", "--base", model_folder())
+    assert code == 0, told
+    assert (own / "manifest.json").read_bytes() == (made / "manifest.json").read_bytes()
+    assert {path.name for path in own.parent.iterdir() if path.is_dir()} == {NAME, "ftjob-1-merged"}
+
+
+def test_a_tar_without_compression_is_exported(run: Any, made: Path, tmp_path: Path) -> None:
+    path = tmp_path / f"{NAME}.tar"
+    subprocess.run(["tar", "-cf", path, "-C", made.parent, f"./{NAME}"], check=True)
+    code, told = run(path, "--to", tmp_path / "out")
+    assert code == 0, told
+    assert (tmp_path / "out" / NAME / "manifest.json").read_bytes() == (made / "manifest.json").read_bytes()
+
+
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_weights_in_16_bits_are_merged_and_none_left_out(
     model_folder: Callable[..., Path], architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
