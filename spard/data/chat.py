@@ -78,7 +78,7 @@ def render_conversation(
     first, *others = messages
     turns = [{"role": "system", "content": system}, first, *others]
     try:
-        knows_role = first["role"] != "system" and system in _render(tokenizer, turns, (), generation=True)
+        knows_role = first["role"] != "system" and system.strip() in _render(tokenizer, turns, (), generation=True)
     except _REFUSED:
         knows_role = False
     merged = first | {"content": f"{system}\n\n{first['content']}"}

@@ -114,6 +114,12 @@ def test_a_system_prompt_reaches_the_model_whatever_its_template_knows(template:
     assert tokenizer.decode(render_question(tokenizer, "Hello", "Be kind.")) == text
 
 
+def test_a_system_prompt_keeps_its_role_where_a_template_trims_it() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}{% endfor %}"
+    assert tokenizer.decode(render_question(tokenizer, "Hello", "Be kind.\n")) == "<|system|>Be kind.<|user|>Hello"
+
+
 def test_an_answer_to_nothing_is_invalid_data() -> None:
     greeting = Example(({"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Hi."}), 7)
     with pytest.raises(InvalidData, match="line 7 begins with the assistant"):
