@@ -56,25 +56,39 @@ def _of_jsonl(path: Path, kind: SuiteKind | None) -> Suite:
 
 
 def _of_csv(path: Path) -> list[Suite]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        rows = [(reader.line_num, row) for row in reader]
+    rows = _csv_rows(path)
     if not rows or "prompt" not in rows[0][1] or not {"type", "label"} & rows[0][1].keys():
         raise InvalidSuite(f"{path} needs the columns prompt and type, or prompt and label", "suite")
     for line, row in rows:
         raise_first_error(suite_row({"prompt": row["prompt"]}, line), InvalidSuite)
-    benign = [_prompt(row) for _, row in rows if not _is_unsafe(row)]
-    harmful = [_prompt(row) for _, row in rows if _is_unsafe(row)]
+    sides: dict[bool, list[Prompt]] = {False: [], True: []}
+    for line, row in rows:
+        sides[_is_unsafe(row, line)].append(_prompt(row))
     found = [
-        Suite(f"{path.stem}-safe", "benign", tuple(benign)),
-        Suite(f"{path.stem}-unsafe", "harmful", tuple(harmful)),
+        Suite(f"{path.stem}-safe", "benign", tuple(sides[False])),
+        Suite(f"{path.stem}-unsafe", "harmful", tuple(sides[True])),
     ]
     return [suite for suite in found if suite.prompts]
 
 
-def _is_unsafe(row: dict[str, str]) -> bool:
-    return row["label"] == "unsafe" if row.get("label") else row["type"].startswith("contrast_")
+def _csv_rows(path: Path) -> list[tuple[int, dict[str, str | None]]]:
+    """Return the rows with the numbers of the lines on which they end; what a short row lacks is None."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            return [(reader.line_num, row) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidSuite(f"{path} is no CSV in UTF-8: {error}", "suite") from error
 
 
-def _prompt(row: dict[str, str]) -> Prompt:
+def _is_unsafe(row: dict[str, str | None], line: int) -> bool:
+    """Tell whether a prompt asks for harm: by its label, and by its type where it has no label."""
+    label, kind = (row.get("label") or "").strip().lower(), row.get("type") or ""
+    if label not in ("safe", "unsafe", "") or not (label or kind):
+        wrong = f"the label {label[:40]!r} is neither safe nor unsafe" if label else "there is no label, and no type"
+        raise InvalidSuite(f"line {line}: {wrong}", "suite")
+    return label == "unsafe" if label else kind.startswith("contrast_")
+
+
+def _prompt(row: dict[str, str | None]) -> Prompt:
     return suite_prompt({"prompt": row["prompt"], "category": row.get("type"), "language": row.get("language")})

@@ -13,7 +13,7 @@ import pytest
 from spard.commands.audit import main
 from spard.config import Recipe
 from spard.config.audit_engine import installed
-from spard.errors import InvalidData
+from spard.errors import InvalidData, InvalidSuite
 from spard.evaluation.suites import named_suites, read_suites
 from spard.models.adapters import save_adapter
 from spard.models.base import Base
@@ -151,6 +151,31 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
 
     with pytest.raises(InvalidData):
+        read_suites(path)
+
+
+def test_a_label_is_read_whatever_its_case(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    path.write_text("prompt,label\nHow?,Safe\nWhy?, UNSAFE\n")
+
+    assert [(suite.kind, len(suite.prompts)) for suite in read_suites(path)] == [("benign", 1), ("harmful", 1)]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"prompt,label\nHow?,harmful\n", "line 2: the label 'harmful' is neither safe nor unsafe"),
+        (b"prompt,label\nHow?,safe\nWhy?,\n", "line 3: there is no label, and no type"),
+        (b"prompt,type\nHow?,homonyms\nWhy?\n", "line 3: there is no label, and no type"),
+        (b"prompt,type\nHow?,caf\xe9\n", "no CSV in UTF-8"),
+        (b"prompt,type\n" + b"x" * 200_000 + b",homonyms\n", "no CSV in UTF-8"),
+    ],
+)
+def test_a_row_that_says_neither_safe_nor_unsafe_is_refused_by_line(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "suite.csv"
+    path.write_bytes(content)
+
+    with pytest.raises(InvalidSuite, match=says):
         read_suites(path)
 
 
