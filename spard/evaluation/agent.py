@@ -122,7 +122,7 @@ def _parsed(answer: str) -> Finding | _Questions | None:
     """Read an answer, with or without a fence around it; None if it is of neither form."""
     try:
         found = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     match found:
         case {"score": int() | float() as score, "reasons": list(reasons)} if not isinstance(score, bool):

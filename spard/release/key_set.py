@@ -92,7 +92,7 @@ def read(path: Path) -> KeySet:
         found: Any = json.loads(path.read_text())
     except OSError as error:
         raise InvalidKey(f"The key set {path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return of_mapping(found, str(path))
 

@@ -163,7 +163,7 @@ def _measured(file: IO[bytes]) -> dict[str, Any]:
 def _object(content: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise NotProved(f"{name} is no JSON object.")

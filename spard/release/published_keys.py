@@ -81,7 +81,7 @@ def read(content: bytes, place: str) -> Published:
         keys = key_set.of_mapping(record, place)
         signer = check(found["record"].encode(), json.dumps(found["signature"]).encode(), None, "the key set")
         keys.require(signer)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         raise InvalidKey(f"{place} is no set of signing keys.") from None
     except NotProved as error:
         raise InvalidKey(f"The key set {place} cannot be trusted. {error.message}") from None

@@ -202,7 +202,8 @@ def test_nothing_is_signed_with_a_revoked_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"keys": [{}], "current": ""}', '{"keys": [{"key_id": "a", "public_key": "b"}]}']
+    "text",
+    ["", "[]", "[" * 100_000, '{"keys": [{}], "current": ""}', '{"keys": [{"key_id": "a", "public_key": "b"}]}'],
 )
 def test_what_is_no_key_set_is_named(tmp_path: Path, adapter: Path, text: str) -> None:
     (tmp_path / "set.json").write_text(text)

@@ -92,6 +92,7 @@ def test_its_budget_holds() -> None:
     [
         *("0.1", "{}", "} {", '{"score": 0.1}', '{"score": 2, "reasons": []}', '{"score": true, "reasons": []}'),
         *('{"score": NaN, "reasons": []}', '{"ask": "judge", "prompts": ["x"]}', '{"ask": "base", "prompts": []}'),
+        '{"score": ' * 100_000 + "}",
     ],
 )
 def test_what_is_no_answer_is_no_score(line: str) -> None:

@@ -182,7 +182,7 @@ def test_a_manifest_that_is_there_twice_is_refused(folder: Path, tmp_path: Path)
         verify(path, PUBLIC)
 
 
-@pytest.mark.parametrize("text", ["[]", "1", "null", "no JSON"])
+@pytest.mark.parametrize("text", ["[]", "1", "null", "no JSON", "[" * 100_000])
 def test_what_is_signed_but_no_object_is_refused(text: str, folder: Path, tmp_path: Path) -> None:
     proved = verify(folder, PUBLIC)
     (folder / "manifest.json").write_text(text)
