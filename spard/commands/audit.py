@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(asked: Asked) -> int:
     """Audit a model and tell what was found, as text or as JSON."""
+    if asked.replies:
+        asked.replies.open("a").close()  # what cannot be written shows before anything is measured
     try:
         measured, engine = _measure(asked)
     except SpardError as error:

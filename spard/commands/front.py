@@ -18,14 +18,21 @@ Asked = SimpleNamespace  # the arguments of a command, by name
 def do(command: str, module: str, extra: str, asked: Mapping[str, Any], function: str = "execute") -> None:
     """Call a module's function with what was asked, and leave with the exit code that it returns.
 
-    `extra` is the extra of this distribution that brings what the module imports.
+    `extra` is the extra of this distribution that brings what the module imports. A file that cannot be read or written
+    is an error for the user.
     """
     try:
         work: Callable[[Asked], int] = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed: pip install 'spard[{extra}]'"
         raise UserError(f"`spard {command}` cannot start: {missing}") from None
-    raise typer.Exit(work(Asked(**asked)))
+    try:
+        code = work(Asked(**asked))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise UserError(f"{error.filename} cannot be read or written: {error.strerror}") from error
+    raise typer.Exit(code)
 
 
 def alone(command: Callable[..., Any] | typer.Typer, name: str, argv: Sequence[str] | None) -> int:

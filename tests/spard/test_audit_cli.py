@@ -82,6 +82,16 @@ def test_an_adapter_changes_what_is_measured(
     assert replies() != replies("--adapter", adapter)
 
 
+def test_replies_that_cannot_be_written_show_before_anything_is_measured(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr("spard.commands.audit._measure", measured.append)
+
+    assert main(["no-model", "--suite", str(suite), "--replies", str(tmp_path / "nowhere" / "x")]) == 1
+    assert measured == []
+
+
 def test_without_json_it_is_a_line_for_each_suite(
     model_folder: Callable[..., Path], suite: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +107,10 @@ def test_without_json_it_is_a_line_for_each_suite(
         (["--suite", "{suite}", "--judge", "wildguard"], "needs --judge-model"),
         (["--suite", "{suite}", "--max-prompts", "1"], "max_prompts"),
         (["--suite", "{suite}", "--engine", "vllm"], "vLLM is not installed"),
+        (
+            ["--suite", "{suite}", "--replies", "nowhere/replies.jsonl"],
+            "nowhere/replies.jsonl cannot be read or written",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -54,3 +54,6 @@ def test_a_model_that_refuses_nothing_and_a_file_that_is_no_pool_are_errors(
     pool.write_text('{"prompt": "Do harm."}\n')
     assert check_pool.main(command) == 1
     assert capsys.readouterr().err.startswith("invalid_pool: line 1")
+    pool.unlink()
+    assert check_pool.main(command) == 1
+    assert capsys.readouterr().err.endswith("pool.jsonl cannot be read or written: No such file or directory\n")
