@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -105,11 +106,14 @@ def _download(address: str) -> bytes:
             _check_address(answer.url)  # where it was sent on to
             content: bytes = answer.read(_MAX_BYTES)
             return content
-    except (URLError, OSError) as error:
+    except (URLError, OSError, HTTPException, ValueError) as error:
         raise InvalidKey(f"The key set cannot be fetched from {address}: {error}.") from None
 
 
 def _check_address(address: str) -> None:
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:
+        raise InvalidKey(f"{address} is no address: {error}.") from None
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         raise InvalidKey(f"{address} is not fetched: give an https address, or a file.")

@@ -146,7 +146,10 @@ def test_a_set_is_older_by_its_version_its_date_or_what_it_lacks() -> None:
             found.require_not_before(kept)
 
 
-@pytest.mark.parametrize("address", ["http://example.com/keys", "file:///etc/passwd", "ftp://127.0.0.1/keys"])
+@pytest.mark.parametrize(
+    "address",
+    ["http://example.com/keys", "file:///etc/passwd", "ftp://127.0.0.1/keys", "https://[::1", "https://a b/keys"],
+)
 def test_a_set_is_fetched_where_nobody_can_change_it_only(settings: Settings, tmp_path: Path, address: str) -> None:
     adapter = adapter_of(tmp_path / "adapter", signing_key(settings))
     assert verify(adapter, "--key-set", address) == 2
