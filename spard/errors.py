@@ -199,6 +199,7 @@ class AdapterNotProved(SpardError):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"The adapter was trained and saved, but could not be proved: {why}")
+        self.why = why
 
 
 class NotProved(SpardError):

@@ -173,7 +173,7 @@ def prove(
                 seen = clean.see(ask, go_on)
             proof = _compared(seen, rows, expected, _TOLERANCE[dtype])
         except AdapterNotProved as error:
-            reason = error.message
+            reason = error.why
     proof, reason = distributed.said((proof, reason))
     if proof is None:
         raise AdapterNotProved(reason)

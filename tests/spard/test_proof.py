@@ -77,8 +77,9 @@ def test_an_adapter_that_changes_nothing_is_found_out(saved: tuple[Any, Path], c
                 parameter.zero_()
     path = folder / "adapter_model.safetensors"
     save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(path).items()}, path)
-    with pytest.raises(AdapterNotProved, match="changes nothing"):
+    with pytest.raises(AdapterNotProved, match="changes nothing") as refused:
         check(model, folder)
+    assert refused.value.message.count("could not be proved") == 1
 
 
 def test_another_chat_template_is_found_out(saved: tuple[Any, Path], check: Check) -> None:
