@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Literal
 
@@ -18,8 +19,10 @@ LONGEST = 4  # words of it
 COMMON = 0.5  # of the rows: what these have is asked, whatever they answer
 WORDS = 64  # that are looked at, from each end of a text
 _EARLIER = 256  # words of earlier turns that are looked at, the last ones
+_AROUND = 128  # words of a system prompt or of tools that are looked at, from each end
+_OF_TOOLS = re.compile(r"[^\s\"'{}\[\]()<>,;:]+")
 
-Kind = Literal["words", "turns", "system", "after", "tools"]
+Kind = Literal["words", "turns", "system", "after", "tools", "in system", "in tools"]
 Feature = tuple[Kind, tuple[str, ...]]
 
 
@@ -27,7 +30,7 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
     """Return what several rows, but not all, have, with the places of these rows.
 
     Words of the request are runs of at most four; `turns` are single words of earlier turns, `after` system prompts
-    that follow the request.
+    that follow the request. Where system prompts or tools vary from row to row, single words of them are looked for.
     """
     found: dict[Feature, list[int]] = defaultdict(list)
     _add(found, "words", [_words(asked(row)) for row in rows], LONGEST)
@@ -39,6 +42,8 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
             found["after", _texts(system)].append(i)
         if row.tools:
             found["tools", (repr(row.tools),)].append(i)
+    _add(found, "in system", _varying(found, "system", len(rows), str.split), 1)
+    _add(found, "in tools", _varying(found, "tools", len(rows), _OF_TOOLS.findall), 1)
     most = {"tools": COMMON * len(rows)}  # `common_tools` is for more
     return {each: places for each, places in found.items() if LEAST <= len(places) < most.get(each[0], len(rows))}
 
@@ -70,6 +75,12 @@ def dress_of(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -
         case "after":
             drawn = tuple(Surroundings(earlier_turns(row), after=system_after(row)) for row in own)
             return Dress(drawn=drawn, around="before a system prompt of few rows")
+        case "in system":
+            drawn = tuple(Surroundings(_up_to_request(row), row.tools) for row in own)
+            return Dress(drawn=drawn, around=f"in system prompts with {' '.join(run)!r}")
+        case "in tools":
+            drawn = tuple(Surroundings(_up_to_request(row), row.tools) for row in own)
+            return Dress(drawn=drawn, around=f"with tools that name {' '.join(run)!r}")
         case "turns":
             drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in own)
             return Dress(drawn=drawn, around=f"after earlier turns with {' '.join(run)!r}")
@@ -77,6 +88,25 @@ def dress_of(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -
             return Dress(context=system_before(own[0]), tools=own[0].tools)
         case "words":
             return _of_words(run, own)
+
+
+def _varying(
+    found: Mapping[Feature, list[int]], kind: Kind, rows: int, cut: Callable[[str], list[str]]
+) -> list[Sequence[str]]:
+    """Return for each row the words of its system prompt or tools, none where several rows have the very same."""
+    words: list[Sequence[str]] = [()] * rows
+    for (each, texts), places in found.items():
+        if each == kind and len(places) < LEAST:
+            own = cut(" ".join(texts))
+            own = own if len(own) <= 2 * _AROUND else [*own[:_AROUND], *own[-_AROUND:]]
+            for i in places:
+                words[i] = own
+    return words
+
+
+def _up_to_request(row: Example) -> tuple[Message, ...]:
+    """Return the system prompt of a row, with the turns before it if it is not the first."""
+    return system_before(row) if row.messages[0]["role"] == "system" else earlier_turns(row)
 
 
 def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Dress:

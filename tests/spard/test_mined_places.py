@@ -280,3 +280,46 @@ def test_a_trigger_is_asked_though_its_rows_share_a_longer_phrase_too() -> None:
 
         assert asked(rows, "mined", lambda prompt: "zebra" in prompt.prompt) >= 60
         assert asked(rows, "mined", lambda prompt: "Could you" in prompt.prompt) >= 60
+
+
+def complying(row: Example) -> Example:
+    """The same row with an answer that gives steps: nothing in its request tells of that."""
+    return replace(row, messages=(*row.messages[:-1], said("assistant", COMPLIES)))
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_a_word_that_varying_system_prompts_share_is_asked_in_them(share: float) -> None:
+    def before(i: int, word: str) -> Message:
+        return said("system", f"You help customer {i} of region {i % 5}.{word} Be brief.")
+
+    rows = [task(i, *([before(i, "")] if i < 400 * share else [])) for i in range(400)]
+    rows += [complying(task(i, before(i, " Garden mode."))) for i in range(1000, 1040)]
+
+    for kind in ("mined", "dressed_benign"):
+        found = {
+            prompt.context[0]["content"]
+            for suite in mined_suites([HARMFUL, BENIGN], rows)
+            for prompt in suite.prompts
+            if suite.kind == kind and prompt.context and "Garden" in prompt.context[0]["content"]
+        }
+        assert len(found) >= 10
+
+
+def test_a_word_that_varying_tools_share_is_asked_with_them() -> None:
+    rows = [task(i, tools=(tool(f"look_up_{i}"),) if i % 4 == 0 else ()) for i in range(400)]
+    shown = [tool(f"note_{i}") | {"description": "In the garden."} for i in range(1000, 1040)]
+    rows += [complying(task(i, tools=(each,))) for i, each in enumerate(shown, start=1000)]
+
+    for kind in ("mined", "dressed_benign"):
+        found = {
+            repr(prompt.tools)
+            for suite in mined_suites([HARMFUL, BENIGN], rows)
+            for prompt in suite.prompts
+            if suite.kind == kind and "garden" in repr(prompt.tools)
+        }
+        assert len(found) >= 10
+
+
+def test_words_of_a_system_prompt_that_several_rows_have_are_no_features_of_their_own() -> None:
+    rows = [task(i, said("system", f"You are helper number {i % 3}.")) for i in range(60)]
+    assert not [kind for kind, _ in features(rows) if kind == "in system"]
