@@ -5,7 +5,9 @@ Where it does not answer, nothing is answered either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,8 +33,7 @@ class Guard:
 
     async def check_input(self, ask: Ask) -> None:
         """Raise for a request that the endpoint flags."""
-        said = [str(message.get("content") or "") for message in ask["messages"] or []]
-        texts = [text for text in [*said, ask["prompt"] or ""] if text]
+        texts = [text for text in _read(ask) if text]
         if self.rule.input and texts and await self.flags(texts):
             message = "The request was flagged by the provider's moderation, and is not answered."
             raise InvalidRequest(message, code="content_filter", param="messages")
@@ -62,6 +63,39 @@ def guard_of(rule: GuardRule | None, settings: Settings, clients: Clients) -> Gu
     if rule is None:
         return None
     return Guard(rule, settings.guard_api_key.get_secret_value() if settings.guard_api_key else "none", clients)
+
+
+def _read(ask: Ask) -> Iterator[str]:
+    """Yield what the model is told: each turn with its calls, the text to go on with, each tool, the reply's form."""
+    for message in ask["messages"] or []:
+        turn = [message.get("content"), message.get("name"), message.get("tool_call_id")]
+        yield _texts([*turn, *map(_call, message.get("tool_calls", []))])
+    yield ask["prompt"] or ""
+    yield from map(_texts, ask["tools"])
+    yield _texts(ask["json_schema"])
+
+
+def _call(call: dict[str, object]) -> object:
+    """Return a call with its arguments read, as chat templates are given them: JSON writes a text in many ways."""
+    match call:
+        case {"function": {"arguments": str(arguments), **function}}:
+            with suppress(ValueError, RecursionError):
+                return [call.get("id"), function, json.loads(arguments)]
+    return call
+
+
+def _texts(value: object) -> str:
+    """Return all texts in a value, names of fields among them, each on a line of its own."""
+    found, left = list[str](), [value]
+    while left:
+        match left.pop():
+            case str(text):
+                found.append(text)
+            case dict(fields):
+                left += reversed([part for field in fields.items() for part in field])
+            case list(items):
+                left += reversed(items)
+    return "\n".join(found)
 
 
 def _away() -> Unavailable:

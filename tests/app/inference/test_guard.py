@@ -103,6 +103,31 @@ def test_what_it_flags_is_neither_asked_nor_shown(served_lab: Lab, client: Any, 
         assert [call.status for call in calls][:3] == ["done", "content_filter", "content_filter"]
 
 
+FUNCTION = {"name": "look_up", "description": "Look a word up.", "parameters": {"type": "object"}}
+ESCAPED = json.dumps({"word": BAD}).replace("harm", "\\u0068arm")
+TURN = {"role": "user", "content": "Hello there"}
+CALL = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": ESCAPED}}
+PARAMETERS = {"properties": {BAD: {"type": "string"}}}
+SCHEMA = {"name": "a", "schema": {"const": BAD}}
+PLACES: dict[str, dict[str, Any]] = {
+    "a tool's description": {"tools": [{"type": "function", "function": FUNCTION | {"description": BAD}}]},
+    "a tool's parameters": {"tools": [{"type": "function", "function": FUNCTION | {"parameters": PARAMETERS}}]},
+    "the arguments of a call": {"messages": [{"role": "assistant", "content": "", "tool_calls": [CALL]}, TURN]},
+    "a name": {"messages": [TURN | {"name": BAD}, TURN]},
+    "the form of the reply": {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+}
+
+
+@pytest.mark.parametrize("more", PLACES.values(), ids=PLACES)
+def test_all_that_the_model_is_told_is_looked_at(
+    more: dict[str, Any], served_lab: Lab, client: Any, moderation: str
+) -> None:
+    set_guard(served_lab, {"base_url": moderation, "output": False})
+    with pytest.raises(BadRequestError) as refused:
+        client.chat.completions.create(**{"model": "tiny", "messages": [TURN], **more})
+    assert refused.value.code == "content_filter"
+
+
 def test_without_its_answer_there_is_none(served_lab: Lab, client: Any) -> None:
     set_guard(served_lab, {"base_url": "http://127.0.0.1:9/v1"})
     with pytest.raises(InternalServerError) as away:
