@@ -10,7 +10,7 @@ from math import ceil
 from random import uniform
 from threading import Event
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
 from app.db import now, timestamp, transaction
@@ -95,12 +95,20 @@ def wait_s(attempts: int) -> float:
 
 
 def _take(session: Session) -> list[_Task]:
-    """Take the oldest due deliveries, one for each endpoint, and keep them from other couriers for a while."""
+    """Take the oldest due delivery of each endpoint, projects in turn, and keep them from other couriers for a while.
+
+    However many wait for the receivers of one project, those of others are sent beside them.
+    """
     is_due = (WebhookDelivery.status == "pending") & (WebhookDelivery.due_at <= now())
-    is_open = select(WebhookEndpoint.id).where(WebhookEndpoint.status == "enabled")
-    query = select(WebhookDelivery).where(is_due, WebhookDelivery.endpoint_id.in_(is_open))
-    query = query.order_by(WebhookDelivery.due_at, WebhookDelivery.id).limit(_AT_ONCE)
-    first = {row.endpoint_id: row for row in reversed(session.scalars(query.with_for_update(skip_locked=True)).all())}
+    order = WebhookDelivery.due_at, WebhookDelivery.id
+    of_endpoint = func.row_number().over(partition_by=WebhookDelivery.endpoint_id, order_by=order).label("place")
+    columns = WebhookDelivery.id, WebhookDelivery.due_at, WebhookEndpoint.project_id, of_endpoint
+    due = select(*columns).join(WebhookEndpoint, WebhookEndpoint.id == WebhookDelivery.endpoint_id)
+    oldest = due.where(is_due, WebhookEndpoint.status == "enabled").subquery()
+    turn = func.row_number().over(partition_by=oldest.c.project_id, order_by=(oldest.c.due_at, oldest.c.id))
+    chosen = select(oldest.c.id).where(oldest.c.place == 1).order_by(turn, oldest.c.due_at, oldest.c.id)
+    query = select(WebhookDelivery).where(is_due, WebhookDelivery.id.in_(chosen.limit(_AT_ONCE)))
+    first = {row.endpoint_id: row for row in session.scalars(query.with_for_update(skip_locked=True))}
     held = update(WebhookDelivery).where(WebhookDelivery.id.in_([row.id for row in first.values()]))
     session.execute(held.values(due_at=now() + _HELD_S), execution_options={"synchronize_session": False})
     endpoints = session.scalars(select(WebhookEndpoint).where(WebhookEndpoint.id.in_(first)))
@@ -134,6 +142,6 @@ def _asked_wait(answer: Answer) -> float:
     else:
         try:
             seconds = ceil((parsedate_to_datetime(asked) - utc_now()).total_seconds())
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             return 0.0
     return min(max(seconds, 0.0), _MAX_WAIT_S)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from app import db
+from app.db.tables import WebhookDelivery
 from app.webhooks.delivery import ATTEMPTS, Courier, wait_s
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, make_due
@@ -43,6 +46,44 @@ def test_retry_after_is_honored(service: Service, receiver: Receiver, cancelled:
     receiver.answers = [(429, {"retry-after": "3600"})]
     courier.deliver_due()
     assert delivery(service).due_at == pytest.approx(time.time() + 3600, abs=30)
+
+
+@pytest.mark.parametrize("wait", ["Mon, 01 Jan 99999999999999999999 00:00:00 GMT", "soon", "-5"])
+def test_a_wait_that_cannot_be_read_is_none(
+    wait: str, service: Service, receiver: Receiver, cancelled: str, courier: Courier
+) -> None:
+    receiver.answers = [(503, {"retry-after": wait})]
+    assert courier.deliver_due() == 1
+    assert (delivery(service).attempts, delivery(service).outcome) == (1, "answered 503")
+
+
+def test_many_events_for_one_project_keep_none_from_another(
+    service: Service, customer: TestClient, stranger: TestClient, receiver: Receiver, courier: Courier
+) -> None:
+    for client, endpoints, events in ((customer, 10, 20), (stranger, 1, 1)):
+        for _ in range(endpoints):
+            _queue(service, client.post(HOOKS, json={"url": receiver.url}).json()["id"], events)
+    assert courier.deliver_due() == 8
+    told = [json.loads(body)["data"]["id"] for body, _ in receiver.got]
+    assert len(set(told)) == 8
+    assert any(job_id.startswith("ftjob-1-") for job_id in told)
+
+
+def test_events_for_one_endpoint_are_sent_one_after_the_other_in_order(
+    service: Service, endpoint: dict[str, Any], receiver: Receiver, courier: Courier
+) -> None:
+    _queue(service, endpoint["id"], 3)
+    assert [courier.deliver_due() for _ in range(4)] == [1, 1, 1, 0]
+    assert [json.loads(body)["data"]["id"][-2:] for body, _ in receiver.got] == ["-0", "-1", "-2"]
+
+
+def _queue(service: Service, endpoint_id: str, events: int) -> None:
+    """Let jobs have ended, of which an endpoint is to be told; of one with fewer events, after all others."""
+    with db.transaction(service.app.state.engine) as session:
+        for i in range(events):
+            row = WebhookDelivery(endpoint_id=endpoint_id, event_id=f"evt_{i}", type="fine_tuning.job.failed")
+            row.job_id, row.due_at = f"ftjob-{events}-{endpoint_id}-{i}", float(1000 * (30 - events) + i)
+            session.add(row)
 
 
 def test_410_disables_the_endpoint_until_it_is_enabled_again(
