@@ -13,7 +13,7 @@ from threading import Event, Thread
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
@@ -49,6 +49,7 @@ from spard.release.version import version_of
 
 log = logging.getLogger(__name__)
 
+_OF_DATABASE = (DataError, IntegrityError, OperationalError, PoolTimeout)
 _JOIN_S = 3.0  # that background threads have to end in
 
 
@@ -85,7 +86,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(router)
     app.webhooks.include_router(WEBHOOKS)
     app.add_middleware(Envelope)
-    for kind in (AppError, RequestValidationError, HTTPException, IntegrityError, OperationalError, PoolTimeout):
+    for kind in (AppError, RequestValidationError, HTTPException, *_OF_DATABASE):
         app.add_exception_handler(kind, _answer)
     return app
 
@@ -179,7 +180,9 @@ def _error(request: Request, exc: Exception) -> AppError:
         case DBAPIError() if db.is_conflict(exc):
             log.warning("%s: another request changed the same rows: %s", where, exc.orig)
             return Conflict("Another request changed the same thing at this moment; try again.")
-        case IntegrityError():
+        case DataError() if db.holds_nul(exc):
+            return InvalidRequest("A text of the request holds the NUL character; remove it.", code="nul_character")
+        case DataError() | IntegrityError():
             raise exc  # a fault of ours
         case _:
             log.warning("%s: the database does not answer: %s", where, type(exc).__name__)

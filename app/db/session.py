@@ -127,6 +127,11 @@ def is_conflict(error: DBAPIError) -> bool:
     return code in _CONFLICTS
 
 
+def holds_nul(error: DBAPIError) -> bool:
+    """Whether a text had the NUL character, which PostgreSQL's driver refuses and SQLite takes."""
+    return getattr(error.orig, "sqlstate", None) is None and "NUL (0x00)" in str(error.orig)
+
+
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
     """The database's clock as Unix seconds; moves on within a transaction."""
 
