@@ -92,4 +92,7 @@ class Watch:
             return error
         except SQLAlchemyError:
             return Unavailable("The database does not answer, so that nobody knows whether this model is released.")
+        except Exception:  # such as a policy of a newer version: this thread is the only one that looks
+            log.exception("it cannot be told whether a model is released")
+            return Unavailable("It cannot be told at the moment whether this model is released.")
         return None

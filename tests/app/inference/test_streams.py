@@ -92,6 +92,12 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def read_all(stream: Any) -> None:
+    end = time.monotonic() + WAIT_S
+    for _ in stream:
+        assert time.monotonic() < end
+
+
 @pytest.mark.parametrize("act", [pause, pause_its_base, delete])
 def test_a_stream_ends_with_an_error(served_lab: Lab, endless: Endless, act: Callable[[Lab, str], None]) -> None:
     model = served_lab.release(9)
@@ -115,6 +121,27 @@ def test_a_stream_ends_with_the_waiver(served_lab: Lab, endless: Endless, clock:
         for _ in stream:
             pass
     assert ended.value.code == "model_not_found"
+
+
+def test_a_look_that_fails_ends_a_stream_and_is_not_the_last(
+    served_lab: Lab, endless: Endless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*of_reply: object) -> None:
+        raise ValueError("a policy of a newer version")
+
+    model = served_lab.release(9)
+    for code in ("unavailable", "model_not_found"):
+        endless.stopped.clear()
+        stream = served_lab.client().chat.completions.create(model=model, messages=MESSAGES, stream=True)
+        next(iter(stream))
+        with monkeypatch.context() as patch:
+            if code == "unavailable":
+                patch.setattr(watch, "check_again", fails)
+            else:
+                pause(served_lab, model)
+            with pytest.raises(APIError) as ended:
+                read_all(stream)
+        assert ended.value.code == code
 
 
 def test_the_look_comes_more_often_than_every_second() -> None:
