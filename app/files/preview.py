@@ -116,7 +116,10 @@ def _check_ready(file: File) -> None:
 
 
 def _lines(storage: Storage, file: File) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank with their numbers."""
+    """Yield the lines that are not blank with their numbers; what a job has made may be no text."""
+    if file.purpose != FINE_TUNE:
+        message = f"{file.id} is no file of rows: its purpose is {file.purpose}."
+        raise InvalidState(message, code="invalid_training_file", param="file_id")
     return numbered_texts(storage.chunks(file.storage_key))
 
 

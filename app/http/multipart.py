@@ -10,6 +10,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
+_MAX_BOUNDARY = 256  # that the parser takes; RFC 2046 allows 70
 _MAX_FIELD = 65_536
 _MAX_FIELDS = 32
 
@@ -21,8 +22,8 @@ class Form:
         self, content_type: str, body: Iterable[bytes], part: str = "file", body_bytes: int | None = None
     ) -> None:
         kind, options = parse_options_header(content_type)
-        if kind != b"multipart/form-data" or not options.get(b"boundary"):
-            message = "Send the file as multipart/form-data with a boundary."
+        if kind != b"multipart/form-data" or not 1 <= len(options.get(b"boundary", b"")) <= _MAX_BOUNDARY:
+            message = f"Send the file as multipart/form-data with a boundary of at most {_MAX_BOUNDARY} characters."
             raise UnsupportedMedia(message, code="unsupported_content_type")
         self.fields: dict[str, str] = {}
         self.filename: str | None = None

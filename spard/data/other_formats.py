@@ -57,7 +57,8 @@ def _turn(turn: Any) -> dict[str, Any]:
 def _history(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Return earlier exchanges, which Alpaca rows hold as pairs of texts."""
     turns: list[dict[str, Any]] = []
-    for pair in row.get("history") or []:
+    earlier = row.get("history") or []
+    for pair in earlier if isinstance(earlier, list) else [None]:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise NotConvertible('"history" must be a list of pairs of texts')
         turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]

@@ -20,6 +20,7 @@ from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.db import Begin
 from app.deps import LookDep, ReadDep
 from app.errors import AppError
+from app.http.validation_errors import read
 from app.inference import chat
 from app.inference.schemas import ChatCreate
 from app.inference.service import Serving
@@ -132,4 +133,4 @@ async def _ask(serving: Serving, viewer: Viewer, answer: Answer, question: str) 
 
 def _request(model: str, question: str) -> ChatCreate:
     messages = [{"role": "user", "content": question}]
-    return ChatCreate.model_validate({"model": model, "messages": messages, "temperature": 0, "max_tokens": _TOKENS})
+    return read(ChatCreate, {"model": model, "messages": messages, "temperature": 0, "max_tokens": _TOKENS})

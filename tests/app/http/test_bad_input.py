@@ -207,6 +207,7 @@ def test_folders_in_a_name_are_dropped(upload: Upload) -> None:
 BODIES = {
     "no multipart": (b"{}", "application/json", 415),
     "no boundary": (b"", "multipart/form-data", 415),
+    "a boundary without end": (b"", f"multipart/form-data; boundary={'b' * 1000}", 415),
     "no form": (b"hello", "multipart/form-data; boundary=b", 400),
     "an early end": (b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n{}', None, 400),
     "no file": (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n--b--\r\n', None, 400),

@@ -298,6 +298,14 @@ def test_a_job_whose_model_was_deleted_offers_neither_adapter_nor_chat(
     assert not [words for words in ("Download adapter", "Chat with it") if words in page]
 
 
+@pytest.mark.parametrize("model", ["", "x" * 1000])
+def test_a_name_that_no_model_can_have_is_told_on_the_page(sign_in: SignIn, offered: TestClient, model: str) -> None:
+    browser = sign_in()
+    form = {"form_token": token(browser.get("/chat")), "model": model, "question": "Hello there"}
+    page = browser.post("/chat", data=form)
+    assert (page.status_code, "model: String should have at" in page.text) == (200, True)
+
+
 def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, offered: TestClient) -> None:
     browser = sign_in()
     form = {"form_token": token(browser.get("/jobs/new")), "purpose": "fine-tune"}

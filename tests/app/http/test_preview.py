@@ -11,6 +11,9 @@ from fastapi.testclient import TestClient
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from app import db
+from app.db.tables import File
+from app.db.tables.files import RESULTS
 from app.files.tokenizer import LightTokenizer
 from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, Encoded, encode, encode_all, tool_support
 from spard.data.rows import Example
@@ -203,10 +206,27 @@ def test_another_form_is_recognized_and_converted_when_asked(
 def test_what_would_need_a_guess_is_not_converted(customer: TestClient, upload: Upload) -> None:
     guess = {"conversations": [{"from": "observer", "value": "q"}, {"from": "gpt", "value": "a"}]}
     file_id = upload(jsonl(SHAREGPT[0], guess)).json()["id"]
-    for content in (file_id, upload(rows(10)).json()["id"], upload(b'{"a": 1}\n[1]\n').json()["id"]):
+    number = upload(jsonl(ALPACA[0] | {"history": 3})).json()["id"]
+    for content in (file_id, number, upload(rows(10)).json()["id"], upload(b'{"a": 1}\n[1]\n').json()["id"]):
         got = customer.post(f"{FILES}/{content}/convert")
         assert (got.status_code, got.json()["error"]["code"]) == (400, "not_convertible")
-    assert len(customer.get(FILES).json()["data"]) == 3
+    assert len(customer.get(FILES).json()["data"]) == 4
+
+
+def test_what_a_job_has_made_has_no_rows(service: Service, customer: TestClient, upload: Upload) -> None:
+    key, own = "tenants/org-customer/files/file-made", upload(rows(10)).json()["id"]
+    stored = service.app.state.storage.write(key, [b"\x1f\x8b\xff\n"])
+    facts: Any = {"purpose": RESULTS, "status": "processed", "bytes": stored.bytes, "sha256": stored.sha256}
+    with db.transaction(service.app.state.engine) as session:
+        session.add(File(id="file-made", project_id="org-customer", filename="made", storage_key=key, **facts))
+    for verb, path in (
+        ("post", "file-made/convert"),
+        ("post", "file-made/convert?dry_run=true"),
+        ("get", f"{own}/validation?validation_file=file-made"),
+        ("get", f"file-made/validation?validation_file={own}"),
+    ):
+        got = customer.request(verb, f"{FILES}/{path}")
+        assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_training_file"), path
 
 
 def test_another_s_file_cannot_be_compared_with(customer: TestClient, stranger: TestClient, upload: Upload) -> None:
