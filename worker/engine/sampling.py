@@ -12,14 +12,15 @@ from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 from app.inference.protocol import Alternative, Ask, Token
 from worker.engine.texts import token_bytes
 
+_GREEDY = 1e-5  # below it the likeliest token is the only one, and logits that are divided by it may be too large
 _LEAST = -9999.0  # of a log probability, as OpenAI tells it
 
 
 class Sampler:
-    """Chooses the tokens of one reply. Temperature 0 is greedy; a seed gives the same tokens for the same logits."""
+    """Chooses the tokens of one reply. Greedy near temperature 0; a seed gives the same tokens for the same logits."""
 
     def __init__(self, ask: Ask, index: int) -> None:
-        self._temperature = float(ask["temperature"])
+        self._temperature = 0.0 if ask["temperature"] < _GREEDY else float(ask["temperature"])
         self._warpers = [TemperatureLogitsWarper(self._temperature)] if self._temperature not in (0.0, 1.0) else []
         self._top_p = TopPLogitsWarper(ask["top_p"]) if ask["top_p"] < 1 else None
         self._presence, self._frequency = ask["presence_penalty"], ask["frequency_penalty"]

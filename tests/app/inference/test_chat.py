@@ -79,6 +79,13 @@ def test_what_is_asked_is_done(client: Any, models: list[str]) -> None:
     assert (stopped.message.content, stopped.finish_reason) == (plain[: plain.find(stop)], "stop")
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-45, 1e-9])
+def test_a_temperature_of_nearly_nothing_is_none(client: Any, temperature: float) -> None:
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 6}
+    texts = [client.chat.completions.create(**ask, temperature=t).choices[0].message.content for t in (0, temperature)]
+    assert texts[0] == texts[1]
+
+
 def test_a_text_is_continued(client: Any, models: list[str]) -> None:
     whole = client.completions.create(model=models[0], prompt="One, two", max_tokens=8, temperature=0, logprobs=2)
     parts = client.completions.create(model=models[0], prompt="One, two", max_tokens=8, temperature=0, stream=True)
