@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from app.http.schemas import Body, Refusal
 from app.inference.protocol import Ask, Message
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
-Loose = dict[str, object]
+_DEEPEST = 64  # of JSON in JSON: what only just can be read cannot be written again, and no schema needs it
+
+
+def _not_too_deep(value: dict[str, object]) -> dict[str, object]:
+    level: list[object] = [value]
+    for _ in range(_DEEPEST):
+        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [part for each in parts for part in each]
+    if any(isinstance(each, dict | list) for each in level):
+        raise Refusal("nesting_too_deep", f"values are nested deeper than {_DEEPEST} levels.")
+    return value
+
+
+Loose = Annotated[dict[str, object], AfterValidator(_not_too_deep)]
 
 
 class TextPart(BaseModel):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from openai import InternalServerError, RateLimitError
+from openai import BadRequestError, InternalServerError, RateLimitError
 from sqlalchemy import Connection, Engine, event, select
 from sqlalchemy.exc import OperationalError
 
@@ -138,6 +138,29 @@ def rows(engine: Engine) -> set[str]:
     """The ids of all requests that were stored."""
     with db.read(engine) as session:
         return set(session.scalars(select(InferenceCall.id)))
+
+
+@pytest.mark.parametrize(("levels", "is_read"), [(64, True), (65, False), (900, False)])
+def test_schemas_are_read_to_a_depth_that_can_be_written_again(
+    levels: int, is_read: bool, words: Words, limited: Limit
+) -> None:
+    client, schema = limited(), dict[str, Any]()
+    for _ in range(levels - 1):
+        schema = {"properties": schema}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    asks: list[tuple[Any, dict[str, Any]]] = [
+        (client.chat.completions, {"messages": MESSAGES, "max_tokens": 1, "tools": [tool]}),
+        (client.chat.completions, {"messages": MESSAGES, "max_tokens": 1, "response_format": form}),
+        (client.responses, {"input": "Hello", "tools": [{"type": "function", **tool["function"]}]}),
+    ]
+    for resource, ask in asks:
+        if is_read:
+            assert resource.create(model="tiny", **ask).id
+            continue
+        with pytest.raises(BadRequestError) as refused:
+            resource.create(model="tiny", **ask)
+        assert refused.value.code == "nesting_too_deep"
 
 
 def test_the_provider_sees_the_sums(served_lab: Lab, words: Words, limited: Limit) -> None:
