@@ -11,6 +11,7 @@ from app.inference.protocol import Ask, Message
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+Stop = Annotated[str, Field(max_length=1000)]
 _DEEPEST = 64  # of JSON in JSON: what only just can be read cannot be written again, and no schema needs it
 
 
@@ -133,7 +134,7 @@ class Sampling(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[str, Field(max_length=1000)] | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -140,6 +140,13 @@ def rows(engine: Engine) -> set[str]:
         return set(session.scalars(select(InferenceCall.id)))
 
 
+@pytest.mark.parametrize("stop", ["x" * 1001, ["a", "x" * 1001]])
+def test_what_ends_a_reply_is_short(stop: Any, words: Words, limited: Limit) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        limited().chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1, stop=stop)
+    assert (refused.value.code, words.asks) == ("too_long", [])
+
+
 @pytest.mark.parametrize(("levels", "is_read"), [(64, True), (65, False), (900, False)])
 def test_schemas_are_read_to_a_depth_that_can_be_written_again(
     levels: int, is_read: bool, words: Words, limited: Limit
