@@ -145,8 +145,8 @@ class Child:
             self._stdin.flush()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.is_alive:  # else its number may be another's by now
-            with suppress(ProcessLookupError):
+        if self._process.returncode is None:  # else we have seen its end, and its number may be another's by now
+            with suppress(ProcessLookupError, PermissionError):  # the second: all of it has ended
                 os.killpg(self.pid, number)
 
     def _read(self, stream: IO[bytes]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 from pydantic import SecretStr
@@ -277,6 +280,37 @@ def test_a_child_ends_as_what_it_runs_has_ended(tmp_path: Path, kind: walls.Kind
         assert child.exit_code == status
         child.kill()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+def test_nothing_that_a_child_started_outlives_it(tmp_path: Path, kind: walls.Kind) -> None:
+    left = "import fcntl, time; held = open({!r}, 'w'); fcntl.flock(held, 2); print(flush=True); time.sleep(1e6)"
+    text = f"""
+import subprocess, sys
+folder = sys.stdin.readline().strip()
+code = {left!r}.format(f"{{folder}}/held")
+left = subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+left.stdout.readline()
+"""
+    child = Child([sys.executable, "-P", "-c", text], environment(Settings(data_dir=tmp_path)), Cell(Walls(kind)))
+    with new_folder(tmp_path, "job") as folder:
+        child.work(folder)
+        while not child.is_over:
+            child.receive(WAIT_S)
+        child.kill()
+        with (folder.root / "held").open("r") as held:
+            give_up_at = time.monotonic() + WAIT_S
+            while not is_free(held) and time.monotonic() < give_up_at:
+                time.sleep(0.05)
+            assert is_free(held)
+
+
+def is_free(file: IO[str]) -> bool:
+    """Whether no other process has locked a file: the kernel opens the lock of one that has ended."""
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 @pytest.mark.parametrize("talks", ["alone", "nodes"])
