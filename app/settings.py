@@ -6,6 +6,7 @@ import os
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -152,12 +153,12 @@ class Settings(BaseSettings):
 
     def database(self) -> str:
         """Return the database's URL, which may hold a password; SQLite in `data_dir` unless one is set."""
-        embedded = f"sqlite:///{(self.data_dir / 'spard.db').resolve()}"
-        return self.database_url.get_secret_value() if self.database_url else embedded
+        embedded = quote(str((self.data_dir / "spard.db").resolve()))
+        return self.database_url.get_secret_value() if self.database_url else f"sqlite:///{embedded}"
 
     def storage(self) -> str:
         """Return the storage's URL; a folder in `data_dir` unless one is set."""
-        return self.storage_url or f"file://{(self.data_dir / 'objects').resolve()}"
+        return self.storage_url or (self.data_dir / "objects").resolve().as_uri()
 
     def download_link_s(self) -> int | None:
         """How long a link to the storage is good for; None: customers get no link, and the API streams."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import make_url
 
@@ -45,7 +46,7 @@ def secret_places(settings: Settings) -> Iterator[Path]:
     yield settings.data_dir.resolve()
     if settings.signing_key:
         yield settings.signing_key.resolve()
-    if settings.storage().startswith("file://"):
-        yield Path(settings.storage().removeprefix("file://")).resolve()
+    if (storage := urlsplit(settings.storage())).scheme == "file":
+        yield Path(unquote(storage.path)).resolve()
     if settings.is_embedded() and (database := make_url(settings.database()).database):
         yield Path(database).resolve()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.db import upgrade_schema
 from app.errors import Unfit
-from app.settings import read_settings
+from app.ops import preflight
+from app.ops.children import secret_places
+from app.settings import Settings, read_settings
+from app.storage import open_storage
 from spard.config import GateThresholds, JudgeSpec
 
 
@@ -49,6 +55,24 @@ def test_every_threshold_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None
     for name, value in values.items():
         monkeypatch.setenv(f"SPARD_GATE_{name.upper()}", str(value))
     assert read_settings().gate == GateThresholds(**values)
+
+
+@pytest.mark.parametrize("name", ["of one", "no#1", "what?", "100%41", "für;x"])
+def test_a_data_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    settings = Settings(data_dir=folder)
+    open_storage(settings.storage()).write("a", [b"1"])
+    upgrade_schema(settings.database())
+    assert os.listdir(tmp_path) == [name]
+    assert (folder / "objects" / "a").read_bytes() == b"1"
+    assert (folder / "spard.db").is_file()
+    assert preflight.schema_state(settings) == "current"
+
+
+def test_a_storage_whose_url_has_escapes_is_kept_from_children(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data", storage_url=(tmp_path / "all objects").as_uri())
+    assert tmp_path / "all objects" in secret_places(settings)
 
 
 def test_the_judge_s_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
