@@ -106,20 +106,27 @@ class Embedded:
             found = self._engines.get(key)
             if found and found.is_alive:
                 return found
-            self._engines.pop(key, None)
+        self._end(key)
         folder = self._folder() / token_hex(6)
-        source = self._source(model, folder)
-        size = weights.parameters(source)
-        if size is None:
-            raise InvalidState("The model's weights cannot be read where it is served.", code="engine_failed")
-        self._make_room(size)
-        engine = EngineProcess(self._settings, source, None, folder, model.quantization)
+        try:
+            engine = self._new(model, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         with self._lock:
             self._engines[key] = engine
         if self._watch is None:
             self._watch = Thread(target=self._look_after, name="engines watch", daemon=True)
             self._watch.start()
         return engine
+
+    def _new(self, model: Released, folder: Path) -> EngineProcess:
+        source = self._source(model, folder)
+        size = weights.parameters(source)
+        if size is None:
+            raise InvalidState("The model's weights cannot be read where it is served.", code="engine_failed")
+        self._make_room(size)
+        return EngineProcess(self._settings, source, None, folder, model.quantization)
 
     def _source(self, model: Released, folder: Path) -> str:
         if model.archive and not model.archive.is_lora:
@@ -154,12 +161,11 @@ class Embedded:
             for key, each in list(self._engines.items()):
                 if not each.is_alive or (each.is_idle and now - each.used_at > self._settings.serving_idle_s):
                     self._end(key)
-            if self._engines and self._is_short(0):
-                order = sorted(
-                    self._engines, key=lambda key: (not self._engines[key].is_idle, self._engines[key].used_at)
-                )
+            left = list(self._engines.items())
+            if left and self._is_short(0):
+                key, _ = min(left, key=lambda each: (not each[1].is_idle, each[1].used_at))
                 log.warning("memory is short: an engine gives way")
-                self._end(order[0], busy("The memory is needed for training at the moment."))
+                self._end(key, busy("The memory is needed for training at the moment."))
 
     def _end(self, key: str, error: AppError | None = None) -> None:
         with self._lock:

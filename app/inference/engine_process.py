@@ -74,7 +74,7 @@ class EngineProcess:
         self, settings: Settings, source: str, revision: str | None, folder: Path, quantization: str = "none"
     ) -> None:
         self.source, self.folder, self.used_at = source, folder, time.monotonic()
-        self._numbers, self._lock = count(1), Lock()
+        self._numbers, self._lock, self._start_s = count(1), Lock(), settings.serving_start_s
         self._streams: dict[int, Stream] = {}
         self._loads: dict[str, Future[Proof]] = {}
         self.ready: Future[Said] = Future()
@@ -108,8 +108,9 @@ class EngineProcess:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for a reply of it."""
-        return not self._streams
+        """Whether nobody waits for a reply of it, nor for its start or an adapter, which take so long at most."""
+        is_loading = bool(self._loads) or not self.ready.done()
+        return not self._streams and not (is_loading and time.monotonic() - self.used_at < self._start_s)
 
     @property
     def pid(self) -> int:
@@ -141,8 +142,9 @@ class EngineProcess:
         return found
 
     def end(self, error: AppError | None = None) -> None:
-        """End it now; whoever waits for a reply gets the error."""
+        """End it now; whoever waits for a reply, or for its start, gets the error."""
         if error is not None:
+            self._begun(error)
             for stream in list(self._streams.values()):
                 stream.put(error)
         self._process.kill()
@@ -160,6 +162,16 @@ class EngineProcess:
             self._tell({"op": "load", "adapter": adapter, "folder": str(folder), "manifest_sha256": manifest})
             if not self.is_alive:
                 self._settle(adapter, engine_lost())
+
+    def _begun(self, how: Said | AppError) -> None:
+        """Note how its start has ended; what came first counts."""
+        with self._lock:
+            if self.ready.done():
+                return
+            if isinstance(how, AppError):
+                self.ready.set_exception(how)
+            else:
+                self.ready.set_result(how)
 
     def _settle(self, adapter: str, result: Proof | AppError) -> None:
         with self._lock:
@@ -193,8 +205,7 @@ class EngineProcess:
                 with suppress(ValueError):
                     self._hear(json.loads(line))
         self._process.wait()
-        if not self.ready.done():
-            self.ready.set_exception(InvalidState("The model cannot be loaded for serving.", code="engine_failed"))
+        self._begun(InvalidState("The model cannot be loaded for serving.", code="engine_failed"))
         for stream in list(self._streams.values()):
             stream.put(engine_lost())
         for adapter in list(self._loads):
@@ -204,7 +215,7 @@ class EngineProcess:
     def _hear(self, said: Said) -> None:
         match said["kind"]:
             case "ready":
-                self.ready.set_result(said)
+                self._begun(said)
             case "loaded":
                 self._settle(said["adapter"], said["proof"])
             case "refused":

@@ -1,0 +1,97 @@
+"""Engines give way to others when nobody waits for them, and leave nothing on the disk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import TooManyRequests
+from app.inference import archives
+from app.inference.embedded import Embedded
+from app.inference.engine_process import EngineProcess, busy
+from app.inference.protocol import Proof
+from app.inference.released import Archive, Released
+from app.settings import Settings
+from app.storage import open_storage
+from spard.isolation import walls
+from tests.spard.parts import write_model
+
+PROOF: Proof = {"tensor_digest": "sha256:0", "max_difference": 0.0, "difference_to_base": 1.0}
+WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+
+
+@pytest.fixture
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded]:
+    """Engines whose processes say nothing and wait; one at a time."""
+    monkeypatch.setattr(walls, "behind", lambda *order: WAITS)
+    settings = Settings(data_dir=tmp_path / "data", serving_models=1, serving_reserve_mb=0)
+    found = Embedded(settings, open_storage(settings.storage()))
+    yield found
+    found.close()
+
+
+def held(engines: Embedded, source: Path) -> EngineProcess:
+    return engines._started(Released("tiny", "tiny", str(source), None))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model")
+
+
+def test_one_that_is_being_started_does_not_give_way(engines: Embedded, model: Path) -> None:
+    engine = held(engines, model)
+    with pytest.raises(TooManyRequests):
+        engines._make_room(1)
+    engine._hear({"kind": "ready", "digest": "0", "positions": 1})
+    engines._make_room(1)
+    assert not engine.is_alive
+
+
+def test_one_that_loads_an_adapter_does_not_give_way(engines: Embedded, model: Path) -> None:
+    engine = held(engines, model)
+    engine._hear({"kind": "ready", "digest": "0", "positions": 1})
+    engine.load("0", lambda folder: "0")
+    with pytest.raises(TooManyRequests):
+        engines._make_room(1)
+    engine._hear({"kind": "loaded", "adapter": "0", "proof": PROOF})
+    engines._make_room(1)
+    assert not engine.is_alive
+
+
+def test_who_waits_for_its_start_is_told_why_it_was_ended(engines: Embedded, model: Path) -> None:
+    engine = held(engines, model)
+    engine.end(busy("The memory is needed."))
+    with pytest.raises(TooManyRequests, match="needed"):
+        engine.ready.result()
+
+
+def test_one_that_was_not_started_leaves_no_model(
+    engines: Embedded, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held(engines, model)
+    monkeypatch.setattr(archives, "fetch", lambda storage, settings, archive, folder: write_model(folder))
+    whole = Released("ft:tiny", "tiny", str(model), None, Archive("key", "1", "ftjob-1", is_lora=False))
+    before = folders(engines)
+    for _ in range(2):
+        with pytest.raises(TooManyRequests):
+            engines._started(whole)
+    assert folders(engines) == before
+
+
+def test_one_that_has_died_leaves_nothing(engines: Embedded, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_look_after", lambda: None)
+    first: Any = held(engines, model)
+    first._process.kill()
+    first._process.wait()
+    second = held(engines, model)
+    assert second is not first
+    assert folders(engines) == {second.folder.name}
+
+
+def folders(engines: Embedded) -> set[str]:
+    return {each.name for each in engines._folder().iterdir() if each.is_dir()}
