@@ -12,13 +12,13 @@ import asyncio
 import json
 import logging
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 from anyio import to_thread
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI, NotFoundError
 
 from app.db.tables import BaseModelEntry
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
@@ -42,20 +42,12 @@ from spard.errors import SpardError
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """An adapter that the server has, under a name that follows from its digest."""
-
-    name: str
-    proof: Proof
-
-
 class Vllm:
     """The server of `SPARD_SERVING_URL`; base models are there under their aliases."""
 
     def __init__(self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients) -> None:
         self._settings, self._storage, self._prover, self._clients = settings, storage, prover, clients
-        self._loads: dict[str, asyncio.Task[_Loaded]] = {}
+        self._loads: dict[str, asyncio.Task[Proof]] = {}  # by the adapter's name there, which its digest gives
         self._numbers = count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
 
@@ -65,9 +57,10 @@ class Vllm:
         ids = await to_thread.run_sync(_ids, tokenizer, ask)
         name, proof = model.base, None
         if model.adapter:
-            is_new = model.adapter not in self._loads
-            loaded = await self._loaded(model, tokenizer)
-            name, proof = loaded.name, loaded.proof if is_new else None
+            name = f"spard-{model.adapter[:24]}"
+            is_new = name not in self._loads
+            loaded = await self._loaded(name, model, tokenizer)
+            proof = loaded if is_new else None
         stream = Stream(next(self._numbers), self._cancel)
         ends = sorted(end_tokens(tokenizer))
         self._running[stream.number] = asyncio.create_task(self._write(stream, name, ids, ends, ask))
@@ -81,22 +74,26 @@ class Vllm:
         """End the engine that proves what the server has loaded."""
         self._prover.close()
 
-    async def _loaded(self, model: Released, tokenizer: LightTokenizer) -> _Loaded:
-        """Return the adapter as the server has it; one that was not proved is tried again at the next request."""
-        digest = str(model.adapter)
-        if digest not in self._loads:
-            self._loads[digest] = asyncio.create_task(self._load(model, tokenizer))
+    async def _loaded(self, name: str, model: Released, tokenizer: LightTokenizer) -> Proof:
+        """Return the proof of an adapter that the server has; one that was not proved is tried at the next request."""
+        if name not in self._loads:
+            self._loads[name] = asyncio.create_task(self._load(name, model, tokenizer))
         try:
-            return await asyncio.shield(self._loads[digest])
+            return await asyncio.shield(self._loads[name])
         except Exception:
-            self._loads.pop(digest, None)
+            self._loads.pop(name, None)
             raise
 
-    async def _load(self, model: Released, tokenizer: LightTokenizer) -> _Loaded:
+    def _forget(self, name: str) -> None:
+        """Have an adapter loaded and proved again at the next request; one that is being loaded is left alone."""
+        if name in self._loads and self._loads[name].done():
+            del self._loads[name]
+
+    async def _load(self, name: str, model: Released, tokenizer: LightTokenizer) -> Proof:
         archive, root = model.archive, self._settings.serving_adapters_dir
         if archive is None or root is None:
             raise Unavailable("SPARD_SERVING_ADAPTERS_DIR names no folder that the server reads.", code="no_engine")
-        name, folder = f"spard-{archive.sha256[:24]}", Path(root) / archive.sha256
+        folder = Path(root) / archive.sha256
         await to_thread.run_sync(partial(archives.fetch, self._storage, self._settings, archive, folder))
         if "system_prompt" in json.loads((folder / MANIFEST).read_bytes()):
             raise NotServed("The adapter is defended by a system prompt, which such a server does not add.")
@@ -108,7 +105,7 @@ class Vllm:
                 await client.post("/load_lora_adapter", cast_to=str, body=body)
             except APIStatusError as error:
                 raise NotServed(f"The server does not load the adapter: {error.message[:200]}") from None
-        return _Loaded(name, await self._proved(model, name, tokenizer))
+        return await self._proved(model, name, tokenizer)
 
     async def _proved(self, model: Released, name: str, tokenizer: LightTokenizer) -> Proof:
         """Raise `NotServed` unless the server's first tokens are those of the adapter, and not of the base model."""
@@ -140,6 +137,8 @@ class Vllm:
             async with self._client() as client:
                 await self._pass_on(client, stream, name, ids, ends, ask)
         except APIStatusError as error:
+            if error.status_code == NotFoundError.status_code:  # it was started anew since, and has no adapters
+                self._forget(name)
             stream.put(_translated(error))
         except APIConnectionError:
             stream.put(engine_lost())

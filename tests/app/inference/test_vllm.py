@@ -75,6 +75,18 @@ def test_one_that_answers_with_other_weights_answers_nobody(served_lab: Lab, ser
     assert client.chat.completions.create(model=second, **ASK).choices
 
 
+def test_one_that_was_started_anew_gets_its_adapters_again(served_lab: Lab, server: Vllm) -> None:
+    client: Any = served_lab.client()
+    name = served_lab.release(35)
+    before = client.chat.completions.create(model=name, **ASK)
+    server.names.clear()
+    with pytest.raises(InternalServerError) as lost:
+        client.chat.completions.create(model=name, **ASK)
+    assert lost.value.code == "engine_lost"
+    assert client.chat.completions.create(model=name, **ASK).choices == before.choices
+    assert len(server.names) == 1
+
+
 def test_its_errors_are_ours(served_lab: Lab, server: Vllm) -> None:
     client: Any = served_lab.client()
     with pytest.raises(BadRequestError) as long:
