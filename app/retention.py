@@ -27,6 +27,7 @@ from app.uploads import service as uploads
 
 _AT_ONCE = 100
 _ATTEMPTS_STAY = timedelta(days=1)  # a worker that was thought dead may still write
+_RESUMED = ("checkpoints", "stage")  # of an attempt: what a later one goes on from
 _DELIVERIES_STAY = timedelta(days=30)
 
 
@@ -94,7 +95,8 @@ def _expired() -> Select[File]:
 
 
 def _abandoned(session: Session, job: Job) -> Iterator[str]:
+    """Yield the prefixes that an ended job needs no more: whole attempts, and of others what one would go on from."""
     kept = kept_attempts(session, job)
     for token in range(1, job.lease_token + 1):
-        if token not in kept:
-            yield f"tenants/{job.project_id}/jobs/{job.id}/a{token}"
+        prefix = f"tenants/{job.project_id}/jobs/{job.id}/a{token}"
+        yield from (f"{prefix}/{name}" for name in _RESUMED) if token in kept else (prefix,)

@@ -118,6 +118,18 @@ def test_abandoned_attempts_go_after_a_day_and_never_the_published_one(
     assert [storage.exists(key) for key in keys] == [False, False, True]
 
 
+def test_of_the_published_attempt_goes_what_another_would_have_gone_on_from(
+    service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    storage = service.app.state.storage
+    job_id, keys = _published(service, customer, asked)
+    left = [f"tenants/org-customer/jobs/{job_id}/a3/{name}" for name in ("checkpoints/step-000003/a", "stage/a.json")]
+    for key in left:  # a worker ended before the row named them, or after it named newer ones
+        storage.write(key, [b"x"])
+    attempts_swept(service)
+    assert [storage.exists(key) for key in (*left, keys[2])] == [False, False, True]
+
+
 def test_a_swept_job_can_be_erased(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
     job_id, keys = _published(service, customer, asked)
     attempts_swept(service)
