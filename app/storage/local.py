@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
@@ -42,7 +42,7 @@ class LocalStorage:
         path, digest = self._path(key), Digest()
         aside = self._aside / token_hex(16)
         try:
-            with open(aside, "xb", opener=_no_link) as file:
+            with _written(aside, key) as file:
                 for chunk in digest.through(chunks):  # what the source raises passes as it is
                     with _as_storage_error(key):
                         file.write(chunk)
@@ -158,6 +158,18 @@ def _listed(key: str, path: Path) -> Listed | None:
     if not S_ISREG(status.st_mode):
         return None
     return Listed(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
+
+
+@contextmanager
+def _written(path: Path, key: str) -> Iterator[BinaryIO]:
+    """Open a new file to be written and flushed; closing it tries once more to write what did not fit, and may fail."""
+    with _as_storage_error(key):
+        file = open(path, "xb", opener=_no_link)  # noqa: SIM115 - closed below
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.close()
 
 
 def _no_link(path: str, flags: int) -> int:

@@ -235,14 +235,15 @@ def test_only_this_user_can_read_the_folder(tmp_path: Path) -> None:
     assert modes == [0, 0]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [1 << 20, 1])  # one that does not fit is noticed when it is written, or flushed
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, last: int) -> None:
     storage = LocalStorage(tmp_path / "objects")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
         with pytest.raises(StorageFull):
-            storage.write(KEY, [bytes(1 << 20)] * 2)
+            storage.write(KEY, [bytes(1 << 20), bytes(last)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
