@@ -77,6 +77,16 @@ def test_it_reads_and_searches_from_a_folder(site: Path, page: Page) -> None:
     assert complaints == []
 
 
+def test_no_page_is_wider_than_a_phone(site: Path, page: Page) -> None:
+    """What is wider scrolls in its own place."""
+    wide = {}
+    for file in sorted(site.rglob("*.html")):
+        page.goto(file.as_uri())
+        width = page.evaluate("document.documentElement.scrollWidth")
+        wide |= {file.relative_to(site).as_posix(): width} if width > 390 else {}
+    assert wide == {}
+
+
 def test_diagrams_are_pictures_in_the_scheme_s_colors(site: Path, browser: Browser) -> None:
     page = (site / "architecture.html").read_text()
     assert page.count('<figure class="diagram"') == 2
