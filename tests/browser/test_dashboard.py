@@ -78,6 +78,24 @@ def test_a_wrong_key_and_a_bad_file_are_told_where_they_are(
     assert serious(page) == []
 
 
+def test_a_file_is_taken_after_one_that_was_refused(
+    context: Any, service: Service, offered: TestClient, tmp_path: Path
+) -> None:
+    page = context.new_page()
+    sign_in(page, service)
+    page.goto("/jobs/new")
+    refused, good = tmp_path / "chats.zip", tmp_path / "chats.jsonl"
+    refused.write_bytes(b"PK\x03\x04")
+    good.write_bytes(rows(12))
+    page.get_by_label("Training file").set_input_files(refused)
+    expect(page.get_by_text("The file is a ZIP archive")).to_be_visible()
+    page.get_by_label("Training file").set_input_files(good)
+    expect(page.get_by_role("heading", name="12 rows, ready to be trained on")).to_be_visible()
+
+
+LONG = "a_file_with_a_long_name" * 8 + ".jsonl"
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_scrolls_sideways(
     page: Page, service: Service, customer: TestClient, asked: dict[str, Any], width: int
@@ -85,9 +103,12 @@ def test_no_page_scrolls_sideways(
     job_id = customer.post(JOBS, json=asked).json()["id"]
     publish(service, "pass")
     service.app.state.storage.write("jobs/report", [json.dumps(MEASURED).encode()])
+    file = customer.post("/v1/files", files={"file": (LONG, rows(12))}, data={"purpose": "fine-tune"}).json()["id"]
     page.set_viewport_size({"width": width, "height": 800})
     sign_in(page, service, "customer", "admin")
-    for path in ("/jobs", "/jobs/new", f"/jobs/{job_id}", f"/jobs/new?from={job_id}", "/files", "/models", "/provider"):
+    of_job = (f"/jobs/{job_id}", f"/jobs/new?from={job_id}")
+    of_file = (f"/files/{file}", f"/jobs/new?file={file}")
+    for path in ("/jobs", "/jobs/new", *of_job, "/files", *of_file, "/models", "/provider"):
         page.goto(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
         assert serious(page) == [], path

@@ -1,9 +1,10 @@
 // What pages add where scripts run: news of a job that runs, and a file that is dropped. Every page works without it.
 "use strict";
 
-const EVERY_MS = 1500; // at most, so that a job with fast steps does not load the page more often
+// Functions alone, no constants: after a refused upload the page's answer runs this once more in the same window.
 
 function follow(live) {
+  const everyMs = 1500; // at most, so that a job with fast steps does not load the page more often
   const stream = new EventSource(live.dataset.stream);
   let due = false;
   const tell = () => {
@@ -12,7 +13,7 @@ function follow(live) {
     setTimeout(() => {
       due = false;
       if (!live.querySelector(".shown")) htmx.trigger(live, "job-news");
-    }, EVERY_MS);
+    }, everyMs);
   };
   for (const kind of ["event", "metrics", "heartbeat"]) stream.addEventListener(kind, tell);
   stream.addEventListener("done", () => {
