@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.db.tables import JobStatus
-from app.jobs.reports.counts import Count, counted
+from app.jobs.reports.counts import counted
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
 from spard.release.report import SafetyReport
@@ -116,16 +116,11 @@ def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look)
         return
     yield Words(f"{attacks.hits} of {attacks.n}", look)
     yield Words(" attack succeeds on this model." if attacks.hits == 1 else " attacks succeed on this model.")
-    if (before := _comparable(undefended, attacks)) is not None:
+    before = counted(undefended.adapter, "harmful") if undefended else None
+    if before is not None:
         yield Words(" Undefended, the same file let ")
-        yield Words(str(before.hits), "undefended")
+        yield Words(str(before.hits) if before.n == attacks.n else f"{before.hits} of {before.n}", "undefended")
         yield Words(" through.")
-
-
-def _comparable(undefended: SafetyReport | None, attacks: Count) -> Count | None:
-    """Return the undefended count, if as many prompts were asked."""
-    found = counted(undefended.adapter, "harmful") if undefended else None
-    return found if found and found.n == attacks.n else None
 
 
 def _sentences(report: SafetyReport, undefended: SafetyReport | None) -> Iterator[str]:

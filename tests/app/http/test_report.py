@@ -181,17 +181,19 @@ def test_somebody_elses_report_reads_as_unknown(stranger: TestClient, job: str) 
         assert (got.status_code, got.json()["error"]["code"]) == (404, "fine_tune_not_found")
 
 
+@pytest.mark.parametrize(("scored", "shown"), [(40, "33"), (37, "33 of 37")])
 def test_the_same_file_without_a_defense_is_named_beside_it(
-    service: Service, customer: TestClient, job: str, asked: dict[str, Any]
+    service: Service, customer: TestClient, job: str, asked: dict[str, Any], scored: int, shown: str
 ) -> None:
     asked |= {"safety": {"defense": {"type": "none"}}}
     measuring = service.client("org-customer", "admin", "customer")
     assert measuring.post(JOBS, json=asked).status_code == 200
-    undefended = {"gate": GATE, "adapter": [{**REPORT["adapter"][0], "hits": 33, "rate": 0.825}]}  # type: ignore[index]
+    found = {**REPORT["adapter"][0], "n": scored, "hits": 33, "rate": 33 / scored}  # type: ignore[index]
+    undefended = {"gate": GATE, "adapter": [found]}
     service.app.state.storage.write("jobs/undefended", [json.dumps(undefended).encode()])
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
         assert lease.reject(session, claim, Rejection("No.", 10, [], {"gate": GATE}, "jobs/undefended"))
     page = customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
-    assert '<span class="figure undefended">33</span>' in page
+    assert f'<span class="figure undefended">{shown}</span>' in page
