@@ -120,6 +120,14 @@ def test_a_restart_is_marked_in_the_plots(
     assert page.count("<title>taken up again after step 2</title>") == 2
 
 
+def test_loghave_their_day_and_its_zone(sign_in: SignIn, measured: str) -> None:
+    log = sign_in().get(f"/jobs/{measured}").text.partition('id="events"')[2]
+    assert "times are UTC" in log
+    shown = re.findall(r"<time[^>]*>([^<]*)</time>", log)
+    assert shown
+    assert [each for each in shown if not re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", each)] == []
+
+
 def test_artifacts_have_digests_and_the_lines_to_use_them(
     sign_in: SignIn,
     customer: TestClient,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -48,6 +49,7 @@ def test_from_a_proposal_to_a_released_adapter_and_back(
 ) -> None:
     page = send(ada, f"{PAGE}/{held}/propose", ASK, of=PAGE)
     assert "waits for a second person" in page.text
+    assert re.search(rf"Until, UTC.*<time>{ASK['expires_at']} \d\d:\d\d</time>", page.text, re.DOTALL)
     assert ">Approve<" not in page.text
     (waiver,) = waivers(provider)
     path = f"{PAGE}/{held}/{waiver['id']}"
