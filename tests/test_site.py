@@ -79,7 +79,7 @@ def test_it_reads_and_searches_from_a_folder(site: Path, page: Page) -> None:
 
 def test_no_page_is_wider_than_a_phone(site: Path, page: Page) -> None:
     """What is wider scrolls in its own place."""
-    wide = {}
+    wide: dict[str, int] = {}
     for file in sorted(site.rglob("*.html")):
         page.goto(file.as_uri())
         width = page.evaluate("document.documentElement.scrollWidth")
