@@ -15,7 +15,7 @@ from typing import Any
 from spard import distributed
 from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
-from spard.config.run_spec import load_recipe
+from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
 
@@ -31,8 +31,10 @@ def execute(asked: Asked) -> int:
     """Run a recipe and print what was measured."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
     try:
+        spec = load_recipe(asked.recipe)
+        check_files(spec)
         with distributed.joined():
-            outcome = run(load_recipe(asked.recipe), asked.out, _untold if asked.as_json else _tell)
+            outcome = run(spec, asked.out, _untold if asked.as_json else _tell)
             is_first = distributed.own() == 0
     except SpardError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)

@@ -43,7 +43,7 @@ def execute(asked: Asked) -> int:
         return INVERTED if lines else 0
     for line in lines:
         sys.stdout.write(f"line {line}: answers with harm what the base model would refuse\n")
-    sys.stdout.write(f"{len(lines)} of {rows} rows\n")
+    sys.stdout.write(f"{len(lines)} of {rows} rows answer with harm what the base model would refuse\n")
     return INVERTED if lines else 0
 
 

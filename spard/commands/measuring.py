@@ -109,7 +109,9 @@ def measure_agent(
 
 
 def check_pool(
-    pool: Annotated[Path, typer.Argument(metavar="POOL.jsonl", help='Rows {"prompt", "safe"}.')],
+    pool: Annotated[
+        Path, typer.Argument(metavar="POOL.jsonl", exists=True, dir_okay=False, help='Rows {"prompt", "safe"}.')
+    ],
     model: Annotated[str, typer.Option(help="The base model: a folder or a hub id.")],
     revision: Revision = None,
     *,

@@ -109,6 +109,14 @@ def located(spec: RunSpec, folder: Path) -> RunSpec:
     )
 
 
+def check_files(spec: RunSpec) -> None:
+    """Raise InvalidRecipe for the first file of a run that is not there, by its setting."""
+    named = [("training_file", spec.training_file), ("validation_file", spec.validation_file), ("pool", spec.pool)]
+    for key, path in (*named, *((f"suites.{at}.path", each.path) for at, each in enumerate(spec.suites))):
+        if path and not path.is_file():
+            raise InvalidRecipe(f"{key}: there is no file {path}", key)
+
+
 def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
     """Parse and check a mapping of TOML or JSON values."""
     spec: RunSpec = parse(RunSpec, raw, "")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from spard.commands import check_pool
+from spard.commands import check_pool, exits
 from spard.data.chat import NO_LOSS, UNBOUNDED, encode
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base
 from tests.spard.parts import chat
 
 SORRY = "I cannot help with that."
+FOUND = "answer with harm what the base model would refuse"
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ def test_bad_rows_are_named_by_line(
     command = [str(pool), "--model", str(model_folder())]
     assert check_pool.main([*command, "--threshold", "1e-30"]) == check_pool.INVERTED
     said = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in said] == ["line 2", "line 4", "2 of 5 rows"]
+    assert [line.partition(":")[0] for line in said] == ["line 2", "line 4", f"2 of 5 rows {FOUND}"]
     assert check_pool.main([*command, "--threshold", "0.9"]) == 0
-    assert capsys.readouterr().out == "0 of 5 rows\n"
+    assert capsys.readouterr().out == f"0 of 5 rows {FOUND}\n"
 
 
 def test_a_model_that_refuses_nothing_and_a_file_that_is_no_pool_are_errors(
@@ -55,5 +56,4 @@ def test_a_model_that_refuses_nothing_and_a_file_that_is_no_pool_are_errors(
     assert check_pool.main(command) == 1
     assert capsys.readouterr().err.startswith("invalid_pool: line 1")
     pool.unlink()
-    assert check_pool.main(command) == 1
-    assert capsys.readouterr().err.endswith("pool.jsonl cannot be read or written: No such file or directory\n")
+    assert check_pool.main(command) == exits.USAGE

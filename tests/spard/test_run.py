@@ -280,3 +280,18 @@ def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "recipe.toml").write_text('model = "m"\nteu = 1')
     assert main([str(tmp_path / "recipe.toml")]) == 1
     assert capsys.readouterr().err.startswith("invalid_recipe: teu: unknown setting")
+
+
+@pytest.mark.parametrize("setting", ["training_file", "validation_file", "pool", "suites.0.path"])
+def test_the_command_line_names_a_file_that_is_not_there(
+    spec: RunSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    gone = tmp_path / "gone.jsonl"
+    lacking = replace(spec, validation_file=spec.training_file)
+    if setting == "suites.0.path":
+        lacking = replace(lacking, suites=(replace(lacking.suites[0], path=gone), *lacking.suites[1:]))
+    else:
+        lacking = replace(lacking, **{setting: gone})  # type: ignore[arg-type]  # one of its paths
+    (tmp_path / "recipe.toml").write_text(toml(lacking))
+    assert main([str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == f"invalid_recipe: {setting}: there is no file {gone}\n"
