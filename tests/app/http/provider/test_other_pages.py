@@ -31,6 +31,8 @@ def test_a_project_gets_limits_and_a_key_that_is_shown_once(
     path = page.url.path
     assert re.fullmatch(rf"{PROJECTS}/org-[0-9a-f]+", path)
     assert "Acme &lt;b&gt;" in page.text
+    assert "1 to 64 characters of ASCII" in page.text
+    assert "a mail address, in ASCII" in page.text
     assert 'value="7"' in send(browser, f"{path}/quota", {"max_jobs_per_day": "7"}, of=path).text
     page = send(
         browser, f"{path}/keys", {"name": "k", "owner": "Ada", "scopes": ["read"], "expires_in_days": "2"}, of=path
