@@ -93,6 +93,16 @@ def test_a_file_is_taken_after_one_that_was_refused(
     expect(page.get_by_role("heading", name="12 rows, ready to be trained on")).to_be_visible()
 
 
+def test_an_upload_that_may_not_be_is_told_as_a_page(context: Any, service: Service, tmp_path: Path) -> None:
+    page = context.new_page()
+    sign_in(page, service, "read")
+    page.goto("/jobs/new")
+    file = tmp_path / "chats.jsonl"
+    file.write_bytes(rows(12))
+    page.get_by_label("Training file").set_input_files(file)
+    expect(page.get_by_role("heading", name="This key lacks the scope")).to_be_visible()
+
+
 LONG = "a_file_with_a_long_name" * 8 + ".jsonl"
 
 

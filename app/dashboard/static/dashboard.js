@@ -41,6 +41,7 @@ function upload(form) {
     };
     request.onerror = () => (told.textContent = "The connection broke. Try again.");
     request.open("POST", form.action);
+    request.setRequestHeader("accept", "text/html"); // what goes wrong is a page, too
     request.send(new FormData(form));
   };
   form.addEventListener("submit", (event) => {
