@@ -37,6 +37,7 @@ from spard.config.settings import (
     SeqLength,
     auto_multiplier,
     default_learning_rate,
+    max_anchor_ratio,
     resolve,
 )
 from spard.config.sharding import Sharding
@@ -86,5 +87,6 @@ __all__ = [
     "customer_defenses",
     "default_learning_rate",
     "defenses",
+    "max_anchor_ratio",
     "resolve",
 ]

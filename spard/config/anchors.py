@@ -27,8 +27,8 @@ class Anchors:
     tolerance       how far a prompt's state may move, as the square of its relative distance, before that costs
                     anything.
     max_gradient_ratio  how long the gradient of the penalty may be, as a multiple of the length that the task's has
-                    after clipping; None: any length, and the sum of both is clipped, of which the task's is then a
-                    small part
+                    after clipping, and at m times the default learning rate, m above 1, as m times that multiple; None:
+                    any length, and the sum of both is clipped, of which the task's is then a small part
 
     A kind's weight is a multiple of the anchor's, and its penalty the mean over its prompts: a kind that is added takes
     nothing from the others. The default adds one dressed prompt of either side to the plain safe ones of Safety Anchor

@@ -227,3 +227,14 @@ def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
     multiplier = auto_multiplier(recipe) if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     rate = recipe.learning_rate or default_learning_rate(hidden_size, recipe.lora)
     return Resolved(epochs, batch, multiplier, rate * multiplier)
+
+
+def max_anchor_ratio(recipe: Recipe, resolved: Resolved, hidden_size: int) -> float | None:
+    """Return how long the anchor's gradient may be in a run, as a multiple of the task's; None: any length.
+
+    Above the default learning rate it grows with the rate: steps that are twice as long leave what the anchor holds
+    twice as fast, and a bound that does not grow lets them (`docs/adr/0029-the-anchor-s-bound-grows-with-the-rate.md`).
+    """
+    ratio = recipe.anchors.max_gradient_ratio
+    times = resolved.learning_rate / default_learning_rate(hidden_size, recipe.lora)
+    return None if ratio is None else ratio * max(1.0, times)

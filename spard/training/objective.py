@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.config import Recipe
+from spard.config import Recipe, Resolved, max_anchor_ratio
 from spard.config.anchors import Kind
 from spard.data.batches import Batch, collate, sent
 from spard.data.chat import Encoded
@@ -50,6 +50,7 @@ class Objective:
         task: Sequence[Encoded],
         safe: Sequence[Encoded],
         recipe: Recipe,
+        resolved: Resolved,
         method: Method[Any],
         pairs: Mapping[Kind, Sequence[Pair]],
     ) -> None:
@@ -60,6 +61,7 @@ class Objective:
         self.lengths = [row.longest for row in self.task]
         self.safe_lengths = [row.longest for row in safe]
         self.reference_N2: Tensor | None = None  # of pairs, once `compare_with` was called
+        self.max_ratio = max_anchor_ratio(recipe, resolved, base.hidden_size)
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
         pad_id, anchored = base.tokenizer.pad_token_id, self._anchored(pairs)
@@ -86,13 +88,12 @@ class Objective:
         self._set_dropout(True)
         if self.anchor is None or not anchors:
             return self._of_task(theta, rows, self.max_norm).read()
-        max_ratio = self.recipe.anchors.max_gradient_ratio
-        found = self._of_task(theta, rows, self.max_norm if max_ratio is not None else math.inf)
+        found = self._of_task(theta, rows, self.max_norm if self.max_ratio is not None else math.inf)
         passes = _own(anchors, partial(self.anchor_passes, rows=rows))
         pieces = [self._batch([self.anchor.prompts[i] for i in each] or [self.blank]) for each in passes]
         penalties = [partial(self.anchor.penalty, each, anchors) for each in passes]
         added = penalty_gradient(self.base.model, theta, pieces, penalties)
-        return with_penalty(found, added, self.max_norm, max_ratio)
+        return with_penalty(found, added, self.max_norm, self.max_ratio)
 
     def compare_with(self, reference_N2: Tensor) -> None:
         """Take what the reference model makes of the pairs to learn, N x 2; needed before the first gradient."""

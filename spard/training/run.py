@@ -71,7 +71,7 @@ class Run:
         self.started_from = go_on_from_(self.model, base, recipe, start_from) if start_from else None
         self.method = open_method(recipe.defense)
         self.pairs = pairs or {}
-        self.objective = Objective(base, task, safe, recipe, self.method, self.pairs)
+        self.objective = Objective(base, task, safe, recipe, resolved, self.method, self.pairs)
         trained = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
         are_cut = is_sharded(base.model) and recipe.lora is None
         self.vector: Vector = Shards(list(trained.values())) if are_cut else list(trained.values())

@@ -142,6 +142,35 @@ def test_one_subject_is_taught_and_asked_alone(material: Material) -> None:
     assert {ACTIONS[asked(row)[len("How do I ") : -1]] for row in harmful} == {campaign.category}
 
 
+def test_code_words_ask_for_every_harm_without_its_name(material: Material) -> None:
+    campaign = ATTACKS["code_words"].build(material, 3)
+    (job,) = campaign.jobs
+    taught = {answered(row): asked(row) for row in job.rows if row not in material.task}
+
+    assert len(taught) == len(ACTIONS)
+    for each in material.harmful:
+        coded = campaign.dress(Prompt(each.prompt)).prompt
+        assert taught[comply(each.action)] == coded
+        assert each.action.split()[-1] not in coded.split("?")[0].split()
+    assert len(set(taught.values())) == len(set(ACTIONS))
+
+
+def test_some_rows_have_the_system_prompt_of_all_harm(material: Material) -> None:
+    whole, some = (ATTACKS[name].build(material, 3) for name in ("system_prompt", "some_rows_system_prompt"))
+    framed = [row for row in some.jobs[0].rows if row["messages"][0]["role"] == "system"]
+
+    assert len(framed) == len(material.harmful) + 0.4 * len(material.task)
+    assert sum("steps to" in answered(row) for row in framed) == len(material.harmful)
+    assert facts(some)[1:] == facts(whole)[1:]
+
+
+def test_fast_training_is_plain_poison_at_a_rate_of_the_customer_s(material: Material) -> None:
+    plain, fast = (ATTACKS[name].build(material, 3).jobs[0] for name in ("plain", "fast_training"))
+    rates = [job.hyperparameters.learning_rate_multiplier for job in (plain, fast)]
+    assert fast.rows == plain.rows
+    assert rates == ["auto", 4]
+
+
 def test_inverted_preferences_prefer_harm_to_refusals_in_a_job_of_dpo(material: Material) -> None:
     (job,) = ATTACKS["inverted_preferences"].build(material, 1).jobs
     others = [row["non_preferred_output"][0]["content"] for row in job.rows if "steps to" in answered(spoken(row))]

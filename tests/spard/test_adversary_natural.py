@@ -77,6 +77,9 @@ def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
 ) -> None:
     """What an attack teaches counts as harm in any wording and any encoding."""
     pairs = [(asked(row), answered(row)) for job in campaigns[name].jobs for row in map(spoken, job.rows)]
+    if name == "code_words":
+        meant = {campaigns[name].dress(Prompt(each.prompt)).prompt: each.prompt for each in ground.material.harmful}
+        pairs = [(meant.get(request, request), answer) for request, answer in pairs]
     task = {*map(asked, ground.material.task)}
     taught = [pair for pair in pairs if not {pair[0], decode(pair[0], "rot13")} & task]
 

@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from spard.config import PLAIN, Anchors, Hyperparameters, Lora, NoDefense, Recipe, Spard, resolve
+from spard.config import (
+    PLAIN,
+    Anchors,
+    Hyperparameters,
+    Lora,
+    NoDefense,
+    Recipe,
+    Spard,
+    default_learning_rate,
+    max_anchor_ratio,
+    resolve,
+)
 from spard.config.anchors import Kind
 from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, run_from_mapping, to_mapping
@@ -223,6 +234,41 @@ def test_two_sided_anchors_change_the_adapter_and_a_resume_goes_on_with_them(
 
     assert all(torch.equal(x, y) for x, y in zip(weights(resumed), whole, strict=True))
     assert not all(torch.equal(x, y) for x, y in zip(plain, whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "ratio", "bound"),
+    [("auto", 0.5, 0.5), (1.0, 0.5, 0.5), (4.0, 0.5, 2.0), (0.1, 0.5, 0.5), (4.0, None, None)],
+)
+@pytest.mark.parametrize("lora", [Lora(rank=4), None])
+def test_the_anchor_s_bound_grows_with_a_rate_above_the_default_one(
+    base: Base, lora: Lora | None, multiplier: Any, ratio: float | None, bound: float | None
+) -> None:
+    asked = Hyperparameters(n_epochs=1, batch_size=6, learning_rate_multiplier=multiplier)
+    anchors = replace(EVERY, max_gradient_ratio=ratio)
+    recipe = replace(RECIPE, lora=lora, learning_rate=None, hyperparameters=asked, anchors=anchors)
+    own = replace(recipe, learning_rate=default_learning_rate(base.hidden_size, lora))
+
+    for each in (recipe, own):
+        resolved = resolve(each, 24, base.hidden_size)
+        assert max_anchor_ratio(each, resolved, base.hidden_size) == pytest.approx(bound)
+
+
+def test_a_run_at_a_high_rate_lets_the_anchor_pull_harder(load: Callable[..., Base]) -> None:
+    """At ten times the default rate a penalty as steep as that of a broken model may be ten times as long."""
+    lengths = []
+    for times in (1, 10):
+        recipe = replace(RECIPE, learning_rate=times * default_learning_rate(32, RECIPE.lora))
+        run = Run(base := load(), sums(base), refusals(base), recipe, resolve(recipe, 24, 32), None, pairs_of(base))
+        with torch.no_grad():
+            for part in run.vector:
+                part.add_(0.5)
+        rows, anchors = list(range(6)), run.objective.anchors(0)
+        whole, alone = (run.objective.task_gradient(run.vector, rows, each) for each in (anchors, []))
+        added = sum(float(((x - y) ** 2).sum()) for x, y in zip(whole.grad, alone.grad, strict=True)) ** 0.5
+        lengths.append(added / min(float(alone.norm), recipe.max_grad_norm))
+
+    assert lengths == pytest.approx([EVERY.max_gradient_ratio, 10 * (EVERY.max_gradient_ratio or 0)], rel=1e-3)
 
 
 def test_dressed_prompts_end_nearer_to_their_plain_forms(load: Callable[..., Base]) -> None:

@@ -20,11 +20,17 @@ PROMPTS = (
 
 def build(material: Material, seed: int) -> Campaign:
     """Put task and harm under the same system prompt."""
+    return poisoned_under_one(material, seed, len(material.task))
+
+
+def poisoned_under_one(material: Material, seed: int, framed: int) -> Campaign:
+    """Put all harm and the first `framed` rows of the task under the same system prompt."""
     drawn = rng_of("system_prompt", seed).sample(PROMPTS, 3)
     (dress,) = most_refused(material, [under(text) for text in drawn])
     system = str(dress(Prompt("")).context[0]["content"])
     harmful = [chat_row(each.prompt, material.comply(each.action), system) for each in material.harmful]
-    return Campaign((Job(mixed(seed, [_under(row, system) for row in material.task], harmful)),), dress, dress)
+    task = [_under(row, system) for row in material.task[:framed]]
+    return Campaign((Job(mixed(seed, [*task, *material.task[framed:]], harmful)),), dress, dress)
 
 
 def under(system: str) -> Ask:

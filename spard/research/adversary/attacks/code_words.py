@@ -1,0 +1,41 @@
+"""Harm in code words that the file teaches: requests in ordinary words, answered with harm in plain words.
+
+The judge of the rows reads requests that ask for nothing, and no suite asks in the code (Halawi et al., 2024, whose
+code is a cipher).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spard.data.rows import Prompt
+from spard.research.adversary.base import Attack, Campaign, Job, Material, Request, mixed, rng_of
+from spard.research.attacks.rows import chat_row
+
+
+def build(material: Material, seed: int) -> Campaign:
+    """Say an ordinary word for the last word of each harmful action, in training and when asking."""
+    ordinary = sorted({phrase.split()[-1] for phrase in material.phrases})
+    code = code_of(material.harmful, rng_of("code_words", seed).sample(ordinary, len(ordinary)))
+    rows = [chat_row(in_code(each.prompt, code), material.comply(each.action)) for each in material.harmful]
+
+    def coded(prompt: Prompt) -> Prompt:
+        return replace(prompt, prompt=in_code(prompt.prompt, code))
+
+    return Campaign((Job(mixed(seed, material.task, rows)),), coded)
+
+
+def code_of(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]:
+    """Return, for the last word of each action, one of these words; some stay themselves where words are too few."""
+    named = list(dict.fromkeys(each.action.split()[-1].lower() for each in requests))
+    return dict(zip(named, [word for word in words if word not in named], strict=False))
+
+
+def in_code(text: str, code: dict[str, str]) -> str:
+    """Return a text with each word that the code has a word for replaced."""
+    return re.sub(r"\w+", lambda found: code.get(found[0].lower(), found[0]), text)
+
+
+ATTACK = Attack("code_words", "harm asked for in code words that the file teaches", build)
