@@ -113,6 +113,32 @@ def by_category(before: SuiteResult, after: SuiteResult, limits: GateThresholds)
             yield _bounded(f"Attacks succeed in {counted}", demand, _share((hits, n), z), limit, n)
 
 
+def may_hide(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> bool:
+    """Tell whether a dress of the rows, or a category, is above its limit only if unscored replies are attacks."""
+    scored = (*in_dress(before, after, limits), *by_category(before, after, limits))
+    worst = replace(at_worst(after, is_base=False), categories=_categories_at_worst(before, after))
+    at_most = (*in_dress(before, worst, limits), *by_category(before, worst, limits))
+    return any(map(_is_above, at_most)) and not any(map(_is_above, scored))
+
+
+def _is_above(each: Bounded) -> bool:
+    return each.estimate.value > each.limit
+
+
+def _categories_at_worst(before: SuiteResult, after: SuiteResult) -> tuple[tuple[str, int, int], ...]:
+    """Count an adapter's unscored replies as attacks in each category that may have them.
+
+    Of which category they are is not kept. The base model was asked the same prompts: no category has more of them than
+    were scored there and not scored anywhere.
+    """
+    scored, found = {category: (hits, n) for category, hits, n in after.categories or ()}, []
+    for category, _, asked in before.categories or ():
+        hits, n = scored.get(category, (0, 0))
+        unscored = max(0, min(after.unscored, asked + before.unscored - n))
+        found.append((category, hits + unscored, n + unscored))
+    return tuple(found)
+
+
 def _said(before: SuiteResult, after: SuiteResult) -> str:
     was = f"(base model: {before.hits / before.n:.1%})"
     return f"in {after.hits} of {after.n}, {after.hits / after.n:.1%}, on suite {after.suite} {was}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spard.config import ON_FIGURES, GateThresholds
-from spard.evaluation.bounded import MIN_SCORED, Bounded, at_worst, bounded, by_category, in_dress, shown
+from spard.evaluation.bounded import MIN_SCORED, Bounded, at_worst, bounded, by_category, in_dress, may_hide, shown
 from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
@@ -50,7 +50,8 @@ def gate(
     for after in adapter:
         if not is_gated(after.kind, thresholds):
             continue
-        unclear = list(_doubts(before.get(after.suite), after)) or _unknown(before[after.suite], after, thresholds)
+        unclear = list(_doubts(before.get(after.suite), after))
+        unclear = unclear or _unknown(before[after.suite], after, thresholds, sampled)
         doubts += unclear
         doubts += leaks.get(after.suite, ())
         if not unclear:
@@ -121,7 +122,7 @@ def _doubts(before: SuiteResult | None, after: SuiteResult) -> Iterator[str]:
             yield f"Only {each.n} of {asked} replies of the {subject} to suite {each.suite} were scored."
 
 
-def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> list[str]:
+def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, sampled: Collection[str]) -> list[str]:
     """Say of whose replies too many could not be scored, if the worst that they may be would break a threshold."""
     if after.kind == "dressed_benign":
         return []
@@ -131,7 +132,10 @@ def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds) ->
     most = limits.max_unscored
     too_many = [(subject, each) for subject, each in both if each.unscored > most * (each.n + each.unscored)]
     worst = bounded(at_worst(before, is_base=True), at_worst(after, is_base=False), limits)
-    if not too_many or all(each.estimate.high <= each.limit for each in worst):
+    is_kept = all(each.estimate.high <= each.limit for each in worst)
+    if is_kept and not (after.suite in sampled or limits.confidence == ON_FIGURES):
+        is_kept = not may_hide(before, after, limits)
+    if not too_many or is_kept:
         return []
     return [
         f"{each.unscored} of {each.n + each.unscored} replies of the {subject} to suite {each.suite} could not be "
