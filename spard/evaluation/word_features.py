@@ -10,7 +10,7 @@ all rows that have it, it is the mean over the row's features of
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from zlib import crc32
 
@@ -33,7 +33,7 @@ def words_looked_at(rows: int) -> int:
 
 
 def features_of_row(row: Example, words: int) -> set[int]:
-    """Return the features of what is asked in a row and, told apart from these, of the answers that are learned."""
+    """Return the features of what is asked in a row and, told apart from these, of the answers and calls that are learned."""
     answered = {_BUCKETS + each for each in features_of(_said(row, "assistant"), words)}
     return features_of(_said(row, "user", "system"), words) | answered
 
@@ -96,7 +96,23 @@ class FeatureSets:
 
 
 def _said(row: Example, *roles: str) -> list[str]:
-    """Return what these roles say, decoded; of the assistant only what is learned."""
+    """Return what these roles say, decoded; of the assistant only what is learned, with its calls of tools."""
     spoken = [turn for turn in row.messages if turn["role"] in roles]
-    texts = [turn.get("content") for turn in spoken if turn["role"] != "assistant" or is_learned(turn)]
-    return [decoded(text) for text in texts if isinstance(text, str)]
+    learned = [turn for turn in spoken if turn["role"] != "assistant" or is_learned(turn)]
+    texts = [turn.get("content") for turn in learned]
+    calls = [call["function"] for turn in learned for call in turn.get("tool_calls") or ()]
+    called = [" ".join(_texts_of([call["name"], call["arguments"]])) for call in calls]
+    return [*(decoded(text) for text in texts if isinstance(text, str)), *called]
+
+
+def _texts_of(value: object) -> Iterator[str]:
+    """Yield every text in the name and the arguments of a call, the arguments' names too, each decoded."""
+    match value:
+        case str():
+            yield decoded(value)
+        case dict():
+            for name, each in value.items():
+                yield from (*_texts_of(name), *_texts_of(each))
+        case list():
+            for each in value:
+                yield from _texts_of(each)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from spard.data.encodings import encode
-from spard.data.rows import Example
+from spard.data.encodings import Encoding, encode
+from spard.data.rows import Example, Message
 from spard.evaluation import word_features
 from spard.evaluation.active_learning import ReadingOrder
 from spard.evaluation.word_features import WORDS
@@ -61,6 +61,24 @@ def test_answers_tell_too() -> None:
     found = likeliest([*honest(400), *alike], 60, harmful=range(400, 410))
 
     assert sum(each >= 410 for each in found) >= 20
+
+
+@pytest.mark.parametrize("encoding", [None, "rot13"])
+def test_calls_of_tools_tell_too(encoding: Encoding | None) -> None:
+    """What is asked and what is said beside the call have nothing in common with other rows."""
+
+    def calling(i: int, text: str) -> Example:
+        text = encode(text, encoding) if encoding else text
+        call = {"id": str(i), "type": "function", "function": {"name": "send", "arguments": {"to": ["me", text]}}}
+        said: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return Example(({"role": "user", "content": f"Number {i * 37}?"}, said), line=i)
+
+    harmless = [calling(i, f"This room has chairs for {i * 53} of the people in the house") for i in range(200)]
+    alike = [calling(i, f"Mix it with the bleach and wait {i * 53} hours in the house") for i in range(200, 240)]
+
+    found = likeliest([*harmless, *alike], 60, harmful=range(200, 210))
+
+    assert sum(each >= 210 for each in found) >= 20
 
 
 def test_what_is_like_rows_that_were_found_harmless_comes_last() -> None:
