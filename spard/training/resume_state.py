@@ -88,7 +88,7 @@ def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, Any], kee
     aside.chmod(0o755)
     aside.rename(path)
     _flush(folder)
-    others = sorted(each for each in folder.glob("step-*") if each != path)
+    others = [each for each in _in_order(folder) if each != path]
     for old in others[: len(others) - keep + 1]:
         shutil.rmtree(old)
     return Saved(step, path, file_sha256(path / _MANIFEST))
@@ -136,13 +136,18 @@ def verify(path: Path) -> None:
 
 def newest_first(folder: Path) -> Iterator[Path]:
     """Yield the valid resume states of a folder, the newest first; warn of the others."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
+    for path in reversed(_in_order(folder)):
         try:
             verify(path)
         except CorruptCheckpoint as error:
             log.warning("%s; an older one is used", error)
         else:
             yield path
+
+
+def _in_order(folder: Path) -> list[Path]:
+    """Return the resume states of a folder by their steps; of more than six digits the longer number is larger."""
+    return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
 
 
 def _flush(path: Path) -> None:

@@ -57,6 +57,13 @@ def test_two_are_kept_the_last_written_among_them_and_nothing_aside(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000007", "step-000120"]
 
 
+def test_steps_of_more_digits_than_are_filled_up_are_in_order_too(tmp_path: Path) -> None:
+    older, newer = (save(tmp_path, step, TENSORS, STATE, keep=2).path for step in (999_999, 1_000_000))
+    assert list(newest_first(tmp_path)) == [newer, older]
+    newest = save(tmp_path, 1_000_001, TENSORS, STATE, keep=2).path
+    assert list(newest_first(tmp_path)) == [newest, newer]
+
+
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 3, TENSORS, STATE)
     path = save(tmp_path, 3, TENSORS, {"step": 4}).path
