@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse
 from app.dashboard import assets
 from app.dashboard.viewer import Viewer
 from app.errors import AppError
-from app.jobs.reports.page import TEMPLATES
+from app.jobs.reports.page import TEMPLATES, with_code
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
 
@@ -80,5 +80,6 @@ def _job_name(job: JobOut) -> str:
     return (parts[3] if len(parts) > 3 else "") or job.id.removeprefix("ftjob-")[:12]
 
 
-_TEMPLATES.filters |= {"job_name": _job_name, "size": _size, "ago": _ago, "duration": _duration, "percent": percent}
+_TEMPLATES.filters |= {"job_name": _job_name, "size": _size, "ago": _ago, "duration": _duration}
+_TEMPLATES.filters |= {"percent": percent, "with_code": with_code}
 _TEMPLATES.globals |= {"asset": assets.url}

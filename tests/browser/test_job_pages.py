@@ -49,6 +49,9 @@ def test_a_job_that_fails_the_gate(
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        why = page.get_by_role("columnheader", name="Why").bounding_box()
+        assert why is not None
+        assert why["width"] >= 160  # more than a word a line
 
     page.get_by_role("link", name="Transcripts").click()
     expect(page.get_by_text("Reply 1")).to_have_count(0)

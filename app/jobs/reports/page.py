@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from app.jobs.reports.gather import Seen
 from app.jobs.schemas import JobOut
@@ -18,6 +20,15 @@ HEADERS = {
 }
 TEMPLATES = PackageLoader("app.jobs.reports", "templates")
 _TEMPLATES = Environment(loader=TEMPLATES, autoescape=True, undefined=StrictUndefined)
+_QUOTED = re.compile("`([^`\n]+)`")
+
+
+def with_code(text: str) -> Markup:
+    """Return an escaped text in which what stands between backticks, a name or a command, is shown as code."""
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
+
+
+_TEMPLATES.filters["with_code"] = with_code
 
 
 def page(seen: Seen) -> str:

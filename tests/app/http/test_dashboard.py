@@ -17,7 +17,7 @@ from sqlalchemy import update
 
 from app import db
 from app.db.base import utc_now
-from app.db.tables import ApiKey, BrowserSession
+from app.db.tables import ApiKey, BrowserSession, Job
 from app.jobs import lease
 from app.jobs.results import Rejection
 from tests.app.http.conftest import JOBS, Service, Upload, jsonl, rows
@@ -162,6 +162,32 @@ def test_a_reading_key_looks_and_changes_nothing(sign_in: SignIn, rejected: str)
     page = browser.get(f"/jobs/{rejected}")
     assert page.status_code == 200
     assert browser.post(f"/jobs/{rejected}/cancel", data={"form_token": token(page)}).status_code == 403
+
+
+def test_a_reading_key_is_offered_nothing_that_is_refused_to_it(
+    sign_in: SignIn, rejected: str, asked: dict[str, Any]
+) -> None:
+    file = asked["training_file"]
+    pages = ("/jobs", "/jobs?search=none", "/files", f"/files/{file}", f"/jobs/{rejected}", "/models", "/chat")
+    seen = [sign_in("org-customer", scope) for scope in ("read", "customer")]
+    for path in (*pages, "/jobs/new", f"/jobs/new?file={file}"):
+        reads, writes = (browser.get(path).text for browser in seen)
+        assert not re.findall(r'(?:href|action)="(?:/jobs/new|/chat)', reads), path
+        assert re.findall('<form[^>]* method="post"[^>]*>', reads) == [
+            '<form class="account" method="post" action="/sign-out">'
+        ], path
+        assert re.search(r'(?:href|action)="(?:/jobs/new|/chat)', writes), path
+
+
+def test_names_between_backticks_are_shown_as_code(
+    sign_in: SignIn, customer: TestClient, asked: dict[str, Any], service: Service
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        job = session.get(Job, job_id)
+        assert job is not None
+        job.warnings = ["The judge `one<b>` finds harm."]
+    assert "The judge <code>one&lt;b&gt;</code> finds harm." in sign_in().get(f"/jobs/{job_id}").text
 
 
 def test_the_pages_of_another_project_read_as_unknown(sign_in: SignIn, rejected: str) -> None:
