@@ -14,6 +14,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peft import PeftModel, peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
@@ -345,6 +346,55 @@ def test_an_engine_that_holds_other_weights_fails_the_probe(
     monkeypatch.setattr(PeftModel, "load_adapter", lambda self, path, **more: load(self, str(adapters[2]), **more))
     said = asked.load(adapters[1])
     assert (said["kind"], "other weights" in said["message"]) == ("refused", True)
+
+
+def broken_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights go into the model, and then there is no memory for more."""
+    read = save_and_load.set_peft_model_state_dict
+
+    def broken(*given: Any, **more: Any) -> None:
+        read(*given, **more)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(peft_model, "set_peft_model_state_dict", broken)
+
+
+def broken_injection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layers have gotten theirs when there is no memory for the next."""
+    update, done = LoraLinear.update_layer, list[str]()
+
+    def broken(self: Any, *given: Any, **more: Any) -> None:
+        done.append("")
+        if len(done) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        update(self, *given, **more)
+
+    monkeypatch.setattr(LoraLinear, "update_layer", broken)
+
+
+@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize("harm", [broken_read, broken_injection])
+def test_a_load_that_fails_half_way_leaves_nothing_behind(
+    model: Path, adapters: list[Path], monkeypatch: pytest.MonkeyPatch, held: int, harm: Any
+) -> None:
+    asked = Asked(model)
+    for folder in adapters[:held]:
+        asked.load(folder)
+    with monkeypatch.context() as patch:
+        harm(patch)
+        said = asked.load(adapters[2])
+    assert (said["kind"], "out of memory" in said["message"]) == ("refused", True)
+    names = [name for name, _ in asked.engine._base.model.named_parameters() if f"a{adapters[2].name[:24]}" in name]
+    assert names == []
+    for adapter in (None, *adapters[:held]):
+        number = asked.ask(QUESTIONS[0], adapter.name if adapter else None)
+        asked.run()
+        assert asked.text(number).strip() == alone(model, adapter, QUESTIONS[0])
+    assert asked.load(adapters[2])["kind"] == "loaded"
+    numbers = [asked.ask(QUESTIONS[0], each.name) for each in (*adapters[:held], adapters[2])]
+    asked.run()
+    for number, adapter in zip(numbers, (*adapters[:held], adapters[2]), strict=True):
+        assert asked.text(number).strip() == alone(model, adapter, QUESTIONS[0])
 
 
 def test_the_manifest_names_the_tensors(adapters: list[Path]) -> None:

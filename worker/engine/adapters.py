@@ -13,7 +13,7 @@ from app.inference.protocol import Proof
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
 from spard.models.lora import WEIGHTS
-from spard.models.peft import PeftModel
+from spard.models.peft import BaseTunerLayer, PeftModel
 from spard.release.manifest import verify
 from worker.engine.batch import BASE
 from worker.engine.probe import probe
@@ -59,8 +59,8 @@ class Adapters:
             raise AdapterNotProved("the adapter was trained on another base model than the one that is loaded")
         name, size = f"a{digest[:24]}", (folder / WEIGHTS).stat().st_size
         self._make_room(size, needed)
-        self._put(folder, name)
         try:
+            self._put(folder, name)
             others = [each.name for each in self._held.values()]
             proof = probe(self.model, self._base.tokenizer, name, folder, str(proved.manifest["tensor_digest"]), others)
         except BaseException:
@@ -86,14 +86,19 @@ class Adapters:
                 self._drop(each.name)
 
     def _drop(self, name: str) -> None:
-        """Take an adapter out; PEFT keeps the last one until another has come, and no row names it."""
-        others = [each for each in self.model.peft_config if each != name]
+        """Take an adapter out, or what a load that failed has put in of it; with the last one go PEFT's layers."""
+        base, others = self._base.model, [each.name for each in self._held.values()]
+        layers = {path: each for path, each in base.named_modules() if isinstance(each, BaseTunerLayer)}
         if others:
             self.model.set_adapter(others[0])  # it must not be the active one; rows name theirs
-            self.model.delete_adapter(name)
+            for layer in layers.values():
+                layer.delete_adapter(name)
+            self.model.peft_config.pop(name, None)
         else:
-            self.model.unload()
-            self.model = self._base.model
+            for path, layer in layers.items():
+                base.set_submodule(path, layer.get_base_layer())
+            vars(base).pop("peft_config", None)
+            self.model = base
         log.info("dropped adapter %s", name)
 
 
