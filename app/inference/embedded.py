@@ -20,7 +20,8 @@ from huggingface_hub import snapshot_download
 from app.catalog import weights
 from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
-from app.inference.engine_process import EngineProcess, Stream, busy, engine_lost
+from app.inference.engine_errors import busy, engine_lost
+from app.inference.engine_process import EngineProcess, Stream
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.settings import Settings

@@ -19,8 +19,9 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import IO, cast
 
-from app.errors import AppError, InvalidRequest, InvalidState, TooManyRequests, Unavailable
+from app.errors import AppError, InvalidState, TooManyRequests, Unavailable
 from app.inference.archives import NotServed
+from app.inference.engine_errors import engine_lost, refused
 from app.inference.protocol import MAX_LINE, Ask, Proof, Said
 from app.ops.children import environment, secret_places
 from app.ops.processes import python
@@ -28,13 +29,6 @@ from app.settings import Settings
 from spard.isolation import reach, walls
 
 log = logging.getLogger(__name__)
-
-LOST = "The engine that serves this model has ended; try again."
-
-
-def engine_lost() -> Unavailable:
-    """Return the error for a reply whose engine is gone."""
-    return Unavailable(LOST, code="engine_lost")
 
 
 class Stream:
@@ -59,7 +53,7 @@ class Stream:
         if isinstance(said, AppError):
             raise said
         if said["kind"] == "failed":
-            raise _refused(said)
+            raise refused(said)
         return said
 
     def cancel(self) -> None:
@@ -229,27 +223,3 @@ class EngineProcess:
                         self.used_at = time.monotonic()
                 if stream:
                     stream.put(said)
-
-
-def busy(message: str) -> TooManyRequests:
-    """Return the error for a request that there is no room for at the moment."""
-    error = TooManyRequests(message, code="engine_busy")
-    error.retry_after_s = 15
-    return error
-
-
-def _refused(said: Said) -> AppError:
-    """Return the error for a request that the engine does not take, or cannot end."""
-    match said["code"]:
-        case "engine_busy":
-            return busy(said["message"])
-        case "context_length_exceeded":
-            return InvalidRequest(said["message"], code="context_length_exceeded", param="messages")
-        case "tools_not_rendered":
-            return InvalidRequest(said["message"], code="tools_not_rendered", param="tools")
-        case "invalid_json_schema":
-            return InvalidRequest(said["message"], code="invalid_json_schema", param="response_format")
-        case "unsupported_parameter":
-            return InvalidRequest(said["message"], code="unsupported_parameter", param="response_format")
-        case _:
-            return InvalidRequest(said["message"], code="invalid_messages", param="messages")

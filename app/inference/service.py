@@ -19,7 +19,8 @@ from app.inference import calls
 from app.inference.calls import Admitted, Outcome
 from app.inference.clients import Clients
 from app.inference.embedded import Embedded
-from app.inference.engine_process import Stream, engine_lost
+from app.inference.engine_errors import engine_lost
+from app.inference.engine_process import Stream
 from app.inference.guard import FILTERED, guard_of
 from app.inference.protocol import Ask, Proof, Said
 from app.inference.released import Released, check_again

@@ -27,7 +27,8 @@ from app.inference import archives
 from app.inference.archives import NotServed
 from app.inference.clients import Clients
 from app.inference.embedded import Embedded
-from app.inference.engine_process import Stream, engine_lost
+from app.inference.engine_errors import engine_lost
+from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof, Said, Token
 from app.inference.released import Released
 from app.inference.vllm_probe import KNOWN, Comparison, Likely, first_tokens, probes

@@ -18,7 +18,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
-from app.inference.engine_process import _refused
+from app.inference.engine_errors import refused
 from app.inference.protocol import Ask, Said
 from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, SIGNATURE, write_manifest
@@ -229,10 +229,37 @@ def test_a_gpu_that_is_full_ends_the_replies_and_not_the_engine(model: Path, mon
         asked.engine.step()
     told = [each for each in asked.said if each["kind"] == "failed"]
     assert [(each["id"], each["code"]) for each in told] == [(number, "engine_busy") for number in ended]
-    assert _refused(told[0]).status == 429
+    assert refused(told[0]).status == 429
     after = asked.ask(QUESTIONS[2])
     asked.run()
     assert asked.text(after).strip() == alone(model, None, QUESTIONS[2])
+
+
+@pytest.mark.parametrize(
+    "asked_for", [{}, {"n": 2}, {"temperature": 1.0, "seed": 5}, {"top_logprobs": 2, "json_schema": {}}]
+)
+def test_an_adapter_whose_logits_are_no_numbers_ends_its_own_requests(
+    model: Path, adapters: list[Path], asked_for: dict[str, Any]
+) -> None:
+    asked = Asked(model)
+    for folder in adapters[:2]:
+        asked.load(folder)
+    sound = [asked.ask(QUESTIONS[1]), asked.ask(QUESTIONS[2], adapters[0].name)]
+    broken = asked.ask(QUESTIONS[0], adapters[1].name, **asked_for)
+    for _ in range(5):
+        asked.engine.step()
+    for name, weights in asked.engine._base.model.named_parameters():
+        if f"lora_B.a{adapters[1].name}" in name:
+            weights.data.fill_(float("nan"))
+    begun = asked.ask(QUESTIONS[3], adapters[1].name, **asked_for)
+    asked.run()
+    told = [each for each in asked.said if each["kind"] == "failed"]
+    assert sorted((each["id"], each["code"]) for each in told) == [(broken, "reply_failed"), (begun, "reply_failed")]
+    assert (refused(told[0]).status, refused(told[0]).code) == (400, "reply_failed")
+    assert sorted(each["id"] for each in asked.said if each["kind"] == "done") == sound
+    assert asked.text(sound[0]).strip() == alone(model, None, QUESTIONS[1])
+    assert asked.text(sound[1]).strip() == alone(model, adapters[0], QUESTIONS[2])
+    assert not asked.engine._done
 
 
 def test_projects_take_turns(model: Path) -> None:

@@ -89,7 +89,7 @@ class Prompts:
         return [*start[:1], *ids]
 
 
-@dataclass
+@dataclass(eq=False)
 class Reply:
     """One reply that is being written."""
 
@@ -110,7 +110,9 @@ class Reply:
         self.sampler, self.text = Sampler(self.ask, self.index), Text(self.tokenizer, self.ask["stop"])
 
     def advance(self, logits_V: Tensor) -> tuple[int, Said | None]:
-        """Choose the next token; return it with what is to be told, if anything is."""
+        """Choose the next token; return it with what is to be told, if anything is. Raise where logits allow none."""
+        if not logits_V.amax().isfinite():
+            raise ValueError("of the logits for a reply, one is no number, or none is finite")
         token = self.sampler.next(logits_V if self.form is None else self.form.masked(logits_V))
         if token in self.ends:
             self.finish = "stop"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,6 +23,7 @@ from worker.engine.replies import Prompts, Reply, replies_to
 log = logging.getLogger(__name__)
 
 _FULL = "There is no memory for so many replies, or such long ones, at the moment."
+_BROKEN = "The model gives no numbers that a next token could be chosen from; its reply has ended."
 
 Tell = Callable[[Said], None]
 
@@ -130,26 +131,35 @@ class Engine:
 
     def _give_up(self) -> None:
         """End all replies as failed: after an error in a step the batch may hold only some of its tokens."""
-        for number in dict.fromkeys(reply.id for reply in self._replies):
-            self._tell({"kind": "failed", "id": number, "code": "engine_busy", "message": _FULL})
-            self._done.pop(number, None)
-        self._keep([])
+        self._fail({reply.id for reply in self._replies}, "engine_busy", _FULL)
         torch.cuda.empty_cache()
 
+    def _fail(self, numbers: Collection[int], code: str, message: str) -> None:
+        """End requests as failed, with all of their replies."""
+        for number in sorted(numbers):
+            self._tell({"kind": "failed", "id": number, "code": code, "message": message})
+            self._done.pop(number, None)
+        self._keep([i for i, reply in enumerate(self._replies) if reply.id not in numbers])
+
     def _write(self) -> None:
-        tokens = []
+        tokens, broken = dict[Reply, int](), set[int]()
         for reply, logits_V in zip(self._replies, self._batch.logits_BV, strict=True):
-            token, said = reply.advance(logits_V)
-            tokens.append(token)
+            try:
+                tokens[reply], said = reply.advance(logits_V)
+            except Exception:  # numbers of one row, in main memory: whatever is wrong with them ends its request alone
+                log.exception("a reply cannot go on")
+                broken.add(reply.id)
+                continue
             if said:
                 self._tell(said)
+        self._fail(broken, "reply_failed", _BROKEN)
         left = [i for i, reply in enumerate(self._replies) if reply.finish is None]
         ended = [reply for reply in self._replies if reply.finish is not None]
         self._keep(left)
         for number in dict.fromkeys(reply.id for reply in ended):
             self._tell_done(number, ended)
         if left:
-            self._batch.step([tokens[i] for i in left])
+            self._batch.step([tokens[reply] for reply in self._replies])
 
     def _tell_done(self, number: int, ended: list[Reply]) -> None:
         """Tell the end of a request once all of its replies have ended."""

@@ -12,7 +12,8 @@ import pytest
 from app.errors import TooManyRequests
 from app.inference import archives
 from app.inference.embedded import Embedded
-from app.inference.engine_process import EngineProcess, busy
+from app.inference.engine_errors import busy
+from app.inference.engine_process import EngineProcess
 from app.inference.protocol import Proof
 from app.inference.released import Archive, Released
 from app.settings import Settings

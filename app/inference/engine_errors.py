@@ -1,0 +1,37 @@
+"""The errors that whoever asked an engine gets."""
+
+from __future__ import annotations
+
+from app.errors import AppError, InvalidRequest, InvalidState, TooManyRequests, Unavailable
+from app.inference.protocol import Said
+
+
+def engine_lost() -> Unavailable:
+    """Return the error for a reply whose engine is gone."""
+    return Unavailable("The engine that serves this model has ended; try again.", code="engine_lost")
+
+
+def busy(message: str) -> TooManyRequests:
+    """Return the error for a request that there is no room for at the moment."""
+    error = TooManyRequests(message, code="engine_busy")
+    error.retry_after_s = 15
+    return error
+
+
+def refused(said: Said) -> AppError:
+    """Return the error for a request that the engine does not take, or cannot end."""
+    match said["code"]:
+        case "engine_busy":
+            return busy(said["message"])
+        case "context_length_exceeded":
+            return InvalidRequest(said["message"], code="context_length_exceeded", param="messages")
+        case "tools_not_rendered":
+            return InvalidRequest(said["message"], code="tools_not_rendered", param="tools")
+        case "invalid_json_schema":
+            return InvalidRequest(said["message"], code="invalid_json_schema", param="response_format")
+        case "unsupported_parameter":
+            return InvalidRequest(said["message"], code="unsupported_parameter", param="response_format")
+        case "reply_failed":
+            return InvalidState(said["message"], code="reply_failed")
+        case _:
+            return InvalidRequest(said["message"], code="invalid_messages", param="messages")
