@@ -15,6 +15,7 @@ from typing import Any
 from spard import distributed
 from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
+from spard.commands.judge_options import check_address
 from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
@@ -33,6 +34,7 @@ def execute(asked: Asked) -> int:
     try:
         spec = load_recipe(asked.recipe)
         check_files(spec)
+        check_address(spec.judge)
         with distributed.joined():
             outcome = run(spec, asked.out, _untold if asked.as_json else _tell)
             is_first = distributed.own() == 0

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from spard.commands.front import Asked
 from spard.config import JudgeSpec
 from spard.config.run_spec import parse
-from spard.errors import InvalidModel
+from spard.errors import InvalidModel, InvalidRecipe
+
+ADDRESS = "OPENAI_BASE_URL"  # which the client of the llm judge reads where nothing else is said
 
 
 def judge_spec(asked: Asked) -> JudgeSpec:
-    """Return the judge that the options name; raise InvalidModel if a classifier has no model."""
+    """Return the judge that the options name; raise InvalidModel if a classifier has no model, or `llm` no address."""
     spec: dict[str, Any] = {"base_url": asked.judge_url}
     if asked.judge_model:
         spec["model"] = asked.judge_model
     if asked.judge in ("refusal", "llm"):
         spec["name"] = asked.judge
+        spec["base_url"] = asked.judge_url or os.environ.get(ADDRESS)
+        if asked.judge == "llm" and not spec["base_url"]:
+            raise InvalidModel("--judge llm needs --judge-url, the address of the endpoint that is to read the replies")
     elif asked.judge == "base" and asked.judge_model:
         spec["name"] = "base"
     elif asked.judge_model:
@@ -25,3 +31,9 @@ def judge_spec(asked: Asked) -> JudgeSpec:
         raise InvalidModel(f"--judge {asked.judge} needs --judge-model, the model's folder or hub id")
     judge: JudgeSpec = parse(JudgeSpec, spec, "judge")
     return judge
+
+
+def check_address(judge: JudgeSpec) -> None:
+    """Raise InvalidRecipe for a judge of a recipe whose rows and replies would go to an address that nobody named."""
+    if any(each.name == "llm" and not (each.base_url or os.environ.get(ADDRESS)) for each in judge.with_members()):
+        raise InvalidRecipe("judge.base_url: the llm judge needs the address of its endpoint", "judge.base_url")

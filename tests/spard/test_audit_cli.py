@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from spard.__main__ import main as run_main
 from spard.commands.audit import main
+from spard.commands.front import Asked
+from spard.commands.judge_options import judge_spec
 from spard.config import Recipe
 from spard.config.audit_engine import installed
 from spard.errors import InvalidData, InvalidSuite
@@ -105,6 +108,8 @@ def test_without_json_it_is_a_line_for_each_suite(
         (["--suite", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
         (["--suite", "{suite}", "--adapter", "nowhere"], "adapter 'nowhere' cannot be loaded"),
         (["--suite", "{suite}", "--judge", "wildguard"], "needs --judge-model"),
+        (["--suite", "{suite}", "--judge", "llm"], "--judge-url"),
+        (["--suite", "{suite}", "--judge", "llm", "--judge-url", ""], "--judge-url"),
         (["--suite", "{suite}", "--max-prompts", "1"], "max_prompts"),
         (["--suite", "{suite}", "--engine", "vllm"], "vLLM is not installed"),
         (
@@ -125,6 +130,28 @@ def test_what_is_wrong_is_named(
 
     assert main([str(model_folder()), *[each.format(suite=suite) for each in arguments]]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [("http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1"), (None, "http://set/v1")]
+)
+def test_the_address_of_a_judge_is_the_option_s_or_the_environment_s(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, taken: str
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://set/v1")
+    asked = Asked(judge="llm", judge_url=given, judge_model=None)
+    assert judge_spec(asked).base_url == taken
+
+
+@pytest.mark.parametrize("judge", ['{name = "llm"}', '{name = "consensus", members = [{}, {name = "llm"}]}'])
+def test_a_run_whose_judge_has_no_address_is_refused(
+    judge: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'model = "m"\ntraining_file = "rows.jsonl"\njudge = {judge}\n[recipe.defense]\ntype = "none"\n')
+    (tmp_path / "rows.jsonl").touch()
+    assert run_main([str(recipe), "--out", str(tmp_path / "out")]) == 1
+    assert "base_url" in capsys.readouterr().err
 
 
 def test_it_runs_as_a_module(model_folder: Callable[..., Path], suite: Path) -> None:
