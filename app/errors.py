@@ -70,6 +70,10 @@ class NotFound(AppError):
     code = "not_found"
 
 
+class HasNone(NotFound):
+    """What was named is the caller's own, and has not what was asked for: no guess at an id."""
+
+
 class Conflict(AppError):
     """Another request changed the same thing at this moment; clients try again, and find what it made."""
 

@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 from app import db
 from app.audit_log import service as audit_log
 from app.audit_log.service import CALLER, Caller
-from app.errors import NotFound
+from app.errors import HasNone, NotFound
 from app.http.rate_limit import RateLimits
 
 _PER_MINUTE = 1  # of a key
@@ -20,10 +20,10 @@ _SHOWN = 200  # characters of a message: it names the id
 
 
 def noted(request: Request, error: NotFound) -> BackgroundTask | None:
-    """Return the task that logs the probe once the answer is sent; None without a key or if it was just logged."""
+    """Return the task that logs the probe once the answer is sent; None if it is none, or was just logged."""
     caller: Caller | None = getattr(request.state, CALLER, None)
     limits: RateLimits = request.app.state.rate_limits
-    if caller is None or caller.principal is None:
+    if isinstance(error, HasNone) or caller is None or caller.principal is None:
         return None
     if not limits.take("probes", caller.principal.key_id, _PER_MINUTE).is_allowed:
         return None

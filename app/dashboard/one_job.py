@@ -16,7 +16,7 @@ from app.dashboard.viewer import ProviderDep, Viewer, ViewerDep
 from app.db import Begin
 from app.db.tables import TERMINAL
 from app.deps import BeginDep, LookDep, QuickStorageDep
-from app.errors import AppError, NotFound
+from app.errors import AppError, HasNone
 from app.jobs import clone, owners, service, transcripts
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import ROWS_SHOWN, dropped_lines, read_report
@@ -73,7 +73,7 @@ class OneJob:
             _, key = service.reported(session, self._project(session), self.job_id)
         row = next((row for row in read_report(self.storage, key).risky_rows or () if row.line == line), None)
         if row is None:
-            raise NotFound("No such row in the report of this job.")
+            raise HasNone("No such row in the report of this job.")
         with self.begin() as session:
             audit_log.record(session, ROWS_SHOWN, self.job_id, line=line)
         return self._rendered("risky_row", row=row)
@@ -88,7 +88,7 @@ class OneJob:
         """Show one prompt and its reply; that they were looked at is logged."""
         found = transcripts.read(self.storage, self._transcripts(), index - 1, 1, None, None).data
         if not found or found[0].index != index:
-            raise NotFound("No such transcript of this job.")
+            raise HasNone("No such transcript of this job.")
         with self.begin() as session:
             audit_log.record(session, transcripts.SHOWN, self.job_id, indices=[index])
         return self._rendered("transcript", said=found[0])

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.audit_log import service as audit_log
 from app.db import Begin
 from app.db.tables import Job
-from app.errors import NotFound
+from app.errors import HasNone
 from app.jobs import service
 from app.storage import Storage
 from spard.data.jsonl import numbered_texts
@@ -50,7 +50,7 @@ class TranscriptList(BaseModel):
 
 
 def find(session: Session, project_id: str, job_id: str) -> str:
-    """Return where the transcripts of the project's job lie; `NotFound` where none were kept."""
+    """Return where the transcripts of the project's job lie; `HasNone` where none were kept."""
     job, report_key = service.reported(session, project_id, job_id)
     if not job.spec.transcripts:
         raise _none_kept(job)
@@ -90,11 +90,11 @@ def read(storage: Storage, key: str, after: int, limit: int, suite: str | None, 
 def _all(storage: Storage, key: str) -> Iterator[Transcript]:
     """Yield every transcript; `index` counts from 1."""
     if not storage.exists(key):
-        raise NotFound("No transcripts of this job were kept.", code="no_transcripts")
+        raise HasNone("No transcripts of this job were kept.", code="no_transcripts")
     for line, text in numbered_texts(storage.chunks(key)):
         yield Transcript(index=line, **json.loads(text))
 
 
-def _none_kept(job: Job) -> NotFound:
+def _none_kept(job: Job) -> HasNone:
     message = f"The policy under which {job.id} was created keeps no transcripts."
-    return NotFound(message, code="no_transcripts", param="fine_tuning_job_id")
+    return HasNone(message, code="no_transcripts", param="fine_tuning_job_id")

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.deps import CustomerDep, ReadDep, SettingsDep
-from app.errors import AppError, NotFound
+from app.errors import AppError, HasNone
 from app.inference import chat, completions, responses
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion
@@ -86,7 +86,7 @@ async def create_moderation(
     """Ask the moderation endpoint that the policy in force names; its answer is passed on as it is."""
     guard = guard_of(policies.current(session, settings).content.serving.guard, settings, serving.clients)
     if guard is None:
-        raise NotFound("The policy in force names no moderation endpoint.", code="no_guard")
+        raise HasNone("The policy in force names no moderation endpoint.", code="no_guard")
     found = await guard.moderate(body.model_dump(exclude_none=True))
     return Response(json.dumps(found), media_type="application/json")
 

@@ -13,7 +13,7 @@ from app.audit_log import service as audit_log
 from app.db.base import utc_now
 from app.db.tables import ApiKey, HeldAdapter, Job, JobStatus, Waiver
 from app.db.tables.job_records import KeyName, WaiverFacts
-from app.errors import Forbidden, InvalidRequest, InvalidState, NotFound
+from app.errors import Forbidden, HasNone, InvalidRequest, InvalidState, NotFound
 from app.jobs import events, transitions
 from app.jobs.results import fine_tuned_model
 from app.keys.service import Principal
@@ -98,7 +98,7 @@ def released_by(session: Session, job: Job) -> Waiver:
     waiver = session.scalar(select(Waiver).where(by_job).order_by(Waiver.approved_at.desc()).limit(1))
     if waiver is None:
         message = f"Job {job.id} was not released by a waiver."
-        raise NotFound(message, code="waiver_not_found", param="fine_tuning_job_id")
+        raise HasNone(message, code="waiver_not_found", param="fine_tuning_job_id")
     return waiver
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from app.db.tables import Job
 from app.db.tables.job_records import GateJson, WaiverFacts
-from app.errors import NotFound
+from app.errors import HasNone
 from app.storage import Storage
 from spard.release.report import SafetyReport
 
@@ -115,7 +115,7 @@ def selected_rows(job: Job, report: SafetyReport) -> SelectedList:
     chosen = report.selected
     if chosen is None or not chosen.indices:
         message = f"Job {job.id} selected no safe examples, or its report does not list them."
-        raise NotFound(message, code="not_selected", param="fine_tuning_job_id")
+        raise HasNone(message, code="not_selected", param="fine_tuning_job_id")
     pool = job.spec.pool.id if job.spec.pool else ""
     points = chosen.coordinates or (None,) * len(chosen.indices)
     rows = zip(chosen.indices, chosen.relevance, chosen.gains, points, strict=True)
@@ -135,7 +135,7 @@ def risky_rows(job: Job, report: SafetyReport) -> RiskyList:
     """Return the riskiest rows, the worst first: a hundred, or up to a thousand that the base model flagged."""
     if report.risky_rows is None:
         message = f"Job {job.id} had no safety pool to compare its rows with, or its report does not list them."
-        raise NotFound(message, code="not_ranked", param="fine_tuning_job_id")
+        raise HasNone(message, code="not_ranked", param="fine_tuning_job_id")
     pool = job.spec.pool.id if job.spec.pool else ""
     dropped = dropped_lines(report)
     rows = [RiskyRowOut(pool=pool, dropped=row.line in dropped, **asdict(row)) for row in report.risky_rows]

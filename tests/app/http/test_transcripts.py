@@ -45,12 +45,19 @@ def kept(service: Service, customer: TestClient, offered: TestClient, asked: dic
     return job_id
 
 
-def test_by_default_none_are_kept(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
+def test_by_default_none_are_kept(
+    service: Service, customer: TestClient, provider: TestClient, asked: dict[str, Any]
+) -> None:
     job_id = customer.post(JOBS, json=asked).json()["id"]
     assert customer.get(f"{JOBS}/{job_id}/transcripts").json()["error"]["code"] == "report_not_ready"
     publish(service, "pass")
     answer = customer.get(f"{JOBS}/{job_id}/transcripts")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_transcripts")
+    customer.get(f"{JOBS}/{job_id}/safety/selected")
+    log = "/v1/admin/audit_log?action=id.unknown"
+    assert provider.get(log).json()["data"] == []
+    assert customer.get(f"{JOBS}/ftjob-0/transcripts").status_code == 404
+    assert len(provider.get(log).json()["data"]) == 1
 
 
 def test_a_policy_of_before_keeps_none(offered: TestClient, customer: TestClient, asked: dict[str, Any]) -> None:
