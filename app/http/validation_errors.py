@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.errors import AppError, InvalidRequest
+from app.http import patterns
 from app.http.schemas import Refusal
 
 Ask = TypeVar("Ask", bound=BaseModel)
@@ -83,6 +84,8 @@ def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
         return f"{error['ctx']['tag']!r} is not available; allowed: {error['ctx']['expected_tags']}."
     if error["type"] in _OBJECTS:
         return "Input should be an object."
+    if error["type"] == "string_pattern_mismatch":
+        return patterns.allowed(error["ctx"]["pattern"])
     if error["type"] == "too_long":
         return f"At most {error['ctx']['max_length']} items are allowed."
     return str(cause) if cause else f"{error['msg'].replace(' after validation', '')}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -12,6 +13,9 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
+import app
+from app.catalog import model_names
+from app.http import patterns
 from app.main import create_app
 from app.settings import Settings
 from tests.app.http.conftest import FILES, JOBS, Service
@@ -40,6 +44,21 @@ def test_errors_are_enveloped(method: str, path: str, status: int, customer: Tes
     assert body["error"].keys() >= {"message", "type", "param", "code"}
     assert body["detail"] == body["error"]["message"]
     assert body["instance"] == got.headers["x-request-id"]
+
+
+def test_what_a_pattern_allows_is_said_in_words(provider: TestClient) -> None:
+    sent = {"project_id": "org-provider", "name": "M\u00fcller"}
+    error = provider.post("/v1/admin/keys", json=sent).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "name")
+    assert error["message"].startswith("name: Allowed: letters without accents, digits, spaces")
+    error = provider.get(FILES, params={"purpose": "A"}).json()["error"]
+    assert error["message"] == "purpose: Allowed: lower-case letters, '_' and '-', 1 to 64 of them."
+
+
+def test_every_pattern_has_its_words() -> None:
+    files = list(Path(app.__file__).parent.rglob("*.py"))
+    used = {found for path in files for found in re.findall(r'pattern=r"([^"]+)"', path.read_text(encoding="utf-8"))}
+    assert used | {model_names.PATTERN} == set(patterns.ALLOWED)
 
 
 def test_good_answers_carry_an_id_of_their_own(customer: TestClient) -> None:
