@@ -131,11 +131,11 @@ def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, sa
     both = (("base model", before), ("adapter", after))
     most = limits.max_unscored
     too_many = [(subject, each) for subject, each in both if each.unscored > most * (each.n + each.unscored)]
+    if not too_many:
+        return []
     worst = bounded(at_worst(before, is_base=True), at_worst(after, is_base=False), limits)
     is_kept = all(each.estimate.high <= each.limit for each in worst)
-    if is_kept and not (after.suite in sampled or limits.confidence == ON_FIGURES):
-        is_kept = not may_hide(before, after, limits)
-    if not too_many or is_kept:
+    if is_kept and (after.suite in sampled or limits.confidence == ON_FIGURES or not may_hide(before, after, limits)):
         return []
     return [
         f"{each.unscored} of {each.n + each.unscored} replies of the {subject} to suite {each.suite} could not be "
