@@ -94,13 +94,16 @@ def test_a_file_is_taken_after_one_that_was_refused(
 
 
 def test_an_upload_that_may_not_be_is_told_as_a_page(context: Any, service: Service, tmp_path: Path) -> None:
-    page = context.new_page()
-    sign_in(page, service, "read")
+    """Somebody signs in with another key while the form is open."""
+    page, other = context.new_page(), context.new_page()
+    sign_in(page, service)
     page.goto("/jobs/new")
+    context.clear_cookies()
+    sign_in(other, service, "read")
     file = tmp_path / "chats.jsonl"
     file.write_bytes(rows(12))
     page.get_by_label("Training file").set_input_files(file)
-    expect(page.get_by_role("heading", name="This key lacks the scope")).to_be_visible()
+    expect(page.get_by_role("heading", name="This form is not from this page")).to_be_visible()
 
 
 LONG = "a_file_with_a_long_name" * 8 + ".jsonl"

@@ -100,7 +100,7 @@ def test_from_a_file_over_its_preview_to_a_version_and_its_end(browser: TestClie
 @pytest.mark.parametrize(
     ("fields", "content", "name", "said"),
     [
-        ({"name": "-x"}, jsonl(*rows()), "name", "pattern"),
+        ({"name": "-x"}, jsonl(*rows()), "name", "a letter or digit, then"),
         ({"kind": "other"}, jsonl(*rows()), "kind", "harmful"),
         ({}, b'{"prompt": 1}\n', "file", "line 1"),
         ({"name": "x-heldout", "kind": "harmful"}, jsonl(*rows()), "name", "held out"),

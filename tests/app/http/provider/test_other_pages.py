@@ -51,7 +51,7 @@ def test_a_project_gets_limits_and_a_key_that_is_shown_once(
 @pytest.mark.parametrize(
     ("form", "fields", "name", "said"),
     [
-        ("", {"name": "é"}, "name", "pattern"),
+        ("", {"name": "é"}, "name", "letters without accents"),
         ("/org-provider/quota", {"max_jobs_per_day": "many"}, "max_jobs_per_day", "valid integer"),
         ("/org-provider/quota", {"requests_per_minute": "0"}, "requests_per_minute", "greater than"),
         ("/org-provider/keys", {"name": "k"}, "scopes", "at least 1"),
