@@ -232,8 +232,8 @@ def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
 def max_anchor_ratio(recipe: Recipe, resolved: Resolved, hidden_size: int) -> float | None:
     """Return how long the anchor's gradient may be in a run, as a multiple of the task's; None: any length.
 
-    Above the default learning rate it grows with the rate: steps that are twice as long leave what the anchor holds
-    twice as fast, and a bound that does not grow lets them (`docs/adr/0029-the-anchor-s-bound-grows-with-the-rate.md`).
+    Above the default learning rate it grows with the rate: a bound that stays lets attacks through there that it holds
+    at the default one (`docs/adr/0029-the-anchor-s-bound-grows-with-the-rate.md`).
     """
     ratio = recipe.anchors.max_gradient_ratio
     times = resolved.learning_rate / default_learning_rate(hidden_size, recipe.lora)
