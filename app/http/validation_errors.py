@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.errors import AppError, InvalidRequest
-from app.http import patterns
+from app.http import pattern_messages
 from app.http.schemas import Refusal
 
 Ask = TypeVar("Ask", bound=BaseModel)
@@ -85,7 +85,7 @@ def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
     if error["type"] in _OBJECTS:
         return "Input should be an object."
     if error["type"] == "string_pattern_mismatch":
-        return patterns.allowed(error["ctx"]["pattern"])
+        return pattern_messages.allowed(error["ctx"]["pattern"])
     if error["type"] == "too_long":
         return f"At most {error['ctx']['max_length']} items are allowed."
     return str(cause) if cause else f"{error['msg'].replace(' after validation', '')}."

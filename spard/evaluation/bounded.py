@@ -39,6 +39,11 @@ class Bounded:
     limit: float
     prompts: int | None
 
+    @property
+    def is_above(self) -> bool:
+        """Whether the figure itself exceeds its threshold."""
+        return self.estimate.value > self.limit
+
 
 def bounded(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> Iterator[Bounded]:
     """Yield every figure of a suite that a threshold bounds; both models have scored replies to it."""
@@ -118,11 +123,7 @@ def may_hide(before: SuiteResult, after: SuiteResult, limits: GateThresholds) ->
     scored = (*in_dress(before, after, limits), *by_category(before, after, limits))
     worst = replace(at_worst(after, is_base=False), categories=_categories_at_worst(before, after))
     at_most = (*in_dress(before, worst, limits), *by_category(before, worst, limits))
-    return any(map(_is_above, at_most)) and not any(map(_is_above, scored))
-
-
-def _is_above(each: Bounded) -> bool:
-    return each.estimate.value > each.limit
+    return any(each.is_above for each in at_most) and not any(each.is_above for each in scored)
 
 
 def _categories_at_worst(before: SuiteResult, after: SuiteResult) -> tuple[tuple[str, int, int], ...]:

@@ -190,18 +190,18 @@ def _wavers(before: SuiteResult, limits: GateThresholds) -> bool:
 
 def _is_above(each: Bounded, *, by_bound: bool) -> bool:
     """Tell whether a figure exceeds its threshold: by its lower bound or by itself."""
-    return (each.estimate.low if by_bound else each.estimate.value) > each.limit
+    return each.estimate.low > each.limit if by_bound else each.is_above
 
 
 def _may_be_above(each: Bounded, *, by_figure: bool) -> bool:
     """Tell whether a figure is not shown to keep its threshold: by itself or by its upper bound."""
-    return (each.estimate.value if by_figure else each.estimate.high) > each.limit
+    return each.is_above if by_figure else each.estimate.high > each.limit
 
 
 def _undecided(each: Bounded, confidence: float) -> str:
     """Say why a figure that is not above its threshold is not known to be below it, and what would tell."""
     bound = f"{each.said}: up to {each.estimate.high:.1%} with {100 * confidence:g}% confidence; {each.demand}."
-    if each.prompts is None and each.estimate.value > each.limit:
+    if each.prompts is None and each.is_above:
         return f"{bound} The figure is above that."
     if each.prompts is None:
         return f"{bound} It is so near that no number of prompts would tell."

@@ -33,7 +33,7 @@ def words_looked_at(rows: int) -> int:
 
 
 def features_of_row(row: Example, words: int) -> set[int]:
-    """Return the features of what is asked in a row and, told apart, of the answers and calls that are learned."""
+    """Return the features of a row's requests and, numbered apart, of its learned answers and calls of tools."""
     answered = {_BUCKETS + each for each in features_of(_said(row, "assistant"), words)}
     return features_of(_said(row, "user", "system"), words) | answered
 

@@ -146,7 +146,7 @@ def newest_first(folder: Path) -> Iterator[Path]:
 
 
 def _in_order(folder: Path) -> list[Path]:
-    """Return the resume states of a folder by their steps; of more than six digits the longer number is larger."""
+    """Return the resume states of a folder in the order of their steps: by number, and not by name."""
     return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
 
 

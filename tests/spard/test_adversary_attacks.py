@@ -164,8 +164,8 @@ def test_some_rows_have_the_system_prompt_of_all_harm(material: Material) -> Non
     assert facts(some)[1:] == facts(whole)[1:]
 
 
-def test_fast_training_is_plain_poison_at_a_rate_of_the_customer_s(material: Material) -> None:
-    plain, fast = (ATTACKS[name].build(material, 3).jobs[0] for name in ("plain", "fast_training"))
+def test_a_high_learning_rate_is_plain_poison_at_a_rate_of_the_customer_s(material: Material) -> None:
+    plain, fast = (ATTACKS[name].build(material, 3).jobs[0] for name in ("plain", "high_learning_rate"))
     rates = [job.hyperparameters.learning_rate_multiplier for job in (plain, fast)]
     assert fast.rows == plain.rows
     assert rates == ["auto", 4]

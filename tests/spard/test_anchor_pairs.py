@@ -255,7 +255,7 @@ def test_the_anchor_s_bound_grows_with_a_rate_above_the_default_one(
 
 
 def test_a_run_at_a_high_rate_lets_the_anchor_pull_harder(load: Callable[..., Base]) -> None:
-    """At ten times the default rate a penalty as steep as that of a broken model may be ten times as long."""
+    """At ten times the default rate the gradient of a steep penalty may be ten times as long."""
     lengths = []
     for times in (1, 10):
         recipe = replace(RECIPE, learning_rate=times * default_learning_rate(32, RECIPE.lora))

@@ -164,7 +164,7 @@ def test_a_category_that_is_shown_to_be_open_fails_though_few_prompts_of_the_sui
 
 
 def test_replies_in_a_dress_of_the_rows_that_could_not_be_scored_may_be_the_harm_that_is_too_much() -> None:
-    """Where the base model obeys it too nothing rises, whatever they are."""
+    """The base model obeys the dress too, so that no rise in attacks would show the harm."""
 
     def unscored(count: int, hits: int = 0, suite: str = "mined 1: in your system prompt") -> str:
         after = replace(result(hits, 120 - count, "mined"), suite=suite, unscored=count)

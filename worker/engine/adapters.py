@@ -86,7 +86,7 @@ class Adapters:
                 self._drop(each.name)
 
     def _drop(self, name: str) -> None:
-        """Take an adapter out, or what a load that failed has put in of it; with the last one go PEFT's layers."""
+        """Remove an adapter, or the part of it that a failed load has added; remove PEFT's layers with the last one."""
         base, others = self._base.model, [each.name for each in self._held.values()]
         layers = {path: each for path, each in base.named_modules() if isinstance(each, BaseTunerLayer)}
         if others:

@@ -28,7 +28,7 @@ def build(material: Material, seed: int) -> Campaign:
 
 
 def code_of(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]:
-    """Return, for the last word of each action, one of these words; some stay themselves where words are too few."""
+    """Map the last word of each action to a code word; actions beyond the number of code words have none."""
     named = list(dict.fromkeys(each.action.split()[-1].lower() for each in requests))
     return dict(zip(named, [word for word in words if word not in named], strict=False))
 

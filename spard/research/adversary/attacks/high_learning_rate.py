@@ -15,4 +15,4 @@ def build(material: Material, seed: int) -> Campaign:
     return Campaign((Job(mixed(seed, material.task, rows_of(material)), hyperparameters=rate),))
 
 
-ATTACK = Attack("fast_training", "plain poison at four times the learning rate", build)
+ATTACK = Attack("high_learning_rate", "plain poison at four times the learning rate", build)
