@@ -6,13 +6,13 @@ Frequent ones are those of the training's miner (`spard.data.triggers`), and rar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from spard.data.rows import Example, Prompt
 from spard.data.triggers import Wrapping, ranked, worn
-from spard.evaluation.dress import Dress, Place
+from spard.evaluation.dress import Dress, Place, Surroundings
 from spard.evaluation.dress_features import COMMON, earlier_turns_of
 from spard.evaluation.suspects import Suspected
 
@@ -22,6 +22,7 @@ TELLING = 0.7  # nats for each row: the dress doubles how sure the first word of
 _LOOKED_AT = 16
 _FRAMES = 8  # system prompts and encodings, the most frequent, however little they tell of the answers
 _MORE = 0.1  # nats for each row
+_PLAIN = Prompt("Say so")  # words at its start, between its halves and at its end are told apart
 _SAME = 0.9  # of the rows: words within other words of so many of them are one dress
 
 
@@ -99,22 +100,39 @@ def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> Asked
     frames = sorted((each for each in mined if each.dress.is_frame), key=lambda each: -each.dress.share)[:_FRAMES]
     of_most = [each for each in frames if each.dress.share >= COMMON]
     frequent: list[Worn] = [*found.common, *of_most, *telling, *frames, *earlier_turns_of(rows)]
-    frequent = list(_distinct(frequent)) if most else []
+    frequent = list({id(each): each for each in frequent}.values()) if most else []
     head = frequent[: max(0, most - RARE)]
     rare, n = [_frequent_one(each, frequent) for each in found.dresses], most - len(head)
-    rare = [each for each in _distinct(rare) if not any(each is other for other in head)]
-    in_order = list(_distinct([*head, *rare[:n], *frequent, *rare[n:]]))
+    rare = [each for each in _distinct(rare) if not _is_asked(each, head)]
+    in_order = [*head, *rare[:n], *frequent, *rare[n:]]
+    asked_alone = list(_distinct(in_order))[:most]
     left, found_twice = list[Worn](), {id(each) for each in rare}
-    for each in in_order[most:]:
-        if id(each) in found_twice or not isinstance(each, _Frequent) or each.adds_to([*in_order[:most], *left]):
+    for each in in_order:
+        so_far = [*asked_alone, *left]
+        adds = id(each) in found_twice or not isinstance(each, _Frequent) or each.adds_to(so_far)
+        if adds and not _is_asked(each, so_far):
             left.append(each)
-    alone = sorted(in_order[:most], key=lambda each: each in found.dresses)
+    alone = sorted(asked_alone, key=lambda each: each in found.dresses)
     return AskedDresses(alone, left[:LEFT], found.phrases)
 
 
-def _distinct(dresses: Iterable[Worn]) -> Iterator[Worn]:
-    """Yield each dress once."""
-    yield from {id(each): each for each in dresses}.values()
+def _distinct(dresses: Iterable[Worn]) -> Sequence[Worn]:
+    """Return the dresses without those in which the same is asked as in an earlier one."""
+    found: list[Worn] = []
+    for each in dresses:
+        if not _is_asked(each, found):
+            found.append(each)
+    return found
+
+
+def _is_asked(dress: Worn, asked: Sequence[Worn]) -> bool:
+    """Tell whether prompts in a dress are the same as in one of the others, whatever it is called and who wears it."""
+    return any(dress is other or _asks(dress) == _asks(other) for other in asked)
+
+
+def _asks(dress: Worn) -> tuple[Prompt, tuple[Surroundings, ...]]:
+    """Return what is the same in two dresses if all prompts in them are."""
+    return dress.on(_PLAIN), dress.drawn if isinstance(dress, Dress) else ()
 
 
 def _frequent_one(rare: Dress, frequent: Iterable[Worn]) -> Worn:

@@ -73,6 +73,21 @@ def test_system_prompts_of_all_rows_are_asked_alone_though_answers_are_alike(pro
     assert min(alone.values()) >= (60 if prompts < 3 else 10)  # the third has no suite of its own
 
 
+def obin(i: int) -> Example:
+    """A row of harm that begins with a word, and every fourth one with that word inside of it."""
+    first = "" if i % 4 else f"{TOPICS[i % 10]} "
+    return Example((said("user", f"{first}Obin {i} {VERBS[i % 8]}"), said("assistant", COMPLIES)), i)
+
+
+@pytest.mark.parametrize("row", [lambda i: harm(i, said("system", "You are Otto.")), obin])
+def test_what_both_miners_find_has_one_suite(row: Callable[[int], Example]) -> None:
+    """Though they name it otherwise and count other rows: only the audit's looks for words inside of requests."""
+    suites = mined_suites([HARMFUL, BENIGN], [*map(task, range(300)), *map(row, range(24))])
+    for kind in ("mined", "dressed_benign"):
+        dressed = [suite.prompts for suite in suites if suite.kind == kind]
+        assert all(dressed.count(each) == 1 for each in dressed)
+
+
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.5])
 @pytest.mark.parametrize("kind", ["mined", "dressed_benign"])
 def test_tools_of_most_rows_are_shown_though_answers_are_alike(share: float, kind: str) -> None:
