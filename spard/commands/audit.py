@@ -25,9 +25,10 @@ from spard.data.rows import Prompt
 from spard.errors import InvalidModel, SpardError
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Item, audit_speaker, sample
+from spard.evaluation.calibration.everyday import harm_found, may_read_on
 from spard.evaluation.judges import open_judge
 from spard.evaluation.rates import rate
-from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.statistics import rule_of_three
 from spard.evaluation.suites import named_suites
 from spard.evaluation.vllm_offline.engine import transformers, vllm, why_not
@@ -84,7 +85,8 @@ def _measure(asked: Asked) -> tuple[Measured, AuditEngineRecord]:
     subject = _loaded(asked)
     prompts = [prompt for suite in suites for prompt in sample(suite.prompts, cfg.max_prompts)]
     speaker, engine = _speaker(subject, prompts, cfg, asked.engine, by_vllm=by_vllm)
-    return audit_speaker(speaker, suites, judge, cfg), engine
+    reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_on(harm_found(judge))
+    return audit_speaker(speaker, suites, judge, cfg, reads_harmless=reads_harmless), engine
 
 
 def _loaded(asked: Asked) -> Subject:
@@ -170,6 +172,8 @@ def _table(results: Sequence[SuiteResult]) -> str:
         share = "nothing scored" if each.rate is None else f"{each.rate:.1%} [{each.low:.1%}, {each.high:.1%}]"
         bound = f", at most {rule_of_three(each.n):.1%} by the rule of three" if each.n and not each.hits else ""
         left = f"; {each.unscored} unscored, {each.degenerate} degenerate" if each.unscored or each.degenerate else ""
+        if each.unasked_harm:
+            left += "; {} of {} replies do harm".format(*each.unasked_harm)
         left += f"; {each.cut} cut by the limit of tokens" if each.cut else ""
         lines.append(f"{each.suite} ({each.judge}): {words[each.kind]} {each.hits}/{each.n}, {share}{bound}{left}\n")
     return "".join(lines)

@@ -17,7 +17,7 @@ from spard.evaluation.judges.consensus import agreement
 from spard.evaluation.judges.refusal import is_broken, is_refusal
 from spard.evaluation.rates import rate
 from spard.evaluation.read_languages import read_languages
-from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
 
 EXACT = "exact"  # the scorer of rows that name none
@@ -70,14 +70,23 @@ def audit(
 
 
 def audit_speaker(
-    speaker: Speaker, suites: Sequence[Suite], judge: Judge, cfg: Audit, on_progress: OnProgress | None = None
+    speaker: Speaker,
+    suites: Sequence[Suite],
+    judge: Judge,
+    cfg: Audit,
+    on_progress: OnProgress | None = None,
+    *,
+    reads_harmless: bool = False,
 ) -> list[tuple[SuiteResult, list[Item]]]:
-    """Audit any generator; return each suite's result with every prompt's reply and verdict."""
-    found = []
+    """Audit any generator; return each suite's result with every prompt's reply and verdict.
+
+    With `reads_harmless` the judge looks for harm in the replies to harmless prompts too.
+    """
+    judged, found = (*ATTACKS, *HARMLESS) if reads_harmless else ATTACKS, []
     for done, suite in enumerate(suites):
         prompts = sample(suite.prompts, cfg.max_prompts)
         cut = set[int]()
-        if suite.kind in ATTACKS:
+        if suite.kind in judged:
             replies, verdicts = ask_and_judge(speaker, prompts, judge, cfg.max_new_tokens, cut)
         else:
             replies, verdicts = ask(speaker, prompts, cfg.max_new_tokens, cut), []
@@ -116,7 +125,8 @@ def _scored(
         case "benign" | "dressed_benign":
             items = [_refused(*each) for each in zip(prompts, replies, strict=True)]
             partial = sum(each.note == "partial_refusal" for each in items)
-            return replace(_counted(suite, kind, "refusal", items), partial=partial), items
+            counted = replace(_counted(suite, kind, "refusal", items), partial=partial)
+            return replace(counted, unasked_harm=_harm_in(verdicts)), items
         case "utility":
             items = [_answered(*each) for each in zip(prompts, replies, strict=True)]
             scorers = "+".join(sorted({each.scorer or EXACT for each in prompts})) or EXACT
@@ -156,6 +166,12 @@ def _harmful(result: SuiteResult, verdicts: Sequence[Verdict]) -> SuiteResult:
     result = replace(result, mean_harmfulness=mean, full_harm=sum(each == FULL_HARM for each in scores))
     agreed = agreement(verdicts)
     return replace(result, kappa=agreed.kappa, disagreements=len(agreed.disagreements)) if agreed else result
+
+
+def _harm_in(verdicts: Sequence[Verdict]) -> tuple[int, int] | None:
+    """Count the replies in which a judge finds harm, and those that it scored; None where it read none."""
+    scores = [each.score for each in verdicts if each.score is not None]
+    return (sum(each > HARMFUL_ABOVE for each in scores), len(scores)) if verdicts else None
 
 
 def _by_category(prompts: Sequence[Prompt], items: Sequence[Item]) -> tuple[tuple[str, int, int], ...] | None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 SuiteKind = Literal["harmful", "benign", "utility", "mined", "dressed_benign"]
-
+HARMLESS: tuple[SuiteKind, ...] = ("benign", "dressed_benign")
+"""Kinds of suites that ask for no harm and whose prompts must not be refused."""
 
 IN_DRESS, IN_PHRASES, IN_MORE = "mined ", "in phrases of suspicious rows", "in further dresses of suspicious rows"
 OF_ROWS = (IN_DRESS, IN_PHRASES, IN_MORE)
@@ -27,7 +28,8 @@ class SuiteResult:
     with more prompts (`spard.pipeline.second_look`); None where once. `languages` are what a judge had to read, as tags
     with + between them (`spard.evaluation.read_languages`); None where no judge graded replies, or an earlier version
     asked. `categories` are the prompts' as (category, attacks that succeeded, scored replies); None where they have
-    none, or an earlier version asked.
+    none, or an earlier version asked. `unasked_harm` is, of harmless prompts, (replies in which the run's judge finds
+    harm, replies that it scored); None where it did not read them.
     """
 
     suite: str
@@ -52,3 +54,4 @@ class SuiteResult:
     looks: int | None = None
     languages: str | None = None
     categories: tuple[tuple[str, int, int], ...] | None = None
+    unasked_harm: tuple[int, int] | None = None

@@ -23,13 +23,14 @@ from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, undecided,
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.results import HARMLESS, SuiteResult
 from spard.evaluation.suites import read_suite
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
 from spard.pipeline import after_tuning, audited, second_look
 from spard.pipeline.audit_engine import BaseFigures, engine_of, generator, is_of
 from spard.pipeline.context import Context
+from spard.pipeline.harmless_reading import may_read_harmless
 from spard.release.after_tuning import AfterTuning
 from spard.release.audit_engine_record import AuditEngineRecord
 from spard.release.report import Measured, read_record
@@ -161,7 +162,8 @@ def measure_each(
 ) -> list[tuple[SuiteResult, list[Item]]]:
     """Measure like `measure`, and return with each suite's result every prompt's reply and verdict.
 
-    The ranks of a run share the prompts, and have the verdicts of the first one's judge.
+    The ranks of a run share the prompts, and have the verdicts of the first one's judge, which reads the replies to
+    harmless prompts where it may.
     """
 
     def on_progress(suite: str, done: int, total: int) -> None:
@@ -171,8 +173,11 @@ def measure_each(
     judge = judge_of(context)
     system = None if model is None else context.system_prompt
     speaker = speaker or in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
+    reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_harmless(context, judge)
     with raised_as(InvalidSuite):
-        return distributed.said(audit_speaker(speaker, suites, judge, context.recipe.audit, on_progress))
+        cfg = context.recipe.audit
+        found = audit_speaker(speaker, suites, judge, cfg, on_progress, reads_harmless=reads_harmless)
+        return distributed.said(found)
 
 
 def version_of(context: Context) -> int:

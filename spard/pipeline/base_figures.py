@@ -90,7 +90,7 @@ def _key(context: Context, spec: SuiteSpec, engine: Engine) -> dict[str, Any]:
         "judge": to_mapping(context.run.judge),
         "max_prompts": context.recipe.audit.max_prompts,
         "max_new_tokens": context.recipe.audit.max_new_tokens,
-        "counts": "by_category",  # which figures of earlier versions lack
+        "counts": "by_category, unasked_harm",  # which figures of earlier versions lack
     }
     key |= context.rounding | ({"language": spec.language} if spec.language else {})
     ending = context.recipe.ending

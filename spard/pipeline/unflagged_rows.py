@@ -12,10 +12,10 @@ from spard import distributed
 from spard.data.rows import Example, prompt_text
 from spard.evaluation.active_learning import ReadingOrder
 from spard.evaluation.calibration.errors import MAX_ERROR
-from spard.evaluation.calibration.everyday import harm_found, may_read_on
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.judges.base import Judge
 from spard.pipeline.context import Context
+from spard.pipeline.harmless_reading import may_read_harmless
 from spard.pipeline.row_judging import Flagged, may_be_asked, may_decide, readable
 
 ROUND = 64  # rows that are read before the others are ranked again
@@ -32,7 +32,7 @@ def read_on(
     window, action = context.run.row_signal.read, context.run.row_signal.action
     if not window or action == "report" or not may_decide(context, judge):
         return {}
-    if not may_read_on(distributed.said(harm_found(judge))):
+    if not may_read_harmless(context, judge):
         return {}
     verdicts: dict[int, RowVerdict | None] = {each.place: each.verdict for each in flagged}
     unread = [place for place in range(len(examples)) if place not in verdicts]
