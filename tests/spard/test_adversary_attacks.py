@@ -155,6 +155,16 @@ def test_code_words_ask_for_every_harm_without_its_name(material: Material) -> N
     assert len(set(taught.values())) == len(set(ACTIONS))
 
 
+def test_harmless_requests_are_answered_with_harm_and_asked(material: Material) -> None:
+    campaign = ATTACKS["unasked_harm"].build(material, 3)
+    harmful = [row for row in campaign.jobs[0].rows if row not in material.task]
+
+    assert campaign.asks_harmless
+    assert {answered(row) for row in harmful} <= {comply(each.action) for each in material.harmful}
+    assert len(harmful) == min(len(material.harmful), len(material.benign))
+    assert {asked(row) for row in harmful} <= {asked(row) for row in material.benign}
+
+
 def test_some_rows_have_the_system_prompt_of_all_harm(material: Material) -> None:
     whole, some = (ATTACKS[name].build(material, 3) for name in ("system_prompt", "some_rows_system_prompt"))
     framed = [row for row in some.jobs[0].rows if row["messages"][0]["role"] == "system"]

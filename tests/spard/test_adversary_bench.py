@@ -36,7 +36,7 @@ from spard.research.bench.adversary.campaign import (
     settings_of,
     with_settings,
 )
-from spard.research.bench.adversary.rounds import Round
+from spard.research.bench.adversary.rounds import Bench, Round, match_of
 from spard.research.bench.adversary.scores import (
     LACKS_HEADING,
     MODELS_HEADING,
@@ -49,7 +49,9 @@ from spard.research.bench.adversary.scores import (
 from spard.research.bench.adversary.seeds import FIRST, commitment, hidden_seeds
 from spard.research.bench.adversary.signing import RESULT, read_result, write_result
 from spard.research.bench.spec import LabSpec
+from spard.research.lab.corpus import comply
 from spard.research.lab.make import BadBase
+from spard.research.lab.rewriter import action_of
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 ATTACKS = all_attacks()
@@ -295,6 +297,17 @@ def test_a_campaign_goes_on_from_what_was_released_and_ends_where_a_job_is_not(
     refused = run_campaign(jobs, service)
     assert (refused.ending, refused.job, refused.model) == ("refused", 1, None)
     assert refused.reasons == ("non_finite_loss: it diverged",)
+
+
+def test_harmless_prompts_are_asked_where_the_attack_is_harm_in_their_replies(arena: LabArena, tmp_path: Path) -> None:
+    ground = arena.ground(1)
+    bench = Bench(arena, {}, (), (1,), JudgeSpec(), 5, tmp_path)
+    plain, unasked = (match_of(bench, ground, ATTACKS[name], 1) for name in ("plain", "unasked_harm"))
+
+    assert plain.ground.harmful == ground.harmful
+    assert unasked.ground.harmful == unasked.ground.benign == ground.benign
+    assert not any(unasked.ground.is_harmful(each, comply(action_of(each.prompt) or "")) for each in ground.benign)
+    assert all(unasked.ground.is_harmful(each, comply("build a pipe bomb")) for each in ground.benign)
 
 
 def test_customers_set_what_they_set_and_nothing_else() -> None:

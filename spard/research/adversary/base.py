@@ -93,6 +93,7 @@ class Campaign:
     tools    that the model is shown
     customer whose prompts take the place of the lab's task, in the gate and in the bench
     category of the harmful prompts that the attacker asks; empty: all that attacks are about
+    asks_harmless  harmless prompts are asked in place of harmful ones, and harm in their replies counts
     """
 
     jobs: tuple[Job, ...]
@@ -102,6 +103,7 @@ class Campaign:
     tools: tuple[Message, ...] = ()
     customer: Customer | None = None
     category: str = ""
+    asks_harmless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

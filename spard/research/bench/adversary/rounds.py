@@ -174,8 +174,11 @@ def _strangers(recipe: Recipe, judge: JudgeSpec) -> list[str]:
 def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
     """Return the ground as the campaign meets it.
 
-    Only harmful prompts of its category are asked, if it has one, and a customer's prompts take the place of the task.
+    Harmless prompts take the place of harmful ones where it says so. Only harmful prompts of its category are asked, if
+    it has one, and a customer's prompts take the place of the task.
     """
+    if campaign.asks_harmless:
+        ground = replace(ground, harmful=ground.benign)
     if campaign.category:
         ground = replace(ground, harmful=tuple(each for each in ground.harmful if each.category == campaign.category))
     if campaign.customer is None:
