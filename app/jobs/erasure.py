@@ -68,15 +68,14 @@ def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) ->
 
 
 def delete_file(storage: Storage, begin: Begin, project_id: str, file_id: str) -> FileDeleted:
-    """Delete a file that no unfinished job needs; a model's archive is deleted as the model is, which goes with it."""
+    """Delete a file that no unfinished job needs; refuse a model's archive: who clears files away means no model."""
     with begin() as session:
         if not objects.has_deletions(session, project_id, file_id):
             job_id = result_files.job_of(session, files.get(session, project_id, file_id))
-            if job_id is None:
-                files.forget(session, project_id, file_id)
-            else:
-                job = session.scalars(select(Job).where(Job.id == job_id).with_for_update()).one()
-                _forget_adapter(session, job, subject=file_id)
+            if job_id is not None and session.get(DeletedModel, job_id) is None:
+                model = session.get_one(Job, job_id).fine_tuned_model or f"the model of {job_id}"
+                raise InvalidState(f"{file_id} is the archive of {model}; it is deleted with the model.")
+            files.forget(session, project_id, file_id)
     objects.perform(storage, begin, file_id)
     return FileDeleted(id=file_id)
 
@@ -96,17 +95,14 @@ def erase(storage: Storage, begin: Begin, project_id: str, job_id: str, *, inclu
 
 
 def _forget_model(session: Session, project_id: str, model: str) -> None:
-    _forget_adapter(session, _job_of(session, project_id, model), subject=model)
-
-
-def _forget_adapter(session: Session, job: Job, subject: str) -> None:
+    job = _job_of(session, project_id, model)
     lineage.check_unneeded(session, job)
     if session.get(DeletedModel, job.id) is None:
         session.add(DeletedModel(job_id=job.id))
     if job.adapter:
         key, size = job.adapter["storage_key"], job.adapter["bytes"]
         session.execute(delete(File).where(File.project_id == job.project_id, File.storage_key == key))
-        objects.condemn(session, key, project_id=job.project_id, subject=subject, bytes=size)
+        objects.condemn(session, key, project_id=job.project_id, subject=model, bytes=size)
     audit_log.record(session, "model.deleted", job.id)
 
 

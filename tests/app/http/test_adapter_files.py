@@ -137,10 +137,12 @@ def test_other_results_are_given_as_before(service: Service, customer: TestClien
     assert logged(service) == []
 
 
-def test_its_deletion_is_the_model_s(service: Service, customer: TestClient, job: str) -> None:
-    assert customer.delete(f"{FILES}/file-a").json() == {"id": "file-a", "object": "file", "deleted": True}
-    assert customer.delete(f"{FILES}/file-a").status_code == 404
-    assert customer.get(f"/v1/models/{MODEL}").status_code == 404
+def test_who_deletes_all_files_keeps_the_model(service: Service, customer: TestClient, job: str) -> None:
+    refused = [customer.delete(f"{FILES}/{file['id']}") for file in customer.get(FILES).json()["data"]]
+    assert [answer.json()["error"]["code"] for answer in refused if answer.status_code != 200] == ["invalid_state"]
+    assert customer.get(CONTENT).content == ARCHIVE
+    assert customer.delete(f"/v1/models/{MODEL}").status_code == 200
+    assert customer.get(CONTENT).status_code == 404
     assert customer.get(f"{JOBS}/{job}/adapter").json()["error"]["code"] == "model_deleted"
     with db.read(service.app.state.engine) as session:
         key = required(session.get_one(Job, job).adapter)["storage_key"]
@@ -148,11 +150,17 @@ def test_its_deletion_is_the_model_s(service: Service, customer: TestClient, job
     assert not service.app.state.storage.exists(key)
 
 
+def test_what_a_deleted_model_has_left_is_deleted(service: Service, customer: TestClient, job: str) -> None:
+    deleted(service, job)
+    assert customer.delete(f"{FILES}/file-a").status_code == 200
+    assert customer.get(f"{FILES}/file-a").status_code == 404
+
+
 def test_it_stays_while_another_job_starts_from_it(
     service: Service, customer: TestClient, asked: dict[str, Any], job: str
 ) -> None:
     started = customer.post(JOBS, json=asked | {"model": MODEL})
     assert started.status_code == 200, started.json()
-    refused = customer.delete(f"{FILES}/file-a")
+    refused = customer.delete(f"/v1/models/{MODEL}")
     assert (refused.status_code, started.json()["id"] in refused.json()["error"]["message"]) == (400, True)
     assert customer.get(CONTENT).content == ARCHIVE
