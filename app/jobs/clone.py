@@ -102,7 +102,7 @@ def request_of(job: Job) -> Json:
     body: Json = {
         "model": start.model if start and start.model else job.model,
         "training_file": job.training_file,
-        "validation_file": job.validation_file,
+        "validation_file": job.validation_file or None,
         "suffix": job.suffix,
         "metadata": job.job_metadata,
         "priority": job.priority,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sqlalchemy import ColumnElement, Connection, Select, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, func, or_, select
 from sqlalchemy.orm import Session
 
 from app import db
@@ -93,7 +93,7 @@ def list_jobs(
     """List the project's jobs, newest first; `filters` that are None match jobs without metadata."""
     query = rows.ALL.where(Job.project_id == project_id)
     if filters is None:
-        query = query.where(Job.job_metadata.is_(None))
+        query = query.where(~select(_pairs(reader).c.key).exists())
     for key, value in (filters or {}).items():
         query = query.where(_has(reader, key, value))
     return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make))
@@ -214,9 +214,14 @@ def _of(project_id: str) -> Select[Job]:
 
 def _has(reader: Connection, key: str, value: str) -> ColumnElement[bool]:
     """Match jobs whose metadata has the pair; a path into JSON would be one for keys of plain letters only."""
-    each = func.json_each_text if reader.dialect.name == "postgresql" else func.json_each
-    pairs = each(Job.job_metadata).table_valued("key", "value")
+    pairs = _pairs(reader)
     return select(pairs.c.key).where(pairs.c.key == key, pairs.c.value == value).exists()
+
+
+def _pairs(reader: Connection) -> TableValuedAlias:
+    """Return a job's metadata as a table, which is empty where there is none."""
+    each = func.json_each_text if reader.dialect.name == "postgresql" else func.json_each
+    return each(Job.job_metadata).table_valued("key", "value")
 
 
 def _listed(reader: db.Reader, found: Page[JobRow]) -> JobList:

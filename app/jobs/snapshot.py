@@ -97,7 +97,7 @@ def _in_nf4(recipe: Recipe, model: BaseModelEntry) -> Iterator[str]:
 
 
 def _validation(session: Session, caller: Principal, file_id: str | None) -> File | None:
-    return files.get_for_job(session, caller.project_id, file_id, "validation_file") if file_id else None
+    return files.get_for_job(session, caller.project_id, file_id, "validation_file") if file_id is not None else None
 
 
 def _model_ref(model: BaseModelEntry) -> ModelRef:

@@ -117,6 +117,7 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
     "half a pair": ({"metadata": {"a": "\ud800"}}, "invalid_unicode", ""),
     "an integration of no type": ({"integrations": [{}]}, "missing_field", "integrations.0.type"),
     "an unknown file": ({"validation_file": "file-0"}, "file_not_found", "validation_file"),
+    "a file of no name": ({"validation_file": ""}, "file_not_found", "validation_file"),
     "no model": ({"model": None}, "invalid_type", "model"),
 }
 
