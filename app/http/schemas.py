@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
 # A time that stands in an answer as whole Unix seconds, as in OpenAI's API.
 UnixTime = Annotated[
@@ -25,6 +25,17 @@ class Body(BaseModel):
     """A request body: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class LenientBody(Body):
+    """A request body in which an unknown field may be null, as clients send what is not set: it asks for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: object) -> object:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None or name in cls.model_fields}
 
 
 class Refusal(ValueError):

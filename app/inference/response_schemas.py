@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.http.schemas import Body, Refusal
+from app.http.schemas import LenientBody, Refusal
 from app.inference.protocol import Ask, Message
 from app.inference.schemas import Call, CalledFunction, ChatMessage, Loose, Name, Text, TextPart
 
@@ -91,7 +91,7 @@ class TextSettings(BaseModel):
     format: TextFormat | None = None
 
 
-class ResponseCreate(Body):
+class ResponseCreate(LenientBody):
     """A conversation to be continued. No answer can be gone on from by its id."""
 
     model: Name

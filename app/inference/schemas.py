@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from app.http.schemas import Body, Refusal
+from app.http.schemas import Body, LenientBody, Refusal
 from app.inference.protocol import Ask, Message
 
 Text = Annotated[str, Field(max_length=1 << 20)]
@@ -60,6 +60,7 @@ class ChatMessage(BaseModel):
     name: Name | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: list[Call] | None = None
+    function_call: CalledFunction | None = None  # the one call of a turn, before there were `tool_calls`
 
     def as_read(self) -> Message:
         """Return the turn as chat templates know it."""
@@ -71,6 +72,8 @@ class ChatMessage(BaseModel):
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        elif self.function_call:
+            message["tool_calls"] = [{"type": "function", "function": self.function_call.model_dump()}]
         return message
 
 
@@ -125,7 +128,7 @@ class ResponseFormat(BaseModel):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class Sampling(Body):
+class Sampling(LenientBody):
     """How tokens are chosen, and where a reply ends: what all endpoints have."""
 
     model: Name

@@ -124,6 +124,16 @@ def test_what_cannot_be_done_is_refused_in_words(client: Any) -> None:
     assert unknown.value.code == "model_not_found"
 
 
+def test_what_is_null_is_not_asked_for(client: Any) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    unset: Any = {"reasoning_effort": None, "modalities": None, "verbosity": None}
+    assert client.chat.completions.create(model="tiny", messages=messages, max_tokens=1, **unset).choices
+    assert client.responses.create(model="tiny", input="x", max_output_tokens=1, reasoning=None).output
+    with pytest.raises(BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=messages, reasoning_effort="low")
+    assert (refused.value.code, refused.value.param) == ("extra_forbidden", "reasoning_effort")
+
+
 def test_a_reply_has_the_form_that_is_asked_for(client: Any, models: list[str]) -> None:
     properties = {"color": {"enum": ["red", "blue"]}, "large": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": ["color", "large"], "additionalProperties": False}

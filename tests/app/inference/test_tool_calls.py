@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from app.inference.schemas import ChatCreate
 from app.inference.tool_calls import Sieve
+from spard.data.rows import example
 
 NAMES = {"add", "weather"}
 ADD = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
@@ -49,3 +51,13 @@ def test_without_tools_everything_is_shown_at_once() -> None:
     sieve = Sieve(())
     assert sieve.add(f"<tool_call>{ADD}</tool_call>") == f"<tool_call>{ADD}</tool_call>"
     assert sieve.end() == ("", [])
+
+
+def test_a_call_in_its_former_words_is_read_as_training_reads_it() -> None:
+    turns = [
+        {"role": "user", "content": "What is 1 plus 2?"},
+        {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1, "b": 2}'}},
+        {"role": "function", "name": "add", "content": "3"},
+    ]
+    ask = ChatCreate.model_validate({"model": "tiny", "messages": turns}).ask()
+    assert example({"messages": ask["messages"]}, 1).messages == example({"messages": turns}, 1).messages
