@@ -50,7 +50,7 @@ def _upload_slot(request: Request, principal: Principal, settings: Settings) -> 
 
 
 def _open_form(request: Request, part: str, limit: int) -> Iterator[Form]:
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    if bodies.are_compressed(request.headers):
         raise UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
     declared = request.headers.get("content-length", "")
     request.state.body_bytes = limit + _FORM_BYTES

@@ -23,9 +23,9 @@ from app.audit_log import probe_log
 from app.dashboard.pages import ROUTERS as PAGES
 from app.dashboard.rendering import problem_page
 from app.dashboard.viewer import SignInNeeded
-from app.errors import AppError, Conflict, InvalidRequest, NotFound, TooLarge, Unavailable, Unfit
+from app.errors import AppError, Conflict, InvalidRequest, NotFound, TooLarge, Unavailable, Unfit, UnsupportedMedia
 from app.files.counting import Counters
-from app.http import openapi, unknown_url
+from app.http import bodies, openapi, unknown_url
 from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lanes
 from app.http.middleware import Envelope, problem
@@ -167,6 +167,8 @@ def _error(request: Request, exc: Exception) -> AppError:
     match exc:
         case AppError():
             return exc
+        case RequestValidationError() | HTTPException(status_code=400) if bodies.are_compressed(request.headers):
+            return UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
         case RequestValidationError():
             return first_fault(exc)
         case HTTPException(status_code=404):
@@ -175,6 +177,9 @@ def _error(request: Request, exc: Exception) -> AppError:
             return InvalidRequest(f"Not allowed: {where}.", code="method_not_allowed", status=405)
         case HTTPException(status_code=413):
             return TooLarge(exc.detail)
+        case HTTPException() if isinstance(exc.__cause__, UnicodeDecodeError | RecursionError):
+            why = "it is not UTF-8" if isinstance(exc.__cause__, UnicodeDecodeError) else "it is nested too deeply"
+            return InvalidRequest(f"The body is no JSON that can be read: {why}.", code="invalid_json")
         case HTTPException():
             return InvalidRequest(exc.detail, status=exc.status_code)
         case DBAPIError() if db.is_conflict(exc):

@@ -1,15 +1,21 @@
-"""Bodies of uploads, read as they arrive; none that trickles."""
+"""Bodies of requests: none that is compressed is read, and none of an upload that trickles."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
 from anyio import current_time, fail_after, from_thread
+from starlette.datastructures import Headers
 
 from app.errors import Stalled
 
 WAIT_S = 30.0  # that we wait for the next LEAST_BYTES; what we do with them is not counted
 LEAST_BYTES = 1 << 16
+
+
+def are_compressed(headers: Headers) -> bool:
+    """Tell whether the body that these headers announce is compressed."""
+    return headers.get("content-encoding", "identity").lower() != "identity"
 
 
 def chunks(stream: AsyncIterator[bytes]) -> Iterator[bytes]:

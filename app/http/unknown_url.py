@@ -4,15 +4,14 @@ from __future__ import annotations
 
 _ANSWERING = ("chat/completions", "completions", "responses", "moderations")
 _ELSEWHERE = ("embeddings", "batches", "evals", "images", "audio", "assistants", "threads")
+_AZURE = ("/openai/", "/deployments/", "/v1/deployments/")  # the last two with a base_url
 _DOMAINS = ("files", "uploads", "fine_tuning", "models", "admin", "webhook_endpoints", *_ANSWERING, *_ELSEWHERE)
 
 
 def hint(path: str) -> str:
     """Return what to do instead as a sentence that begins with a space, or nothing."""
-    if path.startswith("/openai/"):
-        return (
-            " Azure's paths are not served; give the client a base_url that ends with /v1 in place of azure_endpoint."
-        )
+    if path.startswith(_AZURE):
+        return " Azure's paths are not served; take OpenAI(base_url=...) that ends with /v1 in place of AzureOpenAI."
     under = path.removeprefix("/v1/")
     if under == path:
         is_known = path.lstrip("/").startswith(_DOMAINS)

@@ -32,6 +32,7 @@ _CODES = {
 }
 
 
+_OTHER_TYPE = ("_type", "_parsing", "literal_error")  # ends of what a branch of a union says that was not meant
 _OBJECTS = ("dataclass_type", "dict_type", "model_attributes_type", "model_type")
 _NO_BODY = "Send a JSON object with Content-Type: application/json."
 
@@ -46,10 +47,13 @@ class Fault(TypedDict):
 
 def first_fault(exc: RequestValidationError) -> AppError:
     """Return the error for an invalid request: about the first problem, with all of them in `details`."""
-    faults = [_fault(error, exc.body) for error in exc.errors()]
-    params = [fault["param"] for fault in faults]
-    faults = [fault for i, fault in enumerate(faults) if fault["param"] not in params[:i]]
-    first = next(fault for fault in faults if not _is_of_another_branch(fault, params))
+    found: dict[str | None, tuple[bool, Fault]] = {}  # by param, and whether the value is of a type that is meant
+    for error in exc.errors():
+        fault, is_of_type = _fault(error, exc.body), not error["type"].endswith(_OTHER_TYPE)
+        if fault["param"] not in found or (is_of_type and not found[fault["param"]][0]):
+            found[fault["param"]] = is_of_type, fault
+    faults = [fault for _, fault in found.values()]
+    first = next(fault for fault in faults if not _is_of_another_branch(fault, list(found)))
     message = f"{first['param']}: {first['message']}" if first["param"] else first["message"]
     return InvalidRequest(message, code=first["code"], param=first["param"], details=faults)
 

@@ -55,6 +55,7 @@ Name = Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 @models.get("", response_model=ModelList)
+@models.get("/", response_model=ModelList, include_in_schema=False)  # which is else the model of no name
 def list_models(session: ReadDep, caller: CustomerDep) -> ModelList:
     """List the base models on offer and your own fine-tuned ones."""
     return ModelList(data=service.models(session, caller.project_id))

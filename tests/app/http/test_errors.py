@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import subprocess
 import sys
@@ -184,7 +185,8 @@ def test_the_api_never_imports_torch() -> None:
         ("/v1/batches/batch_1", "models answer at chat/completions"),
         ("/fine_tuning/jobs", "base_url end with it"),
         ("/chat/completions", "base_url end with it"),
-        ("/openai/fine_tuning/jobs", "in place of azure_endpoint"),
+        ("/openai/fine_tuning/jobs", "in place of AzureOpenAI."),
+        ("/v1/deployments/lab/chat/completions", "in place of AzureOpenAI."),
         ("/v1/nothing", "Unknown URL (GET /v1/nothing)."),
     ],
 )
@@ -192,3 +194,41 @@ def test_an_unknown_url_says_what_to_do(path: str, words: str, customer: TestCli
     error = customer.get(path).json()["error"]
     assert error["code"] == "unknown_url"
     assert error["message"].endswith(words) or words in error["message"]
+
+
+_PACKED = gzip.compress(b'{"model": "a", "training_file": "b"}', mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (_PACKED, {"content-encoding": "gzip"}, 415, "unsupported_encoding"),
+        (b"abc", {"content-encoding": "br"}, 415, "unsupported_encoding"),
+        (_PACKED, {}, 400, "invalid_json"),
+        ('{"model": "é"}'.encode("latin-1"), {}, 400, "invalid_json"),
+        (b'{"model": ' + b"[" * 100_000, {}, 400, "invalid_json"),
+    ],
+    ids=["gzip", "br", "gzip that is not announced", "latin-1", "deep"],
+)
+def test_a_body_that_cannot_be_read_has_a_code(
+    body: bytes, headers: dict[str, str], status: int, code: str, customer: TestClient
+) -> None:
+    answer = customer.post(JOBS, content=body, headers={"content-type": "application/json", **headers})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("prompt", ["a", "b"], "prompt: At most 1 items are allowed."),
+        ("prompt", [], "prompt: List should have at least 1 item"),
+        ("prompt", None, "prompt: Input should be a valid string."),
+        ("stop", ["a"] * 17, "stop: At most 16 items are allowed."),
+        ("stop", "a" * 1001, "stop: String should have at most 1000 characters."),
+    ],
+)
+def test_of_a_value_of_several_types_the_one_that_it_has_is_told(
+    field: str, value: Any, words: str, customer: TestClient
+) -> None:
+    error = customer.post("/v1/completions", json={"model": "a", "prompt": "a", field: value}).json()["error"]
+    assert error["message"].startswith(words)

@@ -65,6 +65,7 @@ def test_graders_are_refused_in_so_many_words(customer: TestClient) -> None:
     for name in ("run", "validate"):
         got = customer.post(f"/v1/fine_tuning/alpha/graders/{name}", json={"grader": {"type": "string_check"}})
         assert (got.status_code, got.json()["error"]["code"]) == (400, "method_not_supported")
+        assert got.json()["error"]["message"].endswith("supervised and dpo.")
 
 
 def test_rows_over_the_limit_are_counted_with_the_model_s_tokenizer(

@@ -82,6 +82,23 @@ def test_models(client: OpenAI) -> None:
         client.models.retrieve("ft:lab/tiny-1:org-customer::0")
 
 
+def test_the_list_of_models_may_end_with_a_slash(client: OpenAI) -> None:
+    listed = {name: client.get(name, cast_to=object) for name in ("/models", "/models/")}
+    assert listed["/models/"] == listed["/models"]
+
+
+def test_who_comes_with_azures_client_is_told_what_to_take(client: OpenAI) -> None:
+    url = str(client.base_url)
+    places: list[dict[str, Any]] = [{"azure_endpoint": url.removesuffix("/v1/")}, {"base_url": url}]
+    for where in places:
+        with (
+            openai.AzureOpenAI(api_key=client.api_key, api_version="2024-10-21", max_retries=0, **where) as azure,
+            pytest.raises(openai.NotFoundError, match="in place of AzureOpenAI") as error,
+        ):
+            azure.chat.completions.create(model="lab/tiny-1", messages=[{"role": "user", "content": "x"}])
+        assert error.value.code == "unknown_url"
+
+
 def test_errors_are_of_the_right_class_and_tell_their_code(client: OpenAI, file_id: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.fine_tuning.jobs.create(model="gpt-7", training_file=file_id)
