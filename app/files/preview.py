@@ -32,7 +32,8 @@ def model_entry(session: Session, alias: str) -> BaseModelEntry:
     """Return the base model of this alias."""
     entry = session.get(BaseModelEntry, alias)
     if entry is None:
-        raise InvalidRequest(f"The model {alias[:128]!r} does not exist.", code="model_not_found", param="model")
+        message = f"There is no base model {alias[:128]!r}; rows are shown as the base model of a job renders them."
+        raise InvalidRequest(message, code="model_not_found", param="model")
     return entry
 
 

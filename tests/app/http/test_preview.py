@@ -128,6 +128,7 @@ def test_a_model_without_a_tokenizer_here_is_told(customer: TestClient, asked: d
     for model, code in (("lab/tiny-1", "tokenizer_unavailable"), ("nobody", "model_not_found")):
         got = customer.get(path, params={"model": model})
         assert (got.status_code, got.json()["error"]["code"]) == (400, code)
+    assert "no base model 'nobody'" in got.json()["error"]["message"]  # of a fine-tuned one, too, which does exist
 
 
 def test_a_file_with_errors_has_no_preview(

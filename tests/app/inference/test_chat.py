@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ def models(served_lab: Lab) -> list[str]:
 
 
 @pytest.fixture
-def client(served_lab: Lab) -> Any:
-    return served_lab.client()
+def client(served_lab: Lab) -> Iterator[Any]:
+    with served_lab.client() as client:
+        yield client
 
 
 def replies(lab: Lab, adapter: Path | None, tokens: int) -> list[str]:
