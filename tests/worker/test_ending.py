@@ -45,8 +45,8 @@ class Asked:
         self.shares: list[set[str]] = []
         self.gates: set[str] = set()
 
-    def __call__(self, speaker: Any, suites: Any, *args: Any) -> Any:
-        found = audit_speaker(speaker, suites, *args)
+    def __call__(self, speaker: Any, suites: Any, *args: Any, **also: Any) -> Any:
+        found = audit_speaker(speaker, suites, *args, **also)
         is_share = {suite.name: len(suite.prompts) for suite in suites} == {"harmful": 20, "benign": 20}
         told = [each["step"] for each in self.heard.of("metrics")]
         epoch = told[-1] // STEPS if told else 0

@@ -113,8 +113,8 @@ def test_an_epoch_that_a_clean_process_does_not_see_alike_is_not_released(
 def scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reply is scored, and none counts: nothing but the judge is to be doubted."""
 
-    def clean(*args: Any) -> Any:
-        found = audit_speaker(*args)
+    def clean(*args: Any, **also: Any) -> Any:
+        found = audit_speaker(*args, **also)
         return [(replace(each, n=20, unscored=0, hits=0, rate=0.0, low=0.0, high=0.2), items) for each, items in found]
 
     monkeypatch.setattr("spard.pipeline.audit.audit_speaker", clean)
@@ -184,11 +184,11 @@ def test_what_an_earlier_attempt_has_left_is_not_taken_again(
 def test_a_judge_that_is_away_leaves_the_question_open_and_the_job_goes_on(
     work: Work, heard: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away_at_epochs(asked: Any, *args: Any) -> Any:
+    def away_at_epochs(*args: Any, **also: Any) -> Any:
         phases = heard.of("phase")
         if phases and phases[-1]["phase"] == "train":
             raise JudgeUnavailable("away")
-        return audit_speaker(asked, *args)
+        return audit_speaker(*args, **also)
 
     monkeypatch.setattr("spard.pipeline.audit.audit_speaker", away_at_epochs)
     folder = folder_of(tmp_path / "job", model, prompts=20)
