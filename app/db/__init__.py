@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from app.db.errors import holds_nul, is_conflict
 from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
     SchemaState,
     downgrade_schema,
-    holds_nul,
-    is_conflict,
     joined,
     look,
     make_engine,

@@ -32,12 +32,12 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import CursorResult
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 
 from app.db.base import UtcDateTime
+from app.db.errors import as_away
 from app.db.prepared import Reader
 
 _SQLITE_BUSY_S = 30
@@ -50,11 +50,9 @@ _POSTGRES_SESSION = {
 # A silent wire is given up after a minute, whether we wait for an answer or for what we sent to be taken.
 _POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _POSTGRES_PATIENCE = _POSTGRES_KEEPALIVE | {"tcp_user_timeout": 60_000}
+_PRIMARY = {"target_session_attrs": "read-write"}  # a standby, as after a failover, is as if nobody answered
 _READ_ONLY = {"read_only": True, "postgresql_readonly": True}
 _MIGRATION_LOCK, _PROVIDER_LOCK = 0x5BA2D, 0x5BA2F  # any numbers that only we use
-# Of PostgreSQL a duplicate, a row that is gone, a serialization failure, a deadlock; of SQLite the first two.
-_CONFLICTS = {"23505", "23503", "40001", "40P01"}
-_CONFLICTS |= {f"SQLITE_CONSTRAINT_{kind}" for kind in ("UNIQUE", "PRIMARYKEY", "FOREIGNKEY")}
 
 SchemaState = Literal["current", "behind", "ahead"]
 _Rows = CursorResult[*tuple[Any, ...]]
@@ -119,17 +117,6 @@ def rows(reader: Reader, statement: Executable, values: Mapping[str, object] | N
         reader.flush()
         reader = reader.connection()
     return reader.execute(statement, values)
-
-
-def is_conflict(error: DBAPIError) -> bool:
-    """Whether another transaction's rows were in the way: the same request can do better once that has ended."""
-    code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None)
-    return code in _CONFLICTS
-
-
-def holds_nul(error: DBAPIError) -> bool:
-    """Whether a text had the NUL character, which PostgreSQL's driver refuses and SQLite takes."""
-    return getattr(error.orig, "sqlstate", None) is None and "NUL (0x00)" in str(error.orig)
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
@@ -199,7 +186,7 @@ def _revisions() -> tuple[set[str], set[str]]:
 def _sqlite_engine(url: URL) -> Engine:
     if url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, connect_args={"timeout": _SQLITE_BUSY_S})
+    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": _SQLITE_BUSY_S})
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, record: Any) -> None:
@@ -219,14 +206,17 @@ def _sqlite_engine(url: URL) -> Engine:
 
 def _postgres_engine(url: URL) -> Engine:
     options = " ".join(f"-c {name}={value}" for name, value in _POSTGRES_SESSION.items())
-    return create_engine(
+    engine = create_engine(
         url,
+        hide_parameters=True,  # an error is logged, and they may be customers' texts
         pool_pre_ping=True,
         pool_size=10,
         max_overflow=20,
         pool_timeout=10,
-        connect_args={"connect_timeout": 10, "options": options, **_POSTGRES_PATIENCE},
+        connect_args={"connect_timeout": 10, "options": options, **_POSTGRES_PATIENCE, **_PRIMARY},
     )
+    event.listen(engine, "handle_error", as_away, retval=True)
+    return engine
 
 
 @contextmanager

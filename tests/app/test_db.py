@@ -10,7 +10,8 @@ from threading import Barrier
 
 import pytest
 from sqlalchemy import Engine, func, select, text, update
-from sqlalchemy.exc import InternalError, OperationalError
+from sqlalchemy.exc import IntegrityError, InternalError, OperationalError
+from sqlalchemy.orm import Session
 
 from app.db import make_engine, now, read, timestamp, transaction
 from app.db.tables import Project
@@ -134,3 +135,32 @@ def test_a_lost_connection_is_replaced(postgres_url: str) -> None:
 def test_plain_postgres_urls_are_understood(postgres_url: str) -> None:
     engine = make_engine(postgres_url.replace("postgresql+psycopg://", "postgresql://"))
     assert engine.dialect.driver == "psycopg"
+
+
+def test_a_server_that_takes_no_writes_is_no_database_of_ours(postgres_url: str) -> None:
+    engine = make_engine(postgres_url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        name = connection.scalar(text("SELECT current_database()"))
+        connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+    engine.dispose()
+    with pytest.raises(OperationalError, match="read-only"):
+        engine.connect()
+
+
+def test_an_error_of_the_database_does_not_show_what_was_to_be_written(engine: Engine) -> None:
+    with pytest.raises(IntegrityError) as raised, transaction(engine) as session:
+        session.add_all([Project(id="org-1", name="one"), Project(id="org-1", name="a secret")])
+    assert "a secret" not in str(raised.value)
+
+
+def test_a_session_that_the_server_ended_is_as_if_it_did_not_answer(postgres_url: str) -> None:
+    engine, alive = make_engine(postgres_url), text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+    other = engine.connect().execution_options(isolation_level="AUTOCOMMIT")  # it sees what is there now
+    with other, Session(engine) as session:
+        pid = session.scalar(text("SELECT pg_backend_pid()"))
+        session.execute(text("SET idle_in_transaction_session_timeout = '10ms'"))
+        while other.scalar(alive, {"pid": pid}):
+            time.sleep(0.01)
+        with pytest.raises(OperationalError):
+            session.execute(text("SELECT 1"))
+    engine.dispose()

@@ -7,10 +7,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from threading import Event
 
 import psutil
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
 from app.db import make_engine, transaction
@@ -215,5 +216,26 @@ def test_a_database_that_drops_every_connection_costs_no_attempt(cloud_shop: Sho
                 session.execute(text(f"{DROP_ALL} AND pid <> pg_backend_pid()"))
             time.sleep(0.1)
         child.terminate()
+        job = cloud_shop.until_ended(job_id)
+    assert (job.status, job.attempt) == (JobStatus.succeeded, 1)
+
+
+def test_a_database_that_only_reads_for_a_while_costs_no_attempt(cloud_shop: Shop) -> None:
+    job_id, is_standby, refused = cloud_shop.add_job(), Event(), Event()
+    with cloud_shop.serving("late") as worker:
+        child = slow_child(cloud_shop)
+
+        def begin(connection: Connection) -> None:
+            if is_standby.is_set():
+                connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+
+        event.listen(worker._backend.engine, "begin", begin)
+        event.listen(worker._backend.engine, "handle_error", lambda context: refused.set())
+        is_standby.set()
+        child.terminate()
+        assert refused.wait(WAIT_S)
+        until(lambda: not child.is_running())
+        time.sleep(1.0)  # it tries to write how the attempt has ended
+        is_standby.clear()
         job = cloud_shop.until_ended(job_id)
     assert (job.status, job.attempt) == (JobStatus.succeeded, 1)
