@@ -35,6 +35,13 @@ def test_metrics_need_no_key_and_count_requests_by_route(service: Service, custo
     assert "ftjob-1" not in got.text
 
 
+def test_a_method_that_there_is_not_begins_no_series_of_its_own(service: Service) -> None:
+    assert [service.http.request(method, "/healthz").status_code for method in ("BREW", "TRACE")] == [405, 405]
+    text = service.http.get("/metrics").text
+    assert 'spard_http_requests_total{method="other",route="/healthz",status="405"} 2.0' in text
+    assert "BREW" not in text
+
+
 def test_metrics_show_the_queue(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
     customer.post(JOBS, json=asked)
     lines = service.http.get("/metrics").text.splitlines()
