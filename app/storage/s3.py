@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote
 
 from boto3.s3.transfer import TransferConfig
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, IncompleteReadError
 
 from app.storage.base import (
     CHUNK_BYTES,
@@ -75,10 +75,13 @@ class S3Storage:
         end = size if end is None else min(end, size)
         failures = 0
         while start < end:
+            before = start
             try:
                 for chunk in self._body(key, start, end):
                     start += len(chunk)
                     yield chunk
+                if start == before:
+                    raise IncompleteReadError(actual_bytes=0, expected_bytes=end - start)
             except BotoCoreError as error:
                 failures += 1
                 if failures == self._read_attempts:

@@ -32,6 +32,7 @@ LEASE_S = 1.5
 UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 BROKEN = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 HALF = b"HTTP/1.1 2"
+EMPTY = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 KEY = "tenants/org-1/files/file-1"
 MODES = tuple(mode for mode in get_args(Mode) if mode != "open")
 
@@ -178,6 +179,20 @@ def test_a_storage_that_refuses_three_times_is_asked_again(moto_place: Place, an
         storage = open_storage(moto_place.url, url)
         assert storage.write(KEY, [b"whole"]).bytes == 5
     assert b"".join(open_storage(moto_place.url, moto_place.endpoint_url).chunks(KEY)) == b"whole"
+
+
+def test_a_storage_that_sends_nothing_is_not_asked_for_ever(moto_place: Place) -> None:
+    asked = []
+
+    def plan(request: bytes) -> bytes | None:
+        if not request.startswith(b"GET"):
+            return None
+        asked.append(request)
+        return EMPTY if len(asked) < 100 else None
+
+    open_storage(moto_place.url, moto_place.endpoint_url).write(KEY, [b"whole"])
+    with proxy(moto_place.endpoint_url or "", plan) as (_, url), pytest.raises(StorageError, match="broke off 4 times"):
+        list(open_storage(moto_place.url, url).chunks(KEY))
 
 
 def test_an_object_is_whole_or_not_there_whatever_happens_to_requests(
