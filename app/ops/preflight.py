@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from secrets import token_hex
@@ -21,11 +22,20 @@ _BAD_URL = "SPARD_DATABASE_URL is none that is known here: postgresql://user:pas
 
 
 def check(settings: Settings) -> None:
-    """Raise `Unfit` for the first thing that is wrong: judge, folder, database, schema, storage."""
+    """Raise `Unfit` for the first thing that is wrong: judge, its errors, folder, database, schema, storage."""
     check_judge(settings.judge, settings.judge_key)
+    check_measured(settings)
     check_folder(settings)
     check_schema(settings)
     check_storage(settings)
+
+
+def check_measured(settings: Settings) -> None:
+    """Check that what was measured of judge and agent can be read, where it is set: each job takes it along."""
+    for name in ("judge_errors", "agent_errors"):
+        path: Path | None = getattr(settings, name)
+        if path and not os.access(path, os.R_OK):
+            raise Unfit(f"SPARD_{name.upper()} is {path}, where no file can be read: put it there, or unset it.")
 
 
 def check_folder(settings: Settings) -> None:

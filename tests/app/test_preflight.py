@@ -103,6 +103,7 @@ def test_a_gpu_that_is_asked_for_and_missing_is_told() -> None:
     ("wrong", "told"),
     [
         ({"SPARD_DATABASE_URL": NOWHERE}, ["SPARD_DATABASE_URL"]),
+        ({"SPARD_JUDGE_ERRORS": "/nowhere/judge.json"}, ["SPARD_JUDGE_ERRORS is /nowhere/judge.json"]),
         ({"SPARD_JUDGE": "refusa1"}, ["SPARD_JUDGE is 'refusa1'", "refusal", "llm", "classifier", "consensus"]),
     ],
 )
