@@ -31,7 +31,7 @@ Names = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)]
 class Settings(BaseSettings):
     """The defaults are the embedded mode: SQLite, a folder, no broker, loopback."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", env_ignore_empty=True)
 
     data_dir: Path = Path("data")
     database_url: SecretStr | None = None  # None: SQLite under data_dir; else postgresql+psycopg://...
@@ -61,19 +61,19 @@ class Settings(BaseSettings):
     counting_cpu_s: float = Field(default=10.0, gt=0)  # that one request may count for; it then says how far it came
     previews_at_once: int = Field(default=2, ge=1, le=64)  # likewise: previews, validations, estimates
 
-    lease_s: float = 90.0
-    heartbeat_s: float = 15.0
-    poll_s: float = 1.0
-    reap_s: float = 10.0
-    stall_s: float = 600.0
-    stop_grace_s: float = 90.0
+    lease_s: float = Field(default=90.0, gt=0)
+    heartbeat_s: float = Field(default=15.0, gt=0)
+    poll_s: float = Field(default=1.0, gt=0)
+    reap_s: float = Field(default=10.0, gt=0)
+    stall_s: float = Field(default=600.0, gt=0)
+    stop_grace_s: float = Field(default=90.0, gt=0)
     max_run_s: float | None = Field(default=7 * 86_400.0, gt=0)  # from a job's first start to its end; None: no limit
     gpus_per_job: int = Field(default=1, ge=1, le=64)  # of one machine; each has a share of every batch
     nodes_per_job: int = Field(default=1, ge=1, le=64)  # machines with so many GPUs each; a launcher sets it
     nodes_port: int = Field(default=29401, ge=1, le=65_535)  # where the worker of such a job hears of the others
     nodes_wait_s: float = Field(default=600.0, gt=0)  # until all of them are there, before the job is claimed
     sharding: Sharding = "none"  # of base models over them; full: each GPU holds a part
-    gpu_probe_s: float = 60.0  # at most, between two looks at a GPU, disk, storage or judge that failed
+    gpu_probe_s: float = Field(default=60.0, gt=0)  # at most, between looks at what failed: GPU, disk, storage, judge
     outage_patience_s: float = Field(default=600.0, ge=0)  # for storage or judge, before the job goes back to the queue
     warm_child: bool = True  # keep an idle child with torch imported and the last base model read, if memory is left
     metrics_port: int | None = Field(default=None, ge=1, le=65_535)  # of each worker; None: it shows no metrics

@@ -13,11 +13,21 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.db import transaction
+from app.errors import Unfit
 from app.jobs import lease
 from app.jobs.lease import Claim, Pulse
+from app.settings import Settings
 
 _FENCE = 2 / 3  # of the lease: without a heartbeat for so long, stop before somebody else may begin
 _JOIN_S = 5.0  # a beat may hang with its connection; it does no harm
+
+
+def check(settings: Settings) -> None:
+    """Raise `Unfit` where a lease would be given up before the first heartbeat extends it."""
+    most_s = settings.lease_s * _FENCE
+    if settings.heartbeat_s >= most_s:
+        text = f"SPARD_HEARTBEAT_S is {settings.heartbeat_s:g}: it has to be less than {most_s:g}"
+        raise Unfit(f"{text}, two thirds of SPARD_LEASE_S; else every job is given up.")
 
 
 class Heart:

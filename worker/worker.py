@@ -24,7 +24,7 @@ from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
 from spard.config.audit_engine import installed
-from worker import gpu, presence
+from worker import gpu, heartbeat, presence
 from worker.attempt import Attempt, Backend
 from worker.cell import Cell
 from worker.fitness import Fitness, look
@@ -53,6 +53,7 @@ class Worker:
 
     def __init__(self, settings: Settings, command: Sequence[str] = COMMAND, probe: Sequence[str] = gpu.PROBE) -> None:
         preflight.check(settings)
+        heartbeat.check(settings)
         gpu.check(settings)
         self._room = gpu.room(settings)
         self._stop = Event()

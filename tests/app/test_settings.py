@@ -98,6 +98,9 @@ def test_the_judge_s_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> No
         ("SPARD_JUDGE_MEMBERS", '[{"nam": "llm"}]', "SPARD_JUDGE_MEMBERS[0].nam: unknown setting"),
         ("SPARD_GATE_MAX_ASR", "2", "SPARD_GATE_MAX_ASR is '2': it should be less than or equal to 1"),
         ("SPARD_GPUS_PER_JOB", "0", "SPARD_GPUS_PER_JOB is '0'"),
+        ("SPARD_LEASE_S", "-90", "SPARD_LEASE_S is '-90': it should be greater than 0"),
+        ("SPARD_HEARTBEAT_S", "nan", "SPARD_HEARTBEAT_S is 'nan': it should be greater than 0"),
+        ("SPARD_JUDGE", "", "SPARD_JUDGE is '': it should be 'refusal'"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_setting(
@@ -108,3 +111,12 @@ def test_a_wrong_value_is_named_with_its_setting(
         read_settings()
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_empty_variable_is_as_if_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARD_S3_ENDPOINT_URL", "http://s3:7070")
+    for name in ("SPARD_S3_PUBLIC_ENDPOINT_URL", "SPARD_METRICS_PORT", "SPARD_SIGNING_KEY"):
+        monkeypatch.setenv(name, "")
+    settings = read_settings()
+    assert (settings.metrics_port, settings.signing_key) == (None, None)
+    assert settings.download_link_s() is None  # nobody is sent to an address that only the service knows

@@ -16,11 +16,13 @@ from sqlalchemy.exc import DBAPIError
 
 from app.db import make_engine, transaction
 from app.db.tables import JobStatus
+from app.errors import Unfit
 from app.jobs import lease
 from app.jobs.lease import Claim
 from tests.narrowing import required
 from tests.worker.shop import WAIT_S, Shop, until
 from worker.heartbeat import Heart
+from worker.worker import Worker
 
 SERVE = "tests.worker.serve"
 DROP_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
@@ -121,7 +123,7 @@ def test_a_frozen_worker_cannot_publish_when_it_wakes_up(shop: Shop, start: Star
 
 def test_results_of_a_lost_lease_are_never_published(shop: Shop) -> None:
     job_id = shop.add_job()
-    with shop.serving("late", lease_s=60.0, heartbeat_s=60.0) as worker:
+    with shop.serving("late", lease_s=60.0, heartbeat_s=39.0) as worker:
         until(lambda: any(event.startswith("Step 4/6") for event in shop.events(job_id)))
         with transaction(shop.engine) as session:
             lease.release(session, Claim(job_id, 1, 1), "taken away by the test")
@@ -195,6 +197,11 @@ def test_without_a_database_the_child_is_ended_before_the_lease_is(light_shop: S
         assert heart.lost.wait(WAIT_S)
     nowhere.dispose()
     assert ended == ["child"]
+
+
+def test_a_heartbeat_that_would_come_too_late_for_the_lease_is_told(light_shop: Shop) -> None:
+    with pytest.raises(Unfit, match="SPARD_HEARTBEAT_S is 60: it has to be less than 60"):
+        Worker(light_shop.settings(lease_s=90.0, heartbeat_s=60.0))
 
 
 def test_a_lease_that_somebody_else_has_ends_the_child(shop: Shop) -> None:
