@@ -144,6 +144,12 @@ class S3Storage:
                         cleared += 1
         return cleared
 
+    def keeps_deleted(self) -> bool:
+        """Return whether the bucket keeps what is deleted, as an older version; False where it does not tell."""
+        with suppress(BotoCoreError, ClientError):
+            return self._client.get_bucket_versioning(Bucket=self._bucket).get("Status") == "Enabled"
+        return False
+
     def presigned_url(self, key: str, filename: str, ttl_s: int) -> str | None:
         """Sign a link to the address that customers reach; the bucket is not asked."""
         return self._links.generate_presigned_url(

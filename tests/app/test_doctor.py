@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
@@ -36,6 +37,7 @@ from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.rates import rate
 from spard.isolation import walls
 from tests.app.parts import SPEC
+from tests.conftest import Place
 from tests.spard.parts import write_model
 
 NOBODY = "http://127.0.0.1:9"
@@ -284,6 +286,18 @@ PLANTED: dict[Callable[[Home], None], tuple[str, str]] = {  # fault -> which che
     worker_in_trouble: ("workers", "mend that on its machine"),
     stuck_wake_up: ("wake-ups", "start an API process"),
 }
+
+
+def test_a_bucket_that_keeps_what_is_deleted_is_told(moto_place: Place) -> None:
+    settings = Settings(storage_url=moto_place.url, s3_endpoint_url=moto_place.endpoint_url)
+    before = {each.name for each in stores.storage(settings)}
+    client = boto3.client("s3", endpoint_url=moto_place.endpoint_url, region_name="us-east-1")
+    bucket = moto_place.url.split("/")[2]
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    (found,) = [each for each in stores.storage(settings) if each.name == "versions"]
+    assert (before & {"storage", "versions"}, found.state) == ({"storage"}, "problem")
+    assert "Versions" in client.list_object_versions(Bucket=bucket)  # the probe was deleted
+    client.close()
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)

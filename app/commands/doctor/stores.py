@@ -23,7 +23,7 @@ from app.commands.doctor.findings import Finding, note, ok, problem
 from app.errors import Unfit
 from app.ops import preflight
 from app.settings import Settings
-from app.storage import StorageError, open_storage
+from app.storage import S3Storage, StorageError, open_storage
 
 _SKEW_S = 60.0  # leases and signatures of S3 bear less than five minutes
 _WAIT_S = 2.0
@@ -148,6 +148,10 @@ def storage(settings: Settings) -> Iterator[Finding]:
         yield problem("storage", text, cure)
     else:
         yield ok("storage", f"{settings.storage()} takes, shows and gives up an object")
+        if isinstance(store, S3Storage) and store.keeps_deleted():
+            text = "The bucket keeps versions: what customers delete, and are told is gone, stays in it."
+            cure = "suspend its versioning and delete older versions, or have a lifecycle rule delete them"
+            yield problem("versions", text, cure)
     if settings.s3_endpoint_url:
         yield _clock_of_storage(settings.s3_endpoint_url)
 
