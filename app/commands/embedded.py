@@ -40,13 +40,18 @@ def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> Non
     say("stopped")
 
 
-def migrate(settings: Settings) -> None:
-    """Upgrade an older schema; a newer one is left as it is, for only the version that made it can take it back."""
-    if preflight.schema_state(settings) == "behind":
+def migrate(settings: Settings) -> db.SchemaState:
+    """Upgrade an older schema; a newer one is left as it is, for only the version that made it can take it back.
+
+    Return how the schema stands to this version's.
+    """
+    state = preflight.schema_state(settings)
+    if state == "behind":
         try:
             db.upgrade_schema(settings.database())
         except DBAPIError as error:
             raise CommandFailed(f"The database cannot be migrated: {error.orig}") from None
+    return "ahead" if state == "ahead" else "current"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -33,7 +33,8 @@ def migrate(as_json: Json = False) -> None:
     from app.commands import embedded
     from app.settings import read_settings
 
-    embedded.migrate(read_settings())
+    state = embedded.migrate(read_settings())
     if as_json:
-        return show_json({"schema": "current"})
-    return say("the schema is current")
+        return show_json({"schema": state})
+    is_newer = "the schema is newer than this version, and was left as it is"
+    return say(is_newer if state == "ahead" else "the schema is current")

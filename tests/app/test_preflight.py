@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
+from app.commands import serve
 from app.db import downgrade_schema, make_engine, schema_state, upgrade_schema
 from app.errors import Unfit
 from app.ops import preflight
@@ -77,10 +79,25 @@ def test_a_schema_that_is_behind_is_told(settings: Settings) -> None:
 
 
 def test_a_schema_that_is_newer_is_told(settings: Settings) -> None:
-    engine = make_engine(settings.database())
-    _stamp(engine, "9999")
-    engine.dispose()
+    _stamp_at(settings, "9999")
     assert "newer" in _refusal(settings)
+
+
+def test_a_schema_that_is_newer_is_not_called_current(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARD_DATABASE_URL", settings.database())
+    told = []
+    for prepare in (partial(downgrade_schema, settings.database(), "0001"), partial(_stamp_at, settings, "9999")):
+        prepare()
+        serve.migrate(as_json=True)
+        serve.migrate()
+        told.append(capsys.readouterr().out)
+    before, after = told
+    assert '"current"' in before
+    assert "the schema is current" in before
+    assert '"ahead"' in after
+    assert "newer than this version, and was left" in after
 
 
 def test_the_schema_s_state_is_read_while_somebody_writes(engine: Engine) -> None:
@@ -165,6 +182,12 @@ def _refusal(settings: Settings, **changes: Any) -> str:
     with pytest.raises(Unfit) as caught:
         preflight.check(changed)
     return str(caught.value)
+
+
+def _stamp_at(settings: Settings, revision: str) -> None:
+    engine = make_engine(settings.database())
+    _stamp(engine, revision)
+    engine.dispose()
 
 
 def _stamp(engine: Engine, revision: str) -> None:
