@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from secrets import token_hex
 
+from redis import Redis
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -22,9 +23,10 @@ _BAD_URL = "SPARD_DATABASE_URL is none that is known here: postgresql://user:pas
 
 
 def check(settings: Settings) -> None:
-    """Raise `Unfit` for the first thing that is wrong: judge, its errors, folder, database, schema, storage."""
+    """Raise `Unfit` for the first thing that is wrong: judge, its errors, broker, folder, database, schema, storage."""
     check_judge(settings.judge, settings.judge_key)
     check_measured(settings)
+    check_broker(settings)
     check_folder(settings)
     check_schema(settings)
     check_storage(settings)
@@ -36,6 +38,17 @@ def check_measured(settings: Settings) -> None:
         path: Path | None = getattr(settings, name)
         if path and not os.access(path, os.R_OK):
             raise Unfit(f"SPARD_{name.upper()} is {path}, where no file can be read: put it there, or unset it.")
+
+
+def check_broker(settings: Settings) -> None:
+    """Check that the broker's address is one of Redis; one that does not answer yet is waited for."""
+    url = settings.broker_url.get_secret_value() if settings.broker_url else None
+    try:
+        if url:
+            Redis.from_url(url).close()
+    except ValueError:
+        text = "SPARD_BROKER_URL is no address of Redis: redis://:password@host:6379/0, or rediss:// for TLS."
+        raise Unfit(f"{text} In a password, write / as %2F and @ as %40.") from None
 
 
 def check_folder(settings: Settings) -> None:

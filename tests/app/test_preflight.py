@@ -120,15 +120,18 @@ def test_a_gpu_that_is_asked_for_and_missing_is_told() -> None:
     ("wrong", "told"),
     [
         ({"SPARD_DATABASE_URL": NOWHERE}, ["SPARD_DATABASE_URL"]),
+        ({"SPARD_BROKER_URL": "redis://:hunt/er2@127.0.0.1/0"}, ["SPARD_BROKER_URL is no address of Redis"]),
+        ({"SPARD_BROKER_URL": "localhost:6379"}, ["SPARD_BROKER_URL is no address of Redis"]),
         ({"SPARD_JUDGE_ERRORS": "/nowhere/judge.json"}, ["SPARD_JUDGE_ERRORS is /nowhere/judge.json"]),
         ({"SPARD_JUDGE": "refusa1"}, ["SPARD_JUDGE is 'refusa1'", "refusal", "llm", "classifier", "consensus"]),
     ],
 )
 def test_every_process_ends_with_one_line(start: str, wrong: dict[str, str], told: list[str], tmp_path: Path) -> None:
-    ended = _start(start, tmp_path, wrong | {"SPARD_BROKER_URL": "redis://127.0.0.1:9/0", "COLUMNS": "500"})
+    ended = _start(start, tmp_path, {"SPARD_BROKER_URL": "redis://127.0.0.1:9/0", "COLUMNS": "500"} | wrong)
     last = ended.stderr.strip().splitlines()[-1]
     assert (ended.returncode, [word for word in told if word not in last]) == (1, [])
     assert "Traceback" not in ended.stderr
+    assert "hunt" not in ended.stderr
 
 
 @pytest.mark.parametrize(
