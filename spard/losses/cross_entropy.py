@@ -21,7 +21,10 @@ from spard.models.forward import final_states, unpacked
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
 _CHUNK = 2**27  # logits held at once, in elements
-_HEAD_EXTRAS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+_HEAD_EXTRAS = (  # settings of models whose logits are more than the head's products
+    *("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
+    *("logits_scaling", "logit_scale", "lm_head_multiplier", "logits_mup_width_multiplier"),
+)
 
 
 Head = Callable[[Tensor], Tensor]  # from the states of labeled tokens to their logits

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from spard.data.batches import Batch, collate
 from spard.data.chat import NO_LOSS, Encoded
@@ -11,7 +13,17 @@ from spard.losses import cross_entropy as losses_module
 from spard.losses.cross_entropy import PREFIX, evaluate, token_losses
 from spard.losses.gradients import safe_losses, utility_gradient
 from spard.models.base import Base
-from tests.spard.parts import CONFIGS, away, mask_and_labels, refusals, sums
+from tests.spard.parts import CONFIGS, SIZES, away, mask_and_labels, refusals, sums
+
+_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+HEADS: dict[str, dict[str, Any]] = {  # models that change what their head gives, each by a setting of its own
+    "falcon_h1": {"lm_head_multiplier": 0.25, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
+    "recurrent_gemma": {"logits_soft_cap": 0.5, "num_hidden_layers": 3, "attention_window_size": 64},
+    "inkling_text": {"logits_mup_width_multiplier": 4.0, **_EXPERTS},
+    "granite": {"logits_scaling": 4.0},
+    "cohere": {"logit_scale": 0.25},
+    "gemma2": {"final_logit_softcapping": 0.5},
+}
 
 
 def batch_of(base: Base, rows: list[Encoded]) -> Batch:
@@ -35,6 +47,19 @@ def test_a_head_that_caps_its_logits_is_respected(base: Base) -> None:
     plain = token_losses(base.model, batch).loss_S
     base.model.config.final_logit_softcapping = 30.0
     torch.testing.assert_close(token_losses(base.model, batch).loss_S, plain)  # Llama's own forward has no cap
+
+
+@pytest.mark.parametrize("architecture", HEADS)
+def test_what_a_model_makes_of_its_heads_products_is_in_the_loss(base: Base, architecture: str) -> None:
+    config = AutoConfig.for_model(architecture, **(SIZES | {"bos_token_id": 256} | HEADS[architecture]))
+    torch.manual_seed(0)
+    model, rows = AutoModelForCausalLM.from_config(config).eval(), sums(base)
+    found = token_losses(model, batch_of(base, rows)).loss_S
+
+    expected = [model(input_ids=torch.tensor([row.ids]), labels=torch.tensor([row.labels])).loss for row in rows]
+
+    counts = [sum(label != NO_LOSS for label in row.labels) for row in rows]
+    torch.testing.assert_close(torch.stack([part.mean() for part in torch.split(found, counts)]), torch.stack(expected))
 
 
 def test_long_batches_in_chunks_give_the_same_loss_and_gradient(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
