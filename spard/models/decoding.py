@@ -90,7 +90,7 @@ class Rows:
 
     def keep_(self, keep: Tensor) -> None:
         """Keep the rows at these indices and forget the others."""
-        self.cache.batch_select_indices(keep)
+        self.cache.reorder_cache(keep)  # type: ignore[arg-type]  # states of a recurrence have no other way
         for name in ("place_B", "next_B", "at_B", "said_B", "done_B", "mask_BT", "reply_BN"):
             setattr(self, name, getattr(self, name)[keep])
 

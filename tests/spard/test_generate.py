@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, FalconH1Config, Lfm2Config, PretrainedConfig
 
 from spard.data.chat import render_prompt
 from spard.data.control_tokens import end_tokens
@@ -12,10 +14,22 @@ from spard.models import decoding
 from spard.models.base import Base
 from spard.models.decoding import LEAST_SHARED, LOOK_EVERY, Rows
 from spard.models.generate import as_requests, complete, generate
+from tests.spard.parts import SIZES
 from tests.spard.waits import Waits
 
 PROMPTS = [f"Do the thing {i}{'!' * (i % 11)}" for i in range(20)]
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma"]
+_MAMBA: dict[str, Any] = {
+    "mamba_d_ssm": 32,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
+RECURRENT = {  # models that keep states of a recurrence beside keys and values
+    "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "falcon_h1": FalconH1Config(**(SIZES | {"bos_token_id": 256}), **_MAMBA),
+}
 
 
 def one_by_one(base: Base, prompt: str, max_new_tokens: int) -> str:
@@ -46,6 +60,18 @@ def test_rows_that_end_early_leave_the_others_alone(load: Callable[..., Base]) -
 
     assert len({len(reply) for reply in replies}) > 4
     assert replies == [one_by_one(base, prompt, 60) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("config", RECURRENT.values(), ids=RECURRENT)
+def test_rows_of_a_recurrent_model_that_end_early_leave_the_others_alone(base: Base, config: PretrainedConfig) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    recurrent = replace(base, model=model)
+
+    replies = generate(model, base.tokenizer, PROMPTS, 60, batch_size=2)  # once one of two has ended, one is kept
+
+    assert len({len(reply) for reply in replies}) > 4
+    assert replies == [one_by_one(recurrent, prompt, 60) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("system", [None, "You are a careful assistant of a small shop, and brief."])
