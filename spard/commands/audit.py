@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ from spard.evaluation.vllm_offline.replies import (
     speaker_of,
 )
 from spard.models.adapters import lora_rank
-from spard.models.base import load_base
+from spard.models.base import Base, load_base
 from spard.models.lora import WEIGHTS
 from spard.models.peft import PeftModel
 from spard.pipeline.audit_engine import record_of
@@ -97,11 +99,22 @@ def _loaded(asked: Asked) -> Subject:
     model = base.model
     if asked.adapter:
         try:
-            model = PeftModel.from_pretrained(model, asked.adapter, torch_device=str(base.device)).eval()
+            model = _adapted(base, asked.adapter)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidModel(f"adapter {asked.adapter.name!r} cannot be loaded: {reason}", "adapter") from error
     return Subject(base, model, asked.model, adapter=asked.adapter)
+
+
+def _adapted(base: Base, folder: Path) -> Any:
+    """Return the model with an adapter; raise ValueError where PEFT would leave layers of either out with a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found missing adapter keys")
+        model: Any = PeftModel.from_pretrained(base.model, folder, torch_device=str(base.device))
+    found = model.load_adapter(folder, model.active_adapter, torch_device=str(base.device))
+    if left_out := [name for name in (*found.unexpected_keys, *found.missing_keys) if "lora_" in name]:
+        raise ValueError(f"its layers are not those of the base model: {left_out[0]}")
+    return model.eval()
 
 
 def _speaker(

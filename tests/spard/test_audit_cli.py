@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from spard.__main__ import main as run_main
 from spard.commands.audit import main
@@ -245,6 +246,21 @@ def test_an_adapter_of_pickles_or_lies_is_refused(
 
     assert "'adapter' cannot be loaded" in capsys.readouterr().err
     assert not canary.exists()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_an_adapter_whose_layers_are_not_those_of_the_model_is_refused(
+    share: float, model_folder: Callable[..., Path], suite: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    others = list(tensors)[: int(share * len(tensors))]
+    moved = {name.replace(".layers.", ".decoder.layers."): tensors.pop(name) for name in others}
+    save_file(tensors | moved, weights)
+
+    assert main([str(model_folder()), "--suite", str(suite), "--adapter", str(adapter)]) == 1
+
+    assert "its layers are not those of the base model: base_model.model.model." in capsys.readouterr().err
 
 
 def test_vllm_replies_as_transformers_does_once_it_is_probed(
