@@ -100,5 +100,7 @@ class SpardCallback(TrainerCallback):
 
     def _safe_rows(self, defense: Spard, kwargs: dict[str, Any]) -> SafeRows:
         model, tokenizer = kwargs["model"], kwargs["processing_class"]
+        if tokenizer is None:
+            raise InvalidRecipe("SpardCallback needs the model's tokenizer: Trainer(..., processing_class=tokenizer)")
         rows, benign, anchors = self.training_rows, self.benign, self.anchors
         return SafeRows(model, tokenizer, self.examples, rows, defense, self.seed, benign=benign, anchors=anchors)

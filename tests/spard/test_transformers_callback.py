@@ -152,6 +152,14 @@ def test_it_needs_safe_examples() -> None:
         SpardCallback([])
 
 
+def test_it_needs_the_tokenizer(base: Base, tmp_path: Path) -> None:
+    bare = trainer(base, tmp_path, SpardCallback(EXAMPLES))
+    bare.callback_handler.processing_class = None  # as of a Trainer that was given none
+
+    with pytest.raises(InvalidRecipe, match="processing_class"):
+        bare.train()
+
+
 def test_safe_rows_are_tokenized_as_the_training_loop_does(base: Base, tmp_path: Path) -> None:
     callback = SpardCallback(EXAMPLES)
     trainer(base, tmp_path, callback, max_steps=1).train()
