@@ -7,8 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.http.schemas import LenientBody, Refusal
+from app.inference.loose_json import Loose, Schema
 from app.inference.protocol import Ask, Message
-from app.inference.schemas import Call, CalledFunction, ChatMessage, Loose, Name, Text, TextPart
+from app.inference.schemas import Call, CalledFunction, ChatMessage, Name, Text, TextPart
 
 
 class MessageItem(BaseModel):
@@ -71,7 +72,7 @@ class TextFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Name | None = None
     description: Text | None = None
-    schema_: Annotated[Loose | None, Field(alias="schema")] = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
     strict: bool | None = None
 
     @model_validator(mode="after")
@@ -80,7 +81,7 @@ class TextFormat(BaseModel):
             raise Refusal("invalid_value", "schema belongs to the type json_schema, and that type needs it.")
         return self
 
-    def held_to(self) -> Loose | None:
+    def held_to(self) -> Schema | None:
         """Return the schema that the text is held to; None for any text."""
         return {"type": "object"} if self.type == "json_object" else self.schema_
 

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.http.schemas import Body, LenientBody, Refusal
+from app.inference.loose_json import Loose, Schema
 from app.inference.protocol import Ask, Message
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 Stop = Annotated[str, Field(max_length=1000)]
-_DEEPEST = 64  # of JSON in JSON: what only just can be read cannot be written again, and no schema needs it
-
-
-def _not_too_deep(value: dict[str, object]) -> dict[str, object]:
-    level: list[object] = [value]
-    for _ in range(_DEEPEST):
-        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        level = [part for each in parts for part in each]
-    if any(isinstance(each, dict | list) for each in level):
-        raise Refusal("nesting_too_deep", f"values are nested deeper than {_DEEPEST} levels.")
-    return value
-
-
-Loose = Annotated[dict[str, object], AfterValidator(_not_too_deep)]
 
 
 class TextPart(BaseModel):
@@ -105,7 +92,7 @@ class JsonSchema(BaseModel):
 
     name: Name | None = None
     description: Text | None = None
-    schema_: Annotated[Loose, Field(alias="schema")]
+    schema_: Annotated[Schema, Field(alias="schema")]
     strict: bool | None = None
 
 
@@ -121,7 +108,7 @@ class ResponseFormat(BaseModel):
             raise Refusal("invalid_value", "json_schema belongs to the type json_schema, and that type needs it.")
         return self
 
-    def held_to(self) -> Loose | None:
+    def held_to(self) -> Schema | None:
         """Return the schema that the reply is held to; None for text."""
         if self.json_schema is not None:
             return self.json_schema.schema_

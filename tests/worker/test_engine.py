@@ -16,9 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peft import PeftModel, peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.utils import save_and_load
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from app.inference.engine_errors import refused
+from app.inference.loose_json import Schema
 from app.inference.protocol import Ask, Said
 from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, SIGNATURE, write_manifest
@@ -180,6 +182,16 @@ def test_a_row_with_a_schema_leaves_the_others_as_they_are(model: Path, adapters
     found = json.loads(asked.text(held))
     assert len(found) in (2, 3)
     assert all(10 <= each <= 99 for each in found)
+
+
+def test_a_schema_of_as_many_references_as_are_taken_does_not_end_the_engine(model: Path) -> None:
+    links: dict[str, Any] = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}, "type": "array"} for i in range(480)}
+    schema = {"$defs": links | {"d480": {"type": "string"}}, "$ref": "#/$defs/d0"}
+    TypeAdapter(Schema).validate_python(schema)
+    asked = Asked(model)
+    held = asked.ask(QUESTIONS[0], json_schema=schema)
+    asked.run()
+    assert asked.text(held).startswith("[")
 
 
 def test_an_engine_without_the_library_refuses_a_schema(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,43 @@ def test_schemas_are_read_to_a_depth_that_can_be_written_again(
         assert refused.value.code == "nesting_too_deep"
 
 
+def chain(length: int, path: str = "#/$defs/d") -> dict[str, Any]:
+    """A schema that refers to one that refers to the next."""
+    links: dict[str, Any] = {f"d{i}": {"$ref": f"{path}{i + 1}"} for i in range(length)}
+    return {"$defs": links | {f"d{length}": {"type": "string"}}, "$ref": f"{path}0"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_read"),
+    [
+        (chain(900), True),
+        (chain(1100), False),  # of 3,000 links llguidance ran out of stack, and the engine of all customers ended
+        (chain(400, "#/%24defs/d"), False),  # spelled otherwise, each may lead to the deepest part
+        (chain(400) | {"$id": "https://example.com/schema"}, False),
+        (
+            {"$defs": {"a": {"items": {"$ref": "#"}, "properties": {"b": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"},
+            True,
+        ),
+    ],
+    ids=["chain", "long chain", "other spelling", "other beginning", "circle"],
+)
+def test_schemas_are_followed_only_so_far(schema: Any, is_read: bool, words: Words, limited: Limit) -> None:
+    client = limited()
+    form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    text: Any = {"format": {"type": "json_schema", "name": "f", "schema": schema}}
+    asks: list[Callable[[], Any]] = [
+        lambda: client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1, response_format=form),
+        lambda: client.responses.create(model="tiny", input="Hello", max_output_tokens=1, text=text),
+    ]
+    for ask in asks:
+        if is_read:
+            assert ask().id
+            continue
+        with pytest.raises(BadRequestError) as refused:
+            ask()
+        assert refused.value.code == "nesting_too_deep"
+
+
 def test_the_provider_sees_the_sums(served_lab: Lab, words: Words, limited: Limit) -> None:
     client = limited()
     ask(client, 5)

@@ -1,0 +1,83 @@
+"""JSON that a client may write as it likes, such as a schema: no deeper than what reads it can follow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from app.http.schemas import Refusal
+
+_DEEPEST = 64  # of JSON in JSON: what only just can be read cannot be written again, and no schema needs it
+_FOLLOWED = 1000  # levels of a schema with all that it refers to: compilers follow references one inside the other
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_PLAIN = re.compile(r"#(/[^/%~]{1,512})*")  # else what it leads to is taken to be as deep as the whole schema
+
+
+def _not_too_deep(value: dict[str, object]) -> dict[str, object]:
+    level: list[object] = [value]
+    for _ in range(_DEEPEST):
+        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [part for each in parts for part in each]
+    if any(isinstance(each, dict | list) for each in level):
+        raise Refusal("nesting_too_deep", f"values are nested deeper than {_DEEPEST} levels.")
+    return value
+
+
+def _not_too_far(schema: dict[str, object]) -> dict[str, object]:
+    """Refuse a schema whose references lead so far into each other that who compiles it runs out of stack."""
+    depths = dict[int, int]()
+    whole = _measure(schema, depths)
+    parts = list(_parts(schema))
+    targets = {target for part in parts for target in _references(part)}
+    is_moved = any("$id" in part for part in parts)  # then paths begin elsewhere
+    followed = whole + sum(depths.get(id(None if is_moved else _at(schema, each)), whole) for each in targets)
+    if targets and followed > _FOLLOWED:
+        message = f"the schema and all that it refers to are {followed} levels deep; at most {_FOLLOWED} are followed."
+        raise Refusal("nesting_too_deep", message)
+    return schema
+
+
+Loose = Annotated[dict[str, object], AfterValidator(_not_too_deep)]
+Schema = Annotated[Loose, AfterValidator(_not_too_far)]
+
+
+def _measure(value: object, depths: dict[int, int]) -> int:
+    """Return how deep a value is, and note it of each object and list in it."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    depths[id(value)] = found = 1 + max((_measure(each, depths) for each in inner), default=0)
+    return found
+
+
+def _parts(value: object) -> Iterator[dict[str, object]]:
+    """Yield all objects in a value, itself among them."""
+    left = [value]
+    while left:
+        match left.pop():
+            case dict(fields):
+                yield fields
+                left += fields.values()
+            case list(items):
+                left += items
+
+
+def _references(part: dict[str, object]) -> Iterator[str]:
+    yield from (target for name in _REFERENCES if isinstance(target := part.get(name), str))
+
+
+def _at(schema: dict[str, object], target: str) -> object:
+    """Return what a reference leads to; None where it is not spelled as a plain path from the top of the schema."""
+    found: object = schema if _PLAIN.fullmatch(target) else None
+    for name in target.split("/")[1:]:
+        match found:
+            case dict(fields):
+                found = fields.get(name)
+            case list(items) if name.isdecimal() and int(name) < len(items):
+                found = items[int(name)]
+            case _:
+                return None
+    return found
