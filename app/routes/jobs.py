@@ -54,6 +54,7 @@ _METADATA_QUERY = {
     "description": "Jobs with this pair, `metadata[key]=value`; with `metadata=null` those without any.",
     "schema": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
 }
+_PAIRS = 16  # that a job has at most: by more, none could be found
 _AT_ONCE = 100  # jobs of a page: each is a large object
 _WITHOUT = ("null", "")  # the second is what the client for Node makes of null
 
@@ -67,8 +68,8 @@ def _submission(
 
 
 async def _filters(request: Request) -> dict[str, str] | None:
-    """`metadata[k]=v`, any number of them; `metadata=null`, or an empty one, means jobs without metadata."""
-    found = {}
+    """`metadata[k]=v`, as many as a job may have; `metadata=null`, or an empty one, means jobs without metadata."""
+    found = dict[str, str]()
     for name, value in request.query_params.multi_items():
         if name == "metadata" and value in _WITHOUT:
             return None
@@ -77,6 +78,8 @@ async def _filters(request: Request) -> dict[str, str] | None:
             if match is None or "\0" in name + value:
                 raise InvalidRequest("Filter with metadata[key]=value.", code="invalid_type", param="metadata")
             found[match.group(1)] = value
+    if len(found) > _PAIRS:
+        raise InvalidRequest(f"Filter with at most {_PAIRS} pairs.", code="too_long", param="metadata")
     return found
 
 

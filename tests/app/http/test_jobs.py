@@ -231,6 +231,15 @@ def test_jobs_are_found_by_metadata(customer: TestClient, asked: Ask) -> None:
         assert customer.get(f"{JOBS}?{wrong}").json()["error"]["param"] == "metadata", wrong
 
 
+def test_jobs_are_searched_by_as_many_pairs_as_a_job_may_have(customer: TestClient, asked: Ask) -> None:
+    pairs = {f"k{i}": "v" for i in range(16)}
+    wanted = customer.post(JOBS, json=asked | {"metadata": pairs}).json()
+    query = {f"metadata[{name}]": value for name, value in pairs.items()}
+    assert [job["id"] for job in customer.get(JOBS, params=query).json()["data"]] == [wanted["id"]]
+    refused = customer.get(JOBS, params={f"metadata[k{i}]": "v" for i in range(1100)})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too_long")
+
+
 @pytest.mark.parametrize("query", ["limit=-1", "limit=1000000000", "limit=x", "after=ftjob-0", "after=%27%20OR%201"])
 def test_a_bad_page_is_refused(query: str, customer: TestClient) -> None:
     assert customer.get(f"{JOBS}?{query}").status_code == 400
