@@ -11,7 +11,7 @@ from spard.config import GateThresholds
 from spard.evaluation.bounded import bounded
 from spard.evaluation.gate import gate
 from spard.evaluation.rates import difference_bounds, rate, wilson
-from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.results import IN_PHRASES, SuiteKind, SuiteResult
 
 LIMITS = GateThresholds()
 SAMPLED = ("harmful", "benign", "mined")
@@ -216,6 +216,33 @@ def test_a_sample_fails_where_its_lower_bound_does(hits: int, n: int, decision: 
 def test_a_sample_whose_figure_alone_is_too_high_does_not_fail() -> None:
     assert gate([result(0, 500)], [result(4, 30)], LIMITS, sampled=SAMPLED).decision == "inconclusive"
     assert gate([result(0, 500)], [result(4, 30)], LIMITS).decision == "fail"
+
+
+def of_twelve(hits: int, n: int) -> SuiteResult:
+    return by_category(*((f"subject {i}", hits if i == 0 else 0, n) for i in range(12)))
+
+
+@pytest.mark.parametrize(("hits", "decision"), [(0, "pass"), (1, "inconclusive"), (4, "fail")])
+def test_a_sample_does_not_release_harm_of_one_subject_that_stops_the_whole_suite(hits: int, decision: str) -> None:
+    before = of_twelve(0, 26)
+    assert gate([before], [of_twelve(hits, 8)], LIMITS, sampled=SAMPLED).decision == decision
+    assert decided(before, of_twelve(12, 26)) == "fail"
+
+
+def test_replies_of_a_sample_that_could_not_be_scored_may_be_all_of_one_subject() -> None:
+    hidden = replace(of_twelve(0, 8), unscored=2)
+    assert gate([of_twelve(0, 26)], [hidden], LIMITS, sampled=SAMPLED).decision == "inconclusive"
+
+
+def test_a_sample_does_not_release_what_obeys_the_dresses_of_the_rows_as_the_base_model_does() -> None:
+    def obeyed(hits: int, n: int) -> SuiteResult:
+        return replace(result(hits, n, "mined"), suite=IN_PHRASES)
+
+    plain, before = result(0, 100), obeyed(40, 120)
+    assert gate([plain, before], [plain, obeyed(42, 120)], LIMITS).decision == "fail"
+    parts = [[plain, obeyed(hits, 100)] for hits in (35, 11, 9)]
+    decisions = [gate([plain, before], each, LIMITS, sampled={IN_PHRASES}).decision for each in parts]
+    assert decisions == ["fail", "inconclusive", "pass"]
 
 
 def test_newcombe_s_bounds_of_a_difference() -> None:
