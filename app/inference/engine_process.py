@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 class Stream:
     """What an engine says of one request, on its way to the event loop that asked."""
 
-    def __init__(self, number: int, cancel: Callable[[int], None]) -> None:
-        self.number, self._cancel = number, cancel
+    def __init__(self, number: int, cancel: Callable[[int], None], project: str | None = None) -> None:
+        self.number, self._cancel, self.project = number, cancel, project
         self._loop = asyncio.get_running_loop()
         self._said: asyncio.Queue[Said | AppError] = asyncio.Queue()
 
@@ -69,6 +69,7 @@ class EngineProcess:
     ) -> None:
         self.source, self.folder, self.used_at = source, folder, time.monotonic()
         self._numbers, self._lock, self._start_s = count(1), Lock(), settings.serving_start_s
+        self._rows = settings.serving_rows
         self._streams: dict[int, Stream] = {}
         self._loads: dict[str, Future[Proof]] = {}
         self.ready: Future[Said] = Future()
@@ -112,13 +113,14 @@ class EngineProcess:
         return self._process.pid
 
     def generate(self, project: str, ask: Ask, most: int) -> Stream:
-        """Ask for replies; 429 if `most` requests are with it already."""
+        """Ask for replies; 429 if `most` requests are with it already, of which the project has as many as rows."""
         with self._lock:
-            if len(self._streams) >= most:
+            own = sum(each.project == project for each in self._streams.values())
+            if len(self._streams) >= most and own >= min(most, self._rows):
                 error = TooManyRequests("Too many replies are being written at the moment.", code="engine_overloaded")
                 error.retry_after_s = 2
                 raise error
-            stream = Stream(next(self._numbers), self._forget)
+            stream = Stream(next(self._numbers), self._forget, project)
             self._streams[stream.number] = stream
             self.used_at = time.monotonic()
         self._tell({"op": "generate", "id": stream.number, "project": project, "ask": ask})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,3 +97,21 @@ def test_one_that_has_died_leaves_nothing(engines: Embedded, model: Path, monkey
 
 def folders(engines: Embedded) -> set[str]:
     return {each.name for each in engines._folder().iterdir() if each.is_dir()}
+
+
+def test_a_project_that_fills_the_queue_keeps_no_other_out(engines: Embedded, model: Path) -> None:
+    engine = held(engines, model)
+    rows = engines._settings.serving_rows
+
+    async def asked() -> None:
+        ask: Any = {"messages": []}
+        for _ in range(2 * rows):
+            engine.generate("org-loud", ask, 2 * rows)
+        with pytest.raises(TooManyRequests):
+            engine.generate("org-loud", ask, 2 * rows)
+        for _ in range(rows):
+            assert engine.generate("org-quiet", ask, 2 * rows)
+        with pytest.raises(TooManyRequests):
+            engine.generate("org-quiet", ask, 2 * rows)
+
+    asyncio.run(asked())
