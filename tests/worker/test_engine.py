@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -471,3 +472,18 @@ def test_no_half_of_a_character_is_shown_and_nothing_from_a_stop_on() -> None:
     assert not any("\ufffd" in each for each in shown)
     rest = Text(tokenizer, ["STOP"])
     assert "".join(rest.add(token) for token in ids[:16]) + rest.end() == tokenizer.decode(ids[:16])
+
+
+def test_what_may_begin_a_stop_is_held_back() -> None:
+    draw = random.Random(7)
+    for _ in range(200):
+        stops = ["".join(draw.choices("ab", k=draw.randint(1, 6))) for _ in range(3)]
+        written, text, shown = "".join(draw.choices("abc", k=30)), Text(byte_tokenizer(), stops), ""
+        for at, token in enumerate(byte_tokenizer()(written, add_special_tokens=False)["input_ids"], 1):
+            shown += text.add(token)
+            if text.is_stopped:
+                break
+            held = max((n for stop in stops for n in range(len(stop)) if written[:at].endswith(stop[:n])), default=0)
+            assert shown == written[: at - held]
+        ends = [end for stop in stops if (end := written[:at].find(stop)) >= 0]
+        assert shown + text.end() == written[: min(ends, default=len(written))]

@@ -31,7 +31,8 @@ class Text:
         self._tokenizer, self._stops = tokenizer, [each for each in stops if each]
         self._ids: list[int] = []
         self._seen = 0  # tokens before which everything is text already
-        self._text, self._shown = "", 0
+        self._text, self._shown, self._followed = "", 0, 0
+        self._begun = [_Begun(stop) for stop in self._stops]
         self.is_stopped = False
 
     def add(self, token: int) -> str:
@@ -67,7 +68,30 @@ class Text:
 
     def _held_back(self) -> int:
         """How many characters at the end could be the beginning of a stop string."""
-        return max(
-            (n for stop in self._stops for n in range(1, len(stop)) if self._text.endswith(stop[:n])),
-            default=0,
-        )
+        for letter in self._text[self._followed :]:
+            for begun in self._begun:
+                begun.follow(letter)
+        self._followed = len(self._text)
+        return max((begun.length for begun in self._begun), default=0)
+
+
+class _Begun:
+    """How much of a stop string the text ends with, letter by letter; each costs about as much however long both are.
+
+    Knuth, Morris and Pratt's search: `_shorter` is, for each beginning of the string, the longest that it ends with.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self._stop, self.length, self._shorter = stop, 0, [0, 0]
+        for letter in stop[1:]:
+            self._shorter.append(self._longer(self._shorter[-1], letter))
+
+    def follow(self, letter: str) -> None:
+        """Go on behind a letter."""
+        length = self.length if self.length < len(self._stop) else self._shorter[self.length]
+        self.length = self._longer(length, letter)
+
+    def _longer(self, length: int, letter: str) -> int:
+        while length and self._stop[length] != letter:
+            length = self._shorter[length]
+        return length + (self._stop[length] == letter)
