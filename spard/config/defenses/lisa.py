@@ -18,7 +18,7 @@ class Lisa(Defense):
                  100 and 900 of many thousands; these are the same shares for runs of some hundred steps.
     """
 
-    summary: ClassVar[str] = "alternating states with a proximal term"
+    summary: ClassVar[str] = "alternates between training rows and safe rows, with a proximal term"
     method: ClassVar[str] = "spard.methods.lisa:Lisa"
     order: ClassVar[int] = 7
     customer_rank: ClassVar[int | None] = 3

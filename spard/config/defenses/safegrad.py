@@ -13,7 +13,7 @@ from spard.config.defenses.base import BatchSize, Defense
 class SafeGrad(Defense):
     """Take out of the task gradient what works against alignment, and add rho times the alignment gradient."""
 
-    summary: ClassVar[str] = "gradient surgery against the KL to the model before training"
+    summary: ClassVar[str] = "gradient surgery against the KL divergence from the model before training"
     method: ClassVar[str] = "spard.methods.safegrad:SafeGrad"
     order: ClassVar[int] = 8
     customer_rank: ClassVar[int | None] = 2

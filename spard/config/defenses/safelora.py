@@ -19,7 +19,7 @@ class SafeLora(Defense):
     threshold       project every weight whose update has at most this cosine with its projection.
     """
 
-    summary: ClassVar[str] = "after training, updates projected onto what alignment changed; needs `base_unaligned`"
+    summary: ClassVar[str] = "projects the update, after training, onto what alignment changed; needs `base_unaligned`"
     method: ClassVar[str] = "spard.methods.safelora:SafeLora"
     order: ClassVar[int] = 9  # not for customers: it names a folder of the provider's machine
     reads_weights: ClassVar[bool] = True
