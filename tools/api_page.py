@@ -25,13 +25,13 @@ _WIDTH = 120  # columns of a line of code
 _DEPTH = 3  # objects in objects that are shown
 _HEAD = """# API
 
-The base URL ends in `/v1`; each call needs the header `Authorization: Bearer KEY` but those that say otherwise. Errors
-come in OpenAI's form with [these codes](error-codes.md). Lists give a page: go on with `after=` and the last id while
-`has_more` is true; the Python client does so by itself. A POST of a job may carry an `Idempotency-Key`.
-`/docs` of a running server shows the same with all bounds. This page is made by `python -m tools.references` from the
-OpenAPI document and `tools/api_calls.toml`.
+The base URL ends in `/v1`. Each call needs the header `Authorization: Bearer KEY`, unless it says otherwise. Errors come
+in OpenAI's form with [these codes](error-codes.md). Lists come in pages: while `has_more` is true, ask again with `after=`
+and the last id; the Python client does this by itself. A request that creates a job may have an `Idempotency-Key`.
+`/docs` on a running server shows the same calls with all bounds. This page is written by `python -m tools.references` from
+the OpenAPI document and `tools/api_calls.toml`.
 
-The lines below follow these:
+The examples below assume these lines:
 
 ```python
 from openai import OpenAI, Stream

@@ -87,7 +87,7 @@ def _announce(settings: Settings, secret: str | None, host: str, port: int) -> N
     facts = {
         "address": f"{url}/v1",
         "dashboard": f"{url}/",
-        "first key": f"{secret}\nshown this once: keep it" if secret else "",
+        "first key": f"{secret}\nshown only once: keep it" if secret else "",
         "all fields": f"{url}/docs",
         "data": str(settings.data_dir),
     }

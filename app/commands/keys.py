@@ -72,7 +72,7 @@ def make_first_key(
     force: Annotated[bool, typer.Option("--force", help="Also while another admin key is good.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the first key, which gives out all others, in the service's own database; its secret is shown this once.
+    """Make the first key, which gives out all others, in the service's own database; its secret is shown only once.
 
     Needs the service's settings (SPARD_DATABASE_URL or SPARD_DATA_DIR) and no key. Prints the secret and nothing else.
     """
@@ -103,7 +103,7 @@ def create_key(
     read_only: Annotated[bool, typer.Option("--read-only", help="It sees its project and changes nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a key; its secret is shown this once."""
+    """Make a key; its secret is shown only once."""
     if admin and read_only:
         raise typer.BadParameter("An admin's key is not read-only; give one of --admin and --read-only.")
     scopes = ["read"] if read_only else ["admin", "customer"] if admin else ["customer"]
@@ -130,7 +130,7 @@ def rotate_key(
     ),
     as_json: Json = False,
 ) -> None:
-    """Make a key in place of an old one; its secret is shown this once."""
+    """Make a key in place of an old one; its secret is shown only once."""
     with connect() as client:
         made = client.post(f"admin/keys/{key_id}/rotate", overlap_s=overlap_s)
     _show(made, as_json)

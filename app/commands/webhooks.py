@@ -28,7 +28,7 @@ def create_webhook(
     event: Annotated[list[str] | None, typer.Option(help="May be repeated; default: OpenAI's three.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Have events sent to an address; the secret that signs them is shown this once."""
+    """Have events sent to an address; the secret that signs them is shown only once."""
     with connect() as client:
         made = client.post(_PATH, {"url": url} | ({"events": event} if event else {}))
     show_record(made, as_json)
@@ -42,7 +42,7 @@ def show_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
 
 @webhooks.command("rotate")
 def rotate_secret(endpoint_id: EndpointId, as_json: Json = False) -> None:
-    """Take a new secret, shown this once; for a day events are signed with the old one too."""
+    """Take a new secret, shown only once; for a day events are signed with the old one too."""
     _post(f"{endpoint_id}/rotate", as_json)
 
 

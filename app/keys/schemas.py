@@ -49,7 +49,7 @@ class KeyOut(BaseModel):
 
 
 class KeySecret(BaseModel):
-    """A key with its secret, which is shown this once."""
+    """A key with its secret, which is shown only once."""
 
     object: Literal["api_key.secret"] = "api_key.secret"
     key: KeyOut

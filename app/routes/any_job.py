@@ -81,7 +81,7 @@ async def retrieve_any_job_s_safety(
     storage: QuickStorageDep,
     reads: ReadsDep,
 ) -> Response:
-    """Return the safety report; the texts of risky rows are in the JSON, so that a look at it is logged."""
+    """Return the safety report; the JSON has the texts of risky rows, so each request for it is logged."""
 
     def report() -> Response:
         as_page = "text/html" in request.headers.get("accept", "")
@@ -101,7 +101,7 @@ async def retrieve_any_job_s_safety(
 async def retrieve_any_job_s_verdict(
     job_id: str, project_id: ProjectDep, look: LookDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """Return in a sentence what was measured, or where a job stands that was not."""
+    """Return one sentence: what was measured, or the job's status if nothing was."""
 
     def found() -> VerdictOut:
         with look() as session:
@@ -115,7 +115,7 @@ async def retrieve_any_job_s_verdict(
 async def list_any_job_s_risky_rows(
     job_id: str, project_id: ProjectDep, look: LookDep, begin: BeginDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """List the rows of a training file that look most like harm, with the reasons; each look is logged."""
+    """List the rows of a training file that look most like harm, with the reasons; each request is logged."""
 
     def risky() -> RiskyList:
         with look() as session:
@@ -139,7 +139,7 @@ async def list_any_job_s_transcripts(
     suite: Annotated[str | None, Query(max_length=128)] = None,
     hit: bool | None = None,
 ) -> Response:
-    """List what a job's audit asked and was answered, where the policy keeps it; each look is logged."""
+    """List the prompts and replies of a job's audit, if the policy keeps them; each request is logged."""
     shown = partial(transcripts.show, begin, storage, project_id, job_id, after, limit, suite, hit)
     return await reads.answer(shown)
 

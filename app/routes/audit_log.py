@@ -23,11 +23,11 @@ def list_entries(
     after: Annotated[int | None, Query(ge=1, le=2**62)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> service.Entries:
-    """Who did what to what, the latest first."""
+    """List who did what to what, the latest first."""
     return service.entries(session, action, after, limit)
 
 
 @router.get("/verification", response_model=VerificationOut)
 async def verify_log(caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
-    """Work out every hash again, as `spard audit-log verify` does."""
+    """Recompute every hash of the log, as `spard audit-log verify` does."""
     return await reads.answer(partial(service.verified, look))

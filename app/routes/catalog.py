@@ -63,7 +63,7 @@ def list_models(session: ReadDep, caller: CustomerDep) -> ModelList:
 
 @models.get("/{model:path}", response_model=ModelOut)
 def retrieve_model(model: str, session: ReadDep, caller: CustomerDep) -> ModelOut:
-    """One model; ids may contain `/` and `:`."""
+    """Return one model; ids may contain `/` and `:`."""
     return checkpoints.get_model(session, caller.project_id, model)
 
 
@@ -94,7 +94,7 @@ def add_base_model(
 
 @admin.get("/models/{alias:path}/fitness", response_model=ModelFitness)
 async def retrieve_fitness(alias: str, caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
-    """Tell whether a base model's weights, tokenizer, chat template and end token are there."""
+    """Say whether a base model has its weights, tokenizer, chat template and end token."""
 
     def found() -> ModelFitness:
         with look() as session:
@@ -106,7 +106,7 @@ async def retrieve_fitness(alias: str, caller: AdminDep, look: LookDep, reads: R
 
 @admin.delete("/models/{alias:path}", response_model=BaseModelDeleted)
 def withdraw_base_model(alias: str, session: ProviderSessionDep, caller: AdminDep) -> BaseModelDeleted:
-    """Offer a base model no longer; refused while a job on it has not ended."""
+    """Stop offering a base model; refused while a job on it has not ended."""
     return removal.withdraw_model(session, alias)
 
 
@@ -118,7 +118,7 @@ def list_judges(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> Ju
 
 @admin.get("/pools", response_model=PoolList)
 def list_pools(session: ReadDep, caller: AdminDep) -> PoolList:
-    """Every version of every safety pool, newest first."""
+    """List every version of every safety pool, newest first."""
     return PoolList(data=service.pools(session))
 
 
@@ -149,7 +149,7 @@ async def preview_pool(
     look: LookDep,
     writes: WritesDep,
 ) -> Response:
-    """Tell what an import of the file would make of it; nothing is kept."""
+    """Show what an import of the file would give; nothing is stored."""
     return await writes.answer(partial(import_preview.preview, storage, look, form, name, "pool", limits))
 
 
@@ -157,7 +157,7 @@ async def preview_pool(
 async def profile_pool(
     corpus_id: str, caller: AdminDep, storage: QuickStorageDep, look: LookDep, reads: ReadsDep
 ) -> Response:
-    """Tell what the rows of a version are like: lengths, writing systems, near duplicates."""
+    """Describe the rows of a version: lengths, writing systems, near duplicates."""
     return await reads.answer(partial(import_preview.profile_of, storage, look, corpus_id, ["pool"]))
 
 
@@ -165,13 +165,13 @@ async def profile_pool(
 async def delete_pool(
     corpus_id: str, caller: AdminDep, storage: StorageDep, begin: ProviderBeginDep, writes: WritesDep
 ) -> CorpusDeleted:
-    """Delete a version that no unfinished job names, with what was held out of it; the one before is current again."""
+    """Delete a version that no unfinished job names, and what was held out of it; the one before is current again."""
     return await writes.run(partial(removal.delete, storage, begin, corpus_id, removal.forget_pool))
 
 
 @admin.get("/suites", response_model=SuiteList)
 def list_suites(session: ReadDep, caller: AdminDep) -> dict[str, object]:
-    """Every version of every audit suite, newest first."""
+    """List every version of every audit suite, newest first."""
     return {"data": service.suites(session)}
 
 
@@ -201,7 +201,7 @@ async def preview_suite(
     look: LookDep,
     writes: WritesDep,
 ) -> Response:
-    """Tell what an import of the file would make of it; nothing is kept."""
+    """Show what an import of the file would give; nothing is stored."""
     return await writes.answer(partial(import_preview.preview, storage, look, form, name, kind, limits))
 
 
@@ -209,7 +209,7 @@ async def preview_suite(
 async def profile_suite(
     corpus_id: str, caller: AdminDep, storage: QuickStorageDep, look: LookDep, reads: ReadsDep
 ) -> Response:
-    """Tell what the prompts of a version are like: lengths, writing systems, near duplicates."""
+    """Describe the prompts of a version: lengths, writing systems, near duplicates."""
     kinds = ("harmful", "benign", "utility")
     return await reads.answer(partial(import_preview.profile_of, storage, look, corpus_id, kinds))
 
@@ -218,5 +218,5 @@ async def profile_suite(
 async def delete_suite(
     corpus_id: str, caller: AdminDep, storage: StorageDep, begin: ProviderBeginDep, writes: WritesDep
 ) -> CorpusDeleted:
-    """Delete a version that no unfinished job names; the one before is current again."""
+    """Delete a version that no unfinished job names; the one before becomes current again."""
     return await writes.run(partial(removal.delete, storage, begin, corpus_id, removal.forget_suite))

@@ -36,7 +36,7 @@ def list_checkpoints(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
 ) -> CheckpointList:
-    """List the ends of the last three epochs with their metrics and audits, the latest first."""
+    """List the checkpoints of the last three epochs with their metrics and audits, the latest first."""
     return service.list_checkpoints(session, caller.project_id, job_id, after, limit)
 
 
@@ -72,7 +72,7 @@ def list_permissions(
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
     order: Literal["ascending", "descending"] = "descending",
 ) -> Page[CheckpointPermission]:
-    """Which projects may know of a checkpoint."""
+    """List the projects that may know of a checkpoint."""
     return service.list_permissions(
         session, caller.project_id, model, project_id, after, limit, ascending=order == "ascending"
     )

@@ -52,7 +52,7 @@ def list_files(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",
 ) -> Page[File]:
-    """Your files."""
+    """List your files."""
     return service.list_files(session, caller.project_id, purpose, after, limit, ascending=order == "asc")
 
 
@@ -60,13 +60,13 @@ def list_files(
 async def create_file(
     caller: CustomerDep, form: FormDep, storage: StorageDep, limits: LimitsDep, begin: BeginDep, writes: WritesDep
 ) -> File:
-    """Upload a training file; it is checked while it arrives, and `status` says what came of it."""
+    """Upload a training file; it is checked while it arrives, and `status` gives the result."""
     return await writes.run(partial(upload.upload, storage, begin, caller.project_id, form, limits))
 
 
 @router.get("/{file_id}", response_model=FileOut)
 async def retrieve_file(file_id: str, answers: AnswersDep) -> Response:
-    """One file."""
+    """Return one file."""
     return await answers.of(lambda reader, caller: service.retrieve(reader, caller.project_id, file_id))
 
 
@@ -89,7 +89,7 @@ async def retrieve_content(
     settings: SettingsDep,
     reads: ReadsDep,
 ) -> Response:
-    """Return the file's bytes; an adapter among a job's results only where the job's own route gives it."""
+    """Return the file's bytes; an adapter among a job's results only if the job's own route would return it."""
 
     def content() -> Response:
         file = result_files.released(look, begin, caller, file_id)
@@ -124,7 +124,7 @@ async def retrieve_validation(
     previews: PreviewsDep,
     wish: Annotated[validation_report.Wish, Depends(_wish)],
 ) -> Response:
-    """Every problem of the file, by line; with `model` its tokens, with `validation_file` the rows that both hold.
+    """List every problem of the file by line; with `model` its tokens, with `validation_file` the rows in both files.
 
     With `audit`, for keys with the admin scope, the lines that hold prompts of the audit.
     """
@@ -151,7 +151,7 @@ async def preview_file(
     model: Annotated[str, Query(min_length=1, max_length=128)],
     n: Annotated[int, Query(ge=1, le=20)] = 3,
 ) -> Response:
-    """Show what will be trained: the first rows as the model's template renders them, with each token's loss mask."""
+    """Show what will be trained on: the first rows as the model's template renders them, with the loss mask."""
 
     def shown(is_gone: Callable[[], bool]) -> Preview:
         with look() as session:
@@ -172,7 +172,7 @@ async def convert_file(
     writes: WritesDep,
     dry_run: bool = False,
 ) -> Conversion:
-    """Make a chat file of one in ShareGPT's or Alpaca's form; `dry_run` only shows the first rows."""
+    """Convert a file in ShareGPT's or Alpaca's form into a chat file; `dry_run` only shows the first rows."""
 
     def converted() -> Conversion:
         with begin() as session:

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/admin", tags=["provider"])
 
 @router.get("/workers", response_model=WorkerList)
 def list_workers(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> WorkerList:
-    """List the workers with their GPUs, what they do, and what keeps them from it."""
+    """List the workers with their GPUs, what they are doing, and what keeps them from taking jobs."""
     return WorkerList(data=fleet.workers(session, settings.lease_s))
 
 

@@ -15,6 +15,6 @@ router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["fine-tuning"])
 @router.post("/run", response_model=None)
 @router.post("/validate", response_model=None)
 def refuse(caller: CustomerDep) -> NoReturn:
-    """Graders belong to reinforcement fine-tuning, which is not offered here."""
+    """Refuse: graders belong to reinforcement fine-tuning, which is not offered here."""
     message = "Graders serve reinforcement fine-tuning, which is not offered here; allowed methods: supervised and dpo."
     raise InvalidRequest(message, code="method_not_supported", param="grader")

@@ -13,7 +13,7 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def is_alive() -> dict[str, str]:
-    """Answers as long as the process does."""
+    """Answer 200 as long as the process runs."""
     return {"status": "ok"}
 
 

@@ -68,7 +68,7 @@ async def create_completion(
 
 @router.post("/responses", response_model=ResponseOut)
 async def create_response(ask: ResponseCreate, request: Request, caller: CustomerDep, serving: ServingDep) -> Response:
-    """Continue a conversation in the form of OpenAI's newer interface; none is gone on from by its id."""
+    """Continue a conversation in the form of OpenAI's newer interface; no response can be continued by its id."""
 
     async def answer() -> Response:
         reply = await serving.open(caller, ask.model, ask.ask(), "responses")
@@ -83,7 +83,7 @@ async def create_response(ask: ResponseCreate, request: Request, caller: Custome
 async def create_moderation(
     body: Moderation, caller: CustomerDep, session: ReadDep, settings: SettingsDep, serving: ServingDep
 ) -> Response:
-    """Ask the moderation endpoint that the policy in force names; its answer is passed on as it is."""
+    """Ask the moderation endpoint that the policy in force names; its answer is passed on unchanged."""
     guard = guard_of(policies.current(session, settings).content.serving.guard, settings, serving.clients)
     if guard is None:
         raise HasNone("The policy in force names no moderation endpoint.", code="no_guard")

@@ -122,14 +122,14 @@ async def list_jobs(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 20,
 ) -> Response:
-    """Your jobs, newest first; of more than a hundred the rest is on the next page."""
+    """List your jobs, newest first, at most a hundred on a page."""
     count = min(limit, _AT_ONCE)
     return await answers.of(lambda reader, caller: service.list_jobs(reader, caller.project_id, filters, after, count))
 
 
 @router.get("/{job_id}", response_model=JobOut)
 async def retrieve_job(job_id: str, answers: AnswersDep) -> Response:
-    """One job."""
+    """Return one job."""
     return await answers.of(lambda reader, caller: service.retrieve(reader, caller.project_id, job_id))
 
 
@@ -161,7 +161,7 @@ def pause_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
 
 @router.post("/{job_id}/resume", response_model=JobOut)
 def resume_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
-    """Let a paused job go on from where it stopped."""
+    """Resume a paused job where it stopped."""
     return service.resume(session, caller.project_id, job_id)
 
 
@@ -216,7 +216,7 @@ def _cursor(job_id: str, look: LookDep, caller: CustomerDep, last_event_id: Anno
 
 @router.get("/{job_id}/stream", response_class=EventSourceResponse, dependencies=[Depends(_place)])
 async def stream_job(request: Request, cursor: Annotated[Cursor, Depends(_cursor)]) -> AsyncIterator[ServerSentEvent]:
-    """Server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job when it has ended."""
+    """Send server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job when it has ended."""
     streams: Streams = request.app.state.streams
     async for event in streams.follow(cursor):
         yield event

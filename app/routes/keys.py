@@ -46,5 +46,5 @@ def rotate_key(
 
 @router.delete("/{key_id}", response_model=KeyOut)
 def revoke_key(key_id: str, session: ProviderSessionDep, caller: AdminDep) -> ApiKey:
-    """Take a key back at once."""
+    """Revoke a key at once."""
     return admin.revoke(session, key_id)

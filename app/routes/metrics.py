@@ -13,6 +13,6 @@ router = APIRouter(tags=["health"])
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def read_metrics(request: Request, session: ReadDep) -> PlainTextResponse:
-    """Prometheus's text format; the queue is the whole service's, the requests are this process's."""
+    """Return metrics in Prometheus's text format: the queue of the whole service, the requests of this process."""
     requests: RequestMetrics = request.app.state.requests
     return PlainTextResponse(requests.text() + queue_text(session), media_type=MEDIA_TYPE)

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/admin/policies", tags=["provider"])
 
 @router.get("", response_model=PolicyList)
 def list_policies(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> PolicyList:
-    """Every version, newest first; the first one is in force."""
+    """List every version, newest first; the first one is in force."""
     return PolicyList(data=service.versions(session, settings))
 
 
@@ -39,5 +39,5 @@ async def try_policy(
     settings: SettingsDep,
     limit: Annotated[int, Query(ge=1, le=policy_trial.MOST)] = policy_trial.USUAL,
 ) -> Response:
-    """Tell of the latest jobs of all projects what a policy would have changed; nothing is stored or run again."""
+    """Say what a policy would have changed for the latest jobs of all projects; nothing is stored or run again."""
     return await reads.answer(partial(policy_trial.try_out, look, storage, policy.completed(settings.gate), limit))

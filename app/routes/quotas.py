@@ -18,7 +18,7 @@ Unix = Annotated[int, Query(ge=0, le=253_402_300_799)]  # until the year 9999
 
 @router.get("/projects", response_model=ProjectList)
 def list_projects(session: ReadDep, caller: AdminDep) -> ProjectList:
-    """All projects with their limits."""
+    """List all projects with their limits."""
     return ProjectList(data=service.projects(session))
 
 
@@ -30,7 +30,7 @@ def create_project(ask: ProjectCreate, session: ProviderSessionDep, caller: Admi
 
 @router.get("/projects/{project_id}", response_model=ProjectOut)
 def retrieve_project(project_id: str, session: ReadDep, caller: AdminDep) -> ProjectOut:
-    """One project with its limits."""
+    """Return one project with its limits."""
     return service.project(session, project_id)
 
 

@@ -56,7 +56,7 @@ async def retrieve_adapter(
 async def retrieve_safety(
     job_id: str, request: Request, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """Return the safety report, also of jobs that failed the gate; a browser gets a page."""
+    """Return the safety report, also for jobs that failed the gate; a browser gets it as a page."""
 
     def report() -> Response:
         as_page = "text/html" in request.headers.get("accept", "")
@@ -78,7 +78,7 @@ async def retrieve_safety(
 async def retrieve_verdict(
     job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """Return in a sentence what was measured, or where a job stands that was not; its page begins with it."""
+    """Return one sentence: what was measured, or the job's status if nothing was; its page begins with it."""
 
     def found() -> VerdictOut:
         with look() as session:
@@ -131,7 +131,7 @@ async def list_transcripts(
     suite: Annotated[str | None, Query(max_length=128)] = None,
     hit: bool | None = None,
 ) -> Response:
-    """List what the job's audit asked and was answered, where the provider's policy keeps it; each look is logged.
+    """List the prompts and replies of the job's audit, if the provider's policy keeps them; each request is logged.
 
     `hit=true` are attacks that succeeded, harmless requests that were refused, and right answers.
     """

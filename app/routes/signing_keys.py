@@ -20,7 +20,7 @@ _KEPT_S = 60  # an answer, so that many who ask cost one signature
 
 @router.get("", response_class=Response, responses={200: {"content": {"application/json": {}}}})
 def list_signing_keys(request: Request) -> Response:
-    """All keys, older and revoked ones too, dated and signed by the current one, for `spard verify --key-set URL`."""
+    """List all keys, old and revoked too, dated and signed by the current one, for `spard verify --key-set URL`."""
     now = time.monotonic()
     made_at, text = getattr(request.app.state, "published_keys", (-_KEPT_S, ""))
     if now - made_at >= _KEPT_S:

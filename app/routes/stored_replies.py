@@ -21,11 +21,11 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 def list_stored_replies(
     project_id: str, session: ProviderSessionDep, caller: AdminDep, after: str | None = None, limit: Limit = 20
 ) -> Page[StoredReply]:
-    """List what is stored of a project's prompts and replies, newest first; the audit log notes who read it."""
+    """List the stored prompts and replies of a project, newest first; the audit log records who read them."""
     return stored.listed(session, project_id, after, limit)
 
 
 @router.delete("", response_model=StoredRepliesDeleted)
 def erase_stored_replies(project_id: str, session: ProviderSessionDep, caller: AdminDep) -> StoredRepliesDeleted:
-    """Erase all that is stored of a project's prompts and replies."""
+    """Erase all stored prompts and replies of a project."""
     return StoredRepliesDeleted(project_id=project_id, deleted=stored.erase(session, project_id))

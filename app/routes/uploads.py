@@ -34,7 +34,7 @@ def create_upload(
     writes: WritesDep,
     after: BackgroundTasks,
 ) -> Upload:
-    """Announce a file that will come in parts."""
+    """Begin the upload of a file that will be sent in parts."""
     after.add_task(writes.finish, parts.sweep, storage, begin)
     return service.create(session, caller.project_id, ask, limits.bytes)
 
@@ -57,7 +57,7 @@ async def complete_upload(
     limits: MultipartLimitsDep,
     writes: WritesDep,
 ) -> UploadOut:
-    """Make a file of the parts, in the order of `part_ids`; it is checked as every file is."""
+    """Make a file of the parts, in the order of `part_ids`; it is checked as any other file is."""
     return await writes.run(partial(parts.complete, storage, begin, caller.project_id, upload_id, ask, limits))
 
 
@@ -65,5 +65,5 @@ async def complete_upload(
 async def cancel_upload(
     upload_id: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
 ) -> Upload:
-    """Give an upload up."""
+    """Cancel an upload."""
     return await writes.run(partial(parts.cancel, storage, begin, caller.project_id, upload_id))

@@ -43,7 +43,7 @@ sent = APIRouter(tags=["webhooks"])  # what we send, for the OpenAPI document al
 def create_endpoint(
     ask: EndpointCreate, caller: CustomerDep, begin: BeginDep, settings: SettingsDep
 ) -> WebhookEndpoint:
-    """Have events sent to an address; the secret that signs them is shown this once."""
+    """Have events sent to an address; the secret that signs them is shown only once."""
     resolve(ask.url, allow_local=settings.webhooks_to_loopback)  # no transaction is open while names are looked up
     with begin() as session:
         return service.create(session, caller.project_id, ask)
@@ -51,31 +51,31 @@ def create_endpoint(
 
 @router.get("", response_model=EndpointList)
 def list_endpoints(session: ReadDep, caller: CustomerDep) -> dict[str, object]:
-    """Your endpoints, newest first."""
+    """List your endpoints, newest first."""
     return {"data": service.list_endpoints(session, caller.project_id)}
 
 
 @router.get("/{endpoint_id}", response_model=EndpointOut)
 def retrieve_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
-    """One endpoint."""
+    """Return one endpoint."""
     return service.get(session, caller.project_id, endpoint_id)
 
 
 @router.delete("/{endpoint_id}", response_model=EndpointDeleted)
 def delete_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> EndpointDeleted:
-    """Delete an endpoint; what was on its way to it is not sent."""
+    """Delete an endpoint; events that are still waiting for it are not sent."""
     return EndpointDeleted(id=service.remove(session, caller.project_id, endpoint_id).id)
 
 
 @router.post("/{endpoint_id}/rotate", response_model=EndpointSecret)
 def rotate_secret(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
-    """Take a new secret, shown this once; for 24 hours events are signed with the old one too."""
+    """Make a new secret, shown only once; for 24 hours events are signed with the old one too."""
     return service.rotate(session, caller.project_id, endpoint_id)
 
 
 @router.post("/{endpoint_id}/enable", response_model=EndpointOut)
 def enable_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
-    """Send to an endpoint again that was disabled because its receiver answered 410."""
+    """Enable an endpoint again that was disabled because its receiver answered 410."""
     return service.enable(session, caller.project_id, endpoint_id)
 
 
@@ -99,7 +99,7 @@ def replay_delivery(endpoint_id: str, delivery_id: str, session: SessionDep, cal
 
 @admin.get("/webhook_endpoints", response_model=EndpointOverviewList)
 def list_all_endpoints(session: ReadDep, caller: AdminDep) -> EndpointOverviewList:
-    """List the endpoints of all projects, with how many of their deliveries wait, arrived and were given up."""
+    """List the endpoints of all projects, with the numbers of their deliveries that wait, arrived and were given up."""
     return EndpointOverviewList(data=overview.endpoints(session))
 
 

@@ -41,7 +41,7 @@ class EndpointOut(BaseModel):
 
 
 class EndpointSecret(EndpointOut):
-    """An endpoint with its secret, which is shown this once."""
+    """An endpoint with its secret, which is shown only once."""
 
     secret: str
 
