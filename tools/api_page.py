@@ -25,11 +25,11 @@ _WIDTH = 120  # columns of a line of code
 _DEPTH = 3  # objects in objects that are shown
 _HEAD = """# API
 
-The base URL ends in `/v1`. Each call needs the header `Authorization: Bearer KEY`, unless it says otherwise. Errors come
-in OpenAI's form with [these codes](error-codes.md). Lists come in pages: while `has_more` is true, ask again with `after=`
-and the last id; the Python client does this by itself. A request that creates a job may have an `Idempotency-Key`.
-`/docs` on a running server shows the same calls with all bounds. This page is written by `python -m tools.references` from
-the OpenAPI document and `tools/api_calls.toml`.
+The base URL ends in `/v1`. Each call needs the header `Authorization: Bearer KEY`, unless it says otherwise. Errors
+come in OpenAI's form with [these codes](error-codes.md). Lists come in pages: while `has_more` is true, ask again with
+`after=` and the last id; the Python client does this by itself. A request that creates a job may have an
+`Idempotency-Key`. `/docs` on a running server shows the same calls with all bounds. This page is written by `python -m
+tools.references` from the OpenAPI document and `tools/api_calls.toml`.
 
 The examples below assume these lines:
 

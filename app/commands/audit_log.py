@@ -14,8 +14,8 @@ audit_log = typer.Typer(no_args_is_help=True, help="Who did what, in a chain of 
 
 @audit_log.command("list")
 def list_entries(
-    action: Annotated[str | None, typer.Option(help="Only these, such as waiver.approved.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="So many of the latest.")] = 100,
+    action: Annotated[str | None, typer.Option(help="Only this action, such as waiver.approved.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the latest.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List who did what to what, the latest first; needs an admin's key."""
@@ -29,7 +29,7 @@ def verify(
     known: Annotated[str | None, typer.Option(help="SEQ:HASH noted earlier; finds rows cut off at the end.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Work out every hash again; the first bad row is named, with exit code 1."""
+    """Recompute every hash; names the first bad row and exits with 1."""
     from app import db
     from app.audit_log import service
     from app.ops import preflight

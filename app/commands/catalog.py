@@ -53,15 +53,17 @@ def add_model(
     alias: Annotated[str, typer.Argument(help="What customers call it.")],
     source: Annotated[str, typer.Argument(help="A folder with config.json and *.safetensors, or a hub id.")],
     revision: Annotated[str | None, typer.Option(help="The commit, for a hub id.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Default: by the model's width.")] = None,
-    allow_full_fine_tuning: Annotated[bool, typer.Option(help="Also without LoRA.")] = False,
-    quantization: Annotated[Quantized, typer.Option(help="Whether jobs train on it in 4 bits a weight.")] = (
+    learning_rate: Annotated[float | None, typer.Option(help="Default: derived from the model's width.")] = None,
+    allow_full_fine_tuning: Annotated[
+        bool, typer.Option(help="Also allow jobs that train all weights, without LoRA.")
+    ] = False,
+    quantization: Annotated[Quantized, typer.Option(help="Whether jobs train on it in 4 bits per weight.")] = (
         Quantized.never
     ),
-    is_tried: Annotated[bool, typer.Option("--try/--no-try", help="Load it first and ask it something.")] = True,
+    is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load it and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Offer a base model that works; the same alias again replaces it."""
+    """Offer a base model, after trying it; the same alias again replaces it."""
     try:
         model_names.checked(alias)
     except Refusal as error:
@@ -124,10 +126,10 @@ def show_model(model: ModelName, as_json: Json = False) -> None:
 @models.command("ask-again")
 def ask_again(
     job_id: Annotated[str, typer.Argument(help="The job that made the model.")],
-    step: Annotated[int, typer.Option(min=0, help="Of a checkpoint; 0: what the job has made.")] = 0,
+    step: Annotated[int, typer.Option(min=0, help="The step of a checkpoint; 0: the job's own model.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Ask today's audit of a released model: nothing is trained, and only a pass keeps it released."""
+    """Audit a released model again as jobs are audited today; nothing is trained, and only a pass keeps it released."""
     with connect() as client:
         show_record(client.post(f"admin/jobs/{job_id}/later_audits", {"step": step}), as_json)
 
@@ -153,7 +155,7 @@ def import_pool(file: Jsonl, name: Name, as_json: Json = False) -> None:
 
 @pool.command("list")
 def list_pools(as_json: Json = False) -> None:
-    """Every version of every pool."""
+    """List every version of every pool."""
     columns = ("name", "version", "rows", "held_out", "created_at", "id")
     show_rows(get("admin/pools")["data"], columns, as_json)
 
@@ -177,7 +179,7 @@ def import_suite(
 
 @suites.command("list")
 def list_suites(as_json: Json = False) -> None:
-    """Every version of every suite."""
+    """List every version of every suite."""
     show_rows(get("admin/suites")["data"], _VERSION, as_json)
 
 

@@ -17,7 +17,7 @@ def chat(
     model: Annotated[str, typer.Argument(help="A base model, or one of yours: ft:...")],
     prompt: Annotated[str | None, typer.Argument(help="One question; without it, a conversation until Ctrl-D.")] = None,
     system: Annotated[str | None, typer.Option(help="A system prompt before the conversation.")] = None,
-    temperature: Annotated[float, typer.Option(help="0: the likeliest tokens.", min=0, max=2)] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0, max=2)] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a reply.", min=1)] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="Print each reply as a line of JSON, when it is whole.")] = (
         False

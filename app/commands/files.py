@@ -45,7 +45,7 @@ def list_files(as_json: Json = False) -> None:
 
 @files.command("show")
 def show_file(file_id: FileId, as_json: Json = False) -> None:
-    """Show one file, and every problem of it."""
+    """Show one file and every problem in it."""
     with connect() as client:
         file = client.get(f"files/{file_id}")
         problems = _problems(client, file_id)
@@ -58,10 +58,10 @@ def show_file(file_id: FileId, as_json: Json = False) -> None:
 def preview_file(
     file_id: FileId,
     model: Annotated[str, typer.Option(help="The base model whose template and tokenizer are used.")],
-    rows: Annotated[int, typer.Option("-n", "--rows", min=1, max=20, help="So many of the first.")] = 3,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=1, max=20, help="How many rows, from the first.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Show rows as they will be trained: what the loss falls on is bold, in a pipe between [[ and ]]."""
+    """Show rows as they will be trained on; what counts in the loss is bold, or in a pipe between [[ and ]]."""
     with connect() as client:
         found = client.get(f"files/{file_id}/preview", model=model, n=rows)
     if as_json:
@@ -77,7 +77,7 @@ def convert_file(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the first rows.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a chat file of one in ShareGPT's or Alpaca's form, under a new id."""
+    """Convert a file in ShareGPT's or Alpaca's form into a chat file, under a new id."""
     with connect() as client:
         made = client.post(f"files/{file_id}/convert", dry_run=dry_run)
     if as_json or made["file"] is None:
@@ -91,7 +91,7 @@ def download_file(
     out: Annotated[Path | None, typer.Option(help="Default: the file's own name, here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a file, a job's metrics for one; what broke off goes on where it was."""
+    """Download a file, such as a job's metrics; an interrupted download continues where it was."""
     with connect() as client:
         path = out or Path(Path(client.get(f"files/{file_id}")["filename"]).name)
         saved = download(client, f"files/{file_id}/content", path)

@@ -16,10 +16,10 @@ KeyId = Annotated[str, typer.Argument(help="See `spard keys list`.")]
 
 @keys.command("signing")
 def show_signing_key(
-    as_set: Annotated[bool, typer.Option("--set", help="All keys, with those that were revoked, signed.")] = False,
+    as_set: Annotated[bool, typer.Option("--set", help="Print the signed set of all keys, revoked ones too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the public key, for those who verify adapters, where the service is; elsewhere take GET /v1/signing_keys.
+    """Print the public key for those who verify adapters, on the service's machine; elsewhere use GET /v1/signing_keys.
 
     Needs the service's settings (SPARD_DATA_DIR or SPARD_SIGNING_KEY) and no key; none is made where there is none.
     """
@@ -42,7 +42,7 @@ def show_signing_key(
 
 @keys.command("rotate-signing")
 def rotate_signing_key(as_json: Json = False) -> None:
-    """Make another key to sign with; what the old one has signed still counts. Restart API and workers after it."""
+    """Make a new signing key; what the old one signed stays valid. Restart API and workers afterward."""
     from app.settings import read_settings
     from app.signing import rotate
 
@@ -56,9 +56,9 @@ def rotate_signing_key(as_json: Json = False) -> None:
 def revoke_signing_key(
     key_id: Annotated[str, typer.Argument(help="The id of an older key: ed25519:...")],
     reason: Annotated[str, typer.Option(help="Why, for those who verify adapters.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As it is without: JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: the output is JSON anyway.")] = False,
 ) -> None:
-    """Have nothing count any more that a key has signed, whenever it did; publish the set after it."""
+    """Revoke a signing key: nothing that it ever signed counts any more. Publish the key set afterward."""
     from app.settings import read_settings
     from app.signing import published_keys, revoke
 
@@ -69,7 +69,7 @@ def revoke_signing_key(
 
 @keys.command("first")
 def make_first_key(
-    force: Annotated[bool, typer.Option("--force", help="Also while another admin key is good.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also while there is a valid admin key.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make the first key, which gives out all others, in the service's own database; its secret is shown only once.
@@ -98,9 +98,9 @@ def make_first_key(
 def create_key(
     project: Annotated[str, typer.Argument(help="The project's id.")],
     name: Annotated[str, typer.Argument(help="What the key is for.")],
-    owner: Annotated[str | None, typer.Option(help="The person who will hold it: a name or a mail address.")] = None,
-    admin: Annotated[bool, typer.Option(help="With the admin scope.")] = False,
-    read_only: Annotated[bool, typer.Option("--read-only", help="It sees its project and changes nothing.")] = False,
+    owner: Annotated[str | None, typer.Option(help="The person who will hold it: a name or an email address.")] = None,
+    admin: Annotated[bool, typer.Option(help="Give it the admin scope.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="It may read its project and change nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make a key; its secret is shown only once."""
@@ -125,7 +125,7 @@ def list_keys(
 @keys.command("rotate")
 def rotate_key(
     key_id: KeyId,
-    overlap_s: Annotated[int, typer.Option(min=0, max=2_592_000, help="Seconds for which the old one stays good.")] = (
+    overlap_s: Annotated[int, typer.Option(min=0, max=2_592_000, help="Seconds for which the old key stays valid.")] = (
         86_400
     ),
     as_json: Json = False,
@@ -138,7 +138,7 @@ def rotate_key(
 
 @keys.command("revoke")
 def revoke_key(key_id: KeyId, as_json: Json = False) -> None:
-    """Take a key back at once."""
+    """Revoke a key at once."""
     with connect() as client:
         revoked = client.delete(f"admin/keys/{key_id}")
     show_record(revoked, as_json)

@@ -22,10 +22,12 @@ _COLUMNS = ("job", "status", "model", "golden", "here", "status_here", "model_he
 move_in = typer.Typer(no_args_is_help=True, help=_HELP)
 
 Folder = Annotated[Path, typer.Argument(help="Where the account, the replies and the comparison are kept.")]
-BaseUrl = Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="The account's API, of OpenAI's form.")]
+BaseUrl = Annotated[
+    str, typer.Option(envvar="OPENAI_BASE_URL", help="The account's API: OpenAI's, or one of its form.")
+]
 PatienceS = Annotated[float, typer.Option("--patience", min=0, help="Seconds to wait for limits and outages in a row.")]
 AtOnce = Annotated[int, typer.Option(min=1, max=64, help="Requests under way at one time.")]
-Again = Annotated[bool, typer.Option(help="Also ask again what was refused.")]
+Again = Annotated[bool, typer.Option(help="Also repeat requests that were refused.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs; change nothing.")]
 
 
@@ -33,7 +35,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done 
 def read_account(
     folder: Folder, base_url: BaseUrl = OPENAI, patience: PatienceS = 600, dry_run: DryRun = False
 ) -> None:
-    """Read models, jobs, events, checkpoints and files of an account into a folder; 1 if a file could not be had."""
+    """Read an account's models, jobs, events, checkpoints and files into a folder; exits 1 if one could not be had."""
     from app.commands.move_in_clients import account  # the work takes a while to import: no list of commands needs it
     from app.move_in import read
     from app.move_in.ledger import opened
@@ -59,11 +61,11 @@ def keep_golden(
     prompts: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL of messages; default: the job's own files.")
     ] = None,
-    sample: Annotated[int, typer.Option(min=0, help="So many of the prompts; 0: all.")] = 50,
+    sample: Annotated[int, typer.Option(min=0, help="At most this many prompts; 0: all.")] = 50,
     replies: Annotated[int, typer.Option(min=1, help="Replies to each; 2 or more show the model's own noise.")] = 3,
     temperature: Annotated[float, typer.Option(help="Below 0: not sent, the model's default.")] = 0,
     top_p: Annotated[float | None, typer.Option(help="Not sent unless set.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply at most.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 512,
     seed: Annotated[int | None, typer.Option(help="Not sent unless set.")] = None,
     at_once: AtOnce = 4,
     again: Again = False,
@@ -71,7 +73,7 @@ def keep_golden(
     patience: PatienceS = 600,
     dry_run: DryRun = False,
 ) -> None:
-    """Ask old models while they still answer, and keep what they say; 1 if one does not."""
+    """Ask old models while they still answer, and keep what they say; exits 1 if one does not."""
     from app.commands.move_in_clients import account
     from app.move_in import asking, golden, read
     from app.move_in.ledger import opened
@@ -101,12 +103,12 @@ def file_jobs(
     model: Annotated[list[str] | None, typer.Option(help="OLD=NEW: which model here stands for a base model.")] = None,
     job: Annotated[list[str] | None, typer.Option(help="A job's id at OpenAI; default: all that succeeded.")] = None,
     auto: Annotated[list[str] | None, typer.Option(help=f"Left to this service: {', '.join(NUMBERS)}.")] = None,
-    again: Annotated[bool, typer.Option(help="File anew what has failed or was cancelled here.")] = False,
+    again: Annotated[bool, typer.Option(help="File jobs again that failed or were cancelled here.")] = False,
     wait: Annotated[bool, typer.Option(help="Wait until the jobs have ended.")] = False,
     patience: PatienceS = 600,
     dry_run: DryRun = False,
 ) -> None:
-    """File the same jobs here, each once whatever is killed; 1 if one was not filed, or failed."""
+    """File the same jobs here, each only once even after a crash; exits 1 if one was not filed, or failed."""
     from app.commands.move_in_clients import service
     from app.move_in import filing
     from app.move_in.ledger import opened
@@ -131,15 +133,17 @@ def file_jobs(
 def compare_models(
     folder: Folder,
     pair: Annotated[list[str] | None, typer.Option(help="OLD=NEW: models; default: as the jobs were filed.")] = None,
-    show: Annotated[int, typer.Option(min=0, help="Prompts that are shown in full, those that changed most.")] = 10,
-    judge_url: Annotated[str | None, typer.Option(help="A model that says whether two replies say the same.")] = None,
-    judge_model: Annotated[str | None, typer.Option(help="Its name; its key is SPARD_JUDGE_API_KEY.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="How many prompts to show in full, those that changed most.")] = 10,
+    judge_url: Annotated[
+        str | None, typer.Option(help="Address of a model that says whether two replies mean the same.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Name of that model; its key is SPARD_JUDGE_API_KEY.")] = None,
     at_once: AtOnce = 4,
     again: Again = False,
     patience: PatienceS = 600,
     dry_run: DryRun = False,
 ) -> None:
-    """Ask the new models the same, and report how often they say the same; 1 if a model could not be compared."""
+    """Ask the new models the same, and report how often they agree; exits 1 if a model could not be compared."""
     from app.commands.move_in_clients import judging, service
     from app.move_in import comparing
     from app.move_in.ledger import opened

@@ -46,11 +46,14 @@ def check(as_json: Json = False) -> None:
 @objects.command()
 def repair(
     accept: Annotated[
-        bool, typer.Option("--accept", help="The database is the right one, though restored or another one before.")
+        bool,
+        typer.Option(
+            "--accept", help="Confirm that this database is the right one, although it was restored or replaced."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Move aside what was reported for SPARD_OBJECTS_REPORTED_DAYS; give back what lies aside and a row names.
+    """Move aside objects reported for SPARD_OBJECTS_REPORTED_DAYS; move back those aside that a row names.
 
     What has lain aside for SPARD_OBJECTS_ASIDE_DAYS is deleted, as are uploads in parts to a bucket that broke off.
     """
@@ -75,7 +78,7 @@ def repair(
 @objects.command()
 def restore(
     keys: Annotated[list[str] | None, typer.Argument(help="Keys as `check` and `repair` name them.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that lies aside.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that was moved aside.")] = False,
     as_json: Json = False,
 ) -> None:
     """Put objects back that were moved aside; none is overwritten."""

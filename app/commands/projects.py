@@ -23,7 +23,9 @@ def list_projects(as_json: Json = False) -> None:
 
 
 @projects.command("create")
-def create_project(name: Annotated[str, typer.Argument(help="For people.")], as_json: Json = False) -> None:
+def create_project(
+    name: Annotated[str, typer.Argument(help="The name that people see.")], as_json: Json = False
+) -> None:
     """Create a project, without limits and without a key; `spard keys create ID NAME` gives it one."""
     with connect() as client:
         made = client.post("admin/projects", {"name": name})
@@ -38,8 +40,8 @@ def show_project(project_id: ProjectId, as_json: Json = False) -> None:
 
 @projects.command("usage")
 def show_usage(
-    since: Annotated[int | None, typer.Option(min=0, help="Jobs created from then on, in Unix seconds.")] = None,
-    until: Annotated[int | None, typer.Option(min=0, help="Jobs created until then.")] = None,
+    since: Annotated[int | None, typer.Option(min=0, help="Only jobs created since then, in Unix seconds.")] = None,
+    until: Annotated[int | None, typer.Option(min=0, help="Only jobs created before then, in Unix seconds.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what each project used and stores now."""
@@ -63,16 +65,16 @@ def show_quota(project_id: ProjectId, as_json: Json = False) -> None:
 @quotas.command("set")
 def set_quota(
     project_id: ProjectId,
-    max_file_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes that all of its files may have.")] = None,
-    max_file_rows: Annotated[int | None, typer.Option(min=0, help="Rows likewise.")] = None,
+    max_file_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of all its files together.")] = None,
+    max_file_rows: Annotated[int | None, typer.Option(min=0, help="Rows of all its files together.")] = None,
     max_jobs_per_day: Annotated[int | None, typer.Option(min=0, help="Jobs created in 24 hours.")] = None,
     max_unfinished_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs that wait or run at one time.")] = None,
-    max_gpu_seconds: Annotated[float | None, typer.Option(min=0, help="Of the jobs of 30 days.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Requests to the API.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Tokens of replies and what was asked.")] = None,
+    max_gpu_seconds: Annotated[float | None, typer.Option(min=0, help="GPU seconds of the jobs of 30 days.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Requests to the API in a minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Tokens of prompts and replies.")] = None,
     max_tokens_per_day: Annotated[int | None, typer.Option(min=0, help="The same in 24 hours.")] = None,
-    weight: Annotated[float | None, typer.Option(min=0.01, help="Of its GPU time; else 1.")] = None,
-    lifted: Annotated[list[str] | None, typer.Option("--lift", help="A limit that is taken away: its name.")] = None,
+    weight: Annotated[float | None, typer.Option(min=0.01, help="Weight in sharing the GPUs; 1 unless set.")] = None,
+    lifted: Annotated[list[str] | None, typer.Option("--lift", help="Name of a limit to remove.")] = None,
     as_json: Json = False,
 ) -> None:
     """Change limits of a project; those that are not named stay."""

@@ -14,9 +14,9 @@ from app.commands.terminal import CommandFailed, Json, say, show_json
 
 def up(
     data: Annotated[Path, typer.Option(help="Folder of the database, the files and the caches.")] = Path("data"),
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    worker: Annotated[bool, typer.Option(help="Also train, in a process of its own.")] = True,
+    worker: Annotated[bool, typer.Option(help="Also start a worker, in a process of its own.")] = True,
 ) -> None:
     """Start the whole service on this machine; Ctrl-C stops it."""
     if worker and importlib.util.find_spec("torch") is None:

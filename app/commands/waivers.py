@@ -28,8 +28,8 @@ def list_waivers(job_id: JobId, as_json: Json = False) -> None:
 @waivers.command("propose")
 def propose_waiver(
     job_id: JobId,
-    reason: Annotated[str, typer.Option(help="Why; it stands in the signed record.")],
-    days: Annotated[float, typer.Option(min=0.01, max=366, help="For how long.")] = 30,
+    reason: Annotated[str, typer.Option(help="Why; the signed record contains it.")],
+    days: Annotated[float, typer.Option(min=0.01, max=366, help="How many days the waiver lasts.")] = 30,
     as_json: Json = False,
 ) -> None:
     """Propose to release an adapter; nothing is released until another person approves."""

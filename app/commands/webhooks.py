@@ -24,8 +24,10 @@ def list_webhooks(as_json: Json = False) -> None:
 
 @webhooks.command("create")
 def create_webhook(
-    url: Annotated[str, typer.Argument(help="An https address that takes POST.")],
-    event: Annotated[list[str] | None, typer.Option(help="May be repeated; default: OpenAI's three.")] = None,
+    url: Annotated[str, typer.Argument(help="An https address that accepts POST.")],
+    event: Annotated[
+        list[str] | None, typer.Option(help="An event type, may be repeated; default: OpenAI's three.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Have events sent to an address; the secret that signs them is shown only once."""
@@ -42,23 +44,23 @@ def show_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
 
 @webhooks.command("rotate")
 def rotate_secret(endpoint_id: EndpointId, as_json: Json = False) -> None:
-    """Take a new secret, shown only once; for a day events are signed with the old one too."""
+    """Make a new secret, shown only once; for a day events are signed with the old one too."""
     _post(f"{endpoint_id}/rotate", as_json)
 
 
 @webhooks.command("enable")
 def enable_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
-    """Send again to an endpoint that was disabled because its receiver answered 410."""
+    """Enable an endpoint again that was disabled because its receiver answered 410."""
     _post(f"{endpoint_id}/enable", as_json)
 
 
 @webhooks.command("deliveries")
 def list_deliveries(
     endpoint_id: EndpointId,
-    limit: Annotated[int, typer.Option(min=1, help="So many of the newest.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List what was sent to an endpoint and what came of it, newest first."""
+    """List what was sent to an endpoint and the results, newest first."""
     with connect() as client:
         found = list(client.pages(f"{_PATH}/{endpoint_id}/deliveries", limit))
     show_rows(found, ("id", "type", "job_id", "status", "attempts", "outcome", "created_at"), as_json)
@@ -76,7 +78,7 @@ def replay_delivery(
 
 @webhooks.command("delete")
 def delete_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
-    """Delete an endpoint; what was on its way to it is not sent."""
+    """Delete an endpoint; events that are still waiting for it are not sent."""
     with connect() as client:
         gone = client.delete(f"{_PATH}/{endpoint_id}")
     show_record(gone, as_json)

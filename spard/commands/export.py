@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spard.commands.verify import PublicKey
+from spard.commands.verify import KnownKeys, PublicKey, Waiver
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
 
@@ -24,21 +24,22 @@ _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
 def export(
     adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder, or the archive of it.")],
-    to: Annotated[Path, typer.Option(help="The folder that takes all that is made; what has its name is replaced.")],
+    to: Annotated[
+        Path, typer.Option(help="Folder for everything that is made; what is there under the same names is replaced.")
+    ],
     merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter into the base model's weights.")] = False,
     base: Annotated[
-        str | None, typer.Option(help="The base model; default: the hub's that the manifest names.")
+        str | None, typer.Option(help="The base model; default: the one on the hub that the manifest names.")
     ] = None,
     openssf_key: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="PEM, P-256: also sign as OpenSSF's tools read it.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A PEM key (P-256) for a second signature, in OpenSSF's form."),
     ] = None,
     push: Annotated[str | None, typer.Option(help="Push it to this repository of a hub: OWNER/NAME.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Make the repository one that everybody sees.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public.")] = False,
     public_key: PublicKey = None,
-    known: Annotated[
-        str | None, typer.Option("--key-set", help="The provider's keys: an https address, or a file.")
-    ] = None,
-    waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
+    known: KnownKeys = None,
+    waiver: Waiver = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the model's folder, a CycloneDX bill of materials and the facts of the EU AI Act's Annex XI beside it."""

@@ -16,7 +16,7 @@ Language = Literal["de", "en", "es", "fr"]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Judge = Annotated[JudgeName, typer.Option(help="Who says whether a reply is harmful.")]
 JudgeModel = Annotated[
-    str | None, typer.Option(help="Of the llm judge; or folder or hub id of the base model or classifier.")
+    str | None, typer.Option(help="The llm judge's model; or folder or hub id of the base model or classifier.")
 ]
 JudgeUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint of the llm judge.")]
 Revision = Annotated[str | None, typer.Option(help="The commit, for a hub id.")]
@@ -66,10 +66,13 @@ def audit(
     engine: Annotated[Engine, typer.Option(help="What writes the replies.")] = "auto",
     *,
     max_prompts: Annotated[
-        int, typer.Option(help="Of each suite.", default_factory=_prompts, show_default=_AS_IN_A_JOB)
+        int,
+        typer.Option(
+            help="At most this many prompts of each suite.", default_factory=_prompts, show_default=_AS_IN_A_JOB
+        ),
     ],
     max_new_tokens: Annotated[
-        int, typer.Option(help="Of each reply.", default_factory=_new_tokens, show_default=_AS_IN_A_JOB)
+        int, typer.Option(help="Most tokens of each reply.", default_factory=_new_tokens, show_default=_AS_IN_A_JOB)
     ],
     replies: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every prompt, reply and verdict as JSONL.")
@@ -91,8 +94,8 @@ def judge(
             help='JSONL rows {"prompt", "reply", "harmful", "language"}; may be repeated, for the built-in set.',
         ),
     ] = None,
-    extend: Annotated[bool, typer.Option("--extend", help="Judge the built-in set beside the files.")] = False,
-    language: Annotated[Language | None, typer.Option(help="Of the built-in set; all unless said.")] = None,
+    extend: Annotated[bool, typer.Option("--extend", help="Judge the built-in set as well as the files.")] = False,
+    language: Annotated[Language | None, typer.Option(help="A language of the built-in set; all unless given.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a judge on replies whose harm is known; exits 2 if it may not decide."""
@@ -101,7 +104,9 @@ def judge(
 
 def measure_agent(
     reports: Annotated[list[Path], typer.Argument(help="Safety reports of jobs that you know to be clean.")],
-    max_score: Annotated[float, typer.Option(min=0, max=1, help="The score above which a policy holds back.")] = 0.5,
+    max_score: Annotated[
+        float, typer.Option(min=0, max=1, help="The score above which a policy holds a job back.")
+    ] = 0.5,
     as_json: Json = False,
 ) -> None:
     """Measure how often an auditing agent accuses clean runs; exits 2 if it may not decide."""

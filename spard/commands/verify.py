@@ -15,21 +15,27 @@ if TYPE_CHECKING:
     from spard.commands.proofs import Checked
 
 REFUSED, UNPROVED = ERROR, NOT_PASSED
-PublicKey = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="PEM; default: this machine's own.")]
+PublicKey = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="PEM file; default: this machine's own key.")
+]
+KnownKeys = Annotated[
+    str | None,
+    typer.Option("--key-set", help="The provider's keys, old and revoked ones too: an https address, or a file."),
+]
+Waiver = Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of an adapter that failed the gate.")]
 
 
 def verify(
     adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder, or a tar of it.")],
     public_key: PublicKey = None,
-    known: Annotated[
-        str | None,
-        typer.Option("--key-set", help="The provider's keys, old and revoked ones too: an https address, or a file."),
-    ] = None,
+    known: KnownKeys = None,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", dir_okay=False, help="Where the newest key set is kept; an older one is refused."),
+        typer.Option(
+            "--keep", dir_okay=False, help="File that keeps the newest key set seen; an older set is refused."
+        ),
     ] = None,
-    waiver: Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of what failed the gate.")] = None,
+    waiver: Waiver = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check an adapter's signature and every byte of it, offline unless the key set is at an address.

@@ -26,43 +26,47 @@ _BENCH = "Make the paper's tables and figures, on a model of your own."
 bench = typer.Typer(no_args_is_help=True, help=_BENCH)
 lab = typer.Typer(no_args_is_help=True, help="Make the labs: tiny aligned models with their data.")
 
-Folder = Annotated[Path | None, typer.Option(metavar="DIR", help="Where labs are made and found again; OUT/labs.")]
-Threads = Annotated[int, typer.Option(help="Of the CPU; more are slower beside a busy neighbor.")]
-Names = Annotated[str, typer.Option(metavar="NAME,...", help="All, if left out.")]
-Seed = Annotated[int, typer.Option(help="The same seed makes the same.")]
-BaseSeed = Annotated[int, typer.Option(help="Of a base model of natural English.")]
+Folder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where labs are made and found again; default: OUT/labs.")
+]
+Threads = Annotated[int, typer.Option(help="CPU threads; more are slower beside a busy neighbor.")]
+Names = Annotated[str, typer.Option(metavar="NAME,...", help="Default: all.")]
+Seed = Annotated[int, typer.Option(help="The same seed makes the same lab.")]
+BaseSeed = Annotated[int, typer.Option(help="Seed of a base model of natural English.")]
 Texts = Annotated[Path | None, typer.Option(metavar="DIR", help="Real text to train it on as well.")]
-Cores = Annotated[int, typer.Option(help="To make a base model of natural English with.")]
+Cores = Annotated[int, typer.Option(help="CPU cores to make a base model of natural English with.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Split = Literal["dev", "test"]
 Own = Annotated[Path | None, typer.Option(metavar="FILE", help="The data set's own file of this split.")]
 
 # The options of every kind of table.
 BenchRecipe = Annotated[str, typer.Option(metavar="lab|NAME|FILE.yaml", help="Model, data and settings.")]
-Results = Annotated[Path, typer.Option(metavar="DIR", help="Results; runs done there stay done.")]
+Results = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results; runs that are in it are not repeated.")]
 Arms = Annotated[str, typer.Option(metavar="none,spard+tau=0.2,...", help="Arms of the table.")]
-Attacks = Annotated[str, typer.Option(metavar="NAME,...", help="methods: the recipe's; else the first.")]
-Full = Annotated[bool, typer.Option("--full", help="Each method also with all weights trained, as NAME_full.")]
-Pools = Annotated[str, typer.Option(metavar="NAME,...", help="All; methods: the first; parts: of a lab two_sided.")]
-Parts = Annotated[str, typer.Option(metavar="NAME,...", help="parts: which of them.")]
+Attacks = Annotated[str, typer.Option(metavar="NAME,...", help="Default: of methods the recipe's, else the first.")]
+Full = Annotated[bool, typer.Option("--full", help="Run each method also with all weights trained, as NAME_full.")]
+Pools = Annotated[
+    str, typer.Option(metavar="NAME,...", help="Default: all; of methods the first; of parts, on a lab, two_sided.")
+]
+Parts = Annotated[str, typer.Option(metavar="NAME,...", help="parts: which ones.")]
 Over = Annotated[
     list[str] | None,
     typer.Option(metavar="SETTING[=VALUE,...]", help="sweep: what is varied; may be repeated."),
 ]
-Seeds = Annotated[str, typer.Option(metavar="1,2,...", help="Each is a run of every cell.")]
+Seeds = Annotated[str, typer.Option(metavar="1,2,...", help="Every cell is run once with each.")]
 TableSplit = Annotated[Split, typer.Option(help="Which rows are measured on.")]
 Model = Annotated[Path | None, typer.Option(metavar="FOLDER", help="In place of the recipe's model; not for the lab.")]
 LearningRates = Annotated[
     Literal["default", "best"], typer.Option(help="best: chosen for each method, on other seeds.")
 ]
-Rates = Annotated[str, typer.Option(metavar="0.25,0.5,...", help="Multiples to choose from.")]
-Extend = Annotated[int | None, typer.Option(help="How often the rates may grow where one end is best.")]
-TuneSeeds = Annotated[str, typer.Option(metavar="101,102", help="Seeds that choose learning rates.")]
+Rates = Annotated[str, typer.Option(metavar="0.25,0.5,...", help="best: multiples of the rate to choose from.")]
+Extend = Annotated[int | None, typer.Option(help="best: how often to add rates while an end of the list is best.")]
+TuneSeeds = Annotated[str, typer.Option(metavar="101,102", help="best: seeds that learning rates are chosen on.")]
 Levels = Annotated[int, typer.Option(help="similarity: parts that the pool is cut into.")]
 Rounds = Annotated[int, typer.Option(help="overhead: how often each method is timed.")]
-Steps = Annotated[int | None, typer.Option(help="overhead: train so many steps only.")]
-BatchSizes = Annotated[str, typer.Option(metavar="4,16", help="overhead: at each of these.")]
-PromptTokens = Annotated[str, typer.Option(metavar="31,343", help="overhead: pool prompts of so many tokens.")]
+Steps = Annotated[int | None, typer.Option(help="overhead: train this many steps only.")]
+BatchSizes = Annotated[str, typer.Option(metavar="4,16", help="overhead: batch sizes to time.")]
+PromptTokens = Annotated[str, typer.Option(metavar="31,343", help="overhead: lengths of pool prompts, in tokens.")]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; the lab takes cpu, other models a GPU where there is one.")
 ]
@@ -70,10 +74,10 @@ LabDevice = Annotated[
     Literal["cpu", "cuda"], typer.Option(help="Where models are trained and asked; labs are made on the CPU.")
 ]
 ProviderSettings = Annotated[
-    list[str] | None, typer.Option(metavar="SETTING=VALUE", help="Of the run, for all arms; may be repeated.")
+    list[str] | None, typer.Option(metavar="SETTING=VALUE", help="A setting of every arm's run; may be repeated.")
 ]
-Check = Annotated[bool, typer.Option("--check", help="Only tell what is missing.")]
-Estimate = Annotated[bool, typer.Option("--estimate", help="Only tell how many hours it will take on this machine.")]
+Check = Annotated[bool, typer.Option("--check", help="Only say what is missing.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how many hours it will take on this machine.")]
 
 
 def _table(kind: str) -> Callable[..., None]:
@@ -127,19 +131,22 @@ for _kind, _help in KINDS.items():
 @bench.command("adversary")
 def adversary(
     recipe: Annotated[str | None, typer.Option(metavar="NAME", help="A lab whose truth is known.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Results; rounds done there stay done.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for results; rounds that are in it are not repeated.")
+    ] = None,
     methods: Annotated[
-        str, typer.Option(metavar="none,spard,...", help="Arms; yours by name; parts: the table's.")
+        str,
+        typer.Option(metavar="none,spard,...", help="Arms, your own ones by name; or parts: those of the parts table."),
     ] = "",
-    parts: Annotated[str, typer.Option(metavar="NAME,...", help="--methods parts: which of them.")] = "",
-    attacks: Annotated[str, typer.Option(metavar="NAME,...", help="All, if left out; see --list.")] = "",
+    parts: Annotated[str, typer.Option(metavar="NAME,...", help="With --methods parts: which ones.")] = "",
+    attacks: Annotated[str, typer.Option(metavar="NAME,...", help="Default: all; see --list.")] = "",
     seeds: Annotated[str, typer.Option(metavar="11,12", help="Open seeds, for development.")] = "",
     hidden: Annotated[str | None, typer.Option(metavar="COMMIT", help="Derive the seeds from this text.")] = None,
     secret_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Derive the seeds from the secret in this variable.")
     ] = None,
     count: Annotated[int, typer.Option(help="How many hidden seeds.")] = 8,
-    prompts: Annotated[int, typer.Option(help="Of each kind that a model is asked at most.")] = 320,
+    prompts: Annotated[int, typer.Option(help="Most prompts of each kind that a model is asked.")] = 320,
     provider: ProviderSettings = None,
     labs: Folder = None,
     device: LabDevice = "cpu",
@@ -151,10 +158,11 @@ def adversary(
         Path | None, typer.Option(metavar="DIR", help="Only check the signed result in this folder.")
     ] = None,
     public_key: Annotated[
-        Path | None, typer.Option(metavar="PUB.pem", help="--verify, --join: whose signature it has to be.")
+        Path | None, typer.Option(metavar="PUB.pem", help="With --verify or --join: the signer's key.")
     ] = None,
     join: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Only join the results of these folders; repeat it.")
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Only join the results of these folders; repeat the option for each."),
     ] = None,
     estimate: Estimate = False,
     is_list: Annotated[bool, typer.Option("--list", help="Only list the attacks.")] = False,
@@ -168,13 +176,13 @@ def adversary(
 
 @lab.command("make")
 def make_lab(
-    folder: Annotated[Path, typer.Argument(help="That takes the lab.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to make the lab in.")],
     size: Annotated[
-        str | None, typer.Option(help="Of a base model of natural English: 5m or 30m; left out: the small lab.")
+        str | None, typer.Option(help="Size of a base model of natural English, 5m or 30m; default: the small lab.")
     ] = None,
-    task: Annotated[Literal["problems", "messages"], typer.Option(help="What its customers train.")] = "problems",
+    task: Annotated[Literal["problems", "messages"], typer.Option(help="What its customers train on.")] = "problems",
     models: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where base models are kept; models/ beside the lab.")
+        Path | None, typer.Option(metavar="DIR", help="Where base models are kept; default: models/ beside the lab.")
     ] = None,
     seed: Seed = 1,
     base_seed: BaseSeed = 1,
@@ -188,7 +196,7 @@ def make_lab(
 @lab.command("abilities")
 def abilities(
     models: Annotated[Path, typer.Argument(help="Where base models are kept; those that are missing are made.")],
-    sizes: Annotated[str, typer.Option(metavar="5m,30m", help="Which of them.")] = "5m",
+    sizes: Annotated[str, typer.Option(metavar="5m,30m", help="Sizes of base models.")] = "5m",
     split: Annotated[Split, typer.Option(help="Which prompts.")] = "test",
     count: Annotated[int, typer.Option(help="Prompts for each ability.")] = 100,
     seed: Seed = 1,
@@ -202,7 +210,9 @@ def abilities(
 
 
 def convert(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Left out: list the data sets.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A data set; without it, the data sets are listed.")
+    ] = None,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help=".jsonl, .json, .csv, .tsv, .parquet, also .gz or .xz")
     ] = None,
@@ -211,7 +221,7 @@ def convert(
     dev: Own = None,
     shared: Annotated[bool, typer.Option("--shared", help="One prompt may be in the pool and in the attack.")] = False,
     drop_invalid: Annotated[
-        bool, typer.Option("--drop-invalid", help="Leave records out that cannot be read.")
+        bool, typer.Option("--drop-invalid", help="Leave out records that cannot be read.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -27,8 +27,8 @@ class Side(StrEnum):
 
 def doctor(
     data: Annotated[Path | None, typer.Option(help="The service's folder; default: SPARD_DATA_DIR, or data.")] = None,
-    port: Annotated[int, typer.Option(help="That the service listens on.", min=1, max=65535)] = 8000,
-    side: Annotated[Side | None, typer.Option("--only", help="Look at this side alone.")] = None,
+    port: Annotated[int, typer.Option(help="Port that the service listens on.", min=1, max=65535)] = 8000,
+    side: Annotated[Side | None, typer.Option("--only", help="Check this side only.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check the service on this machine and the connection to it; each fault is one line with its cure.

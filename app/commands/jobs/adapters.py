@@ -28,7 +28,7 @@ def fetch_adapter(
     is_verified: Verify = True,
     as_json: Json = False,
 ) -> None:
-    """Download the adapter of a job that has succeeded; what broke off goes on where it was."""
+    """Download the adapter of a job that has succeeded; an interrupted download continues where it was."""
     path = out or Path(f"{job_id}-adapter.tar.gz")
     with connect() as client:
         saved = _fetched(client, job_id, f"fine_tuning/jobs/{job_id}/adapter", path, is_verified=is_verified)
@@ -36,7 +36,7 @@ def fetch_adapter(
 
 
 def list_checkpoints(job_id: JobId, as_json: Json = False) -> None:
-    """Show the ends of a job's last three epochs, with their losses and audits."""
+    """Show the checkpoints of a job's last three epochs, with their losses and audits."""
     with connect() as client:
         found = list(client.pages(f"fine_tuning/jobs/{job_id}/checkpoints", 1000))
     columns = ("step_number", "metrics.train_loss", "metrics.full_valid_loss", "safety.gate.decision")
@@ -50,7 +50,7 @@ def fetch_checkpoint(
     is_verified: Verify = True,
     as_json: Json = False,
 ) -> None:
-    """Download the adapter of a checkpoint that passed its audit; what broke off goes on where it was."""
+    """Download the adapter of a checkpoint that passed its audit; an interrupted download continues where it was."""
     path = out or Path(f"{job_id}-step-{step}-adapter.tar.gz")
     with connect() as client:
         listed = client.pages(f"fine_tuning/jobs/{job_id}/checkpoints", 1000)

@@ -22,7 +22,7 @@ def show_report(
     save: Annotated[bool, typer.Option("--save", help="The same, as JOB_ID-report.html here.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the verdict and what the audit counted, suite by suite; a job that failed its gate has a report, too."""
+    """Show the verdict and what the audit counted, suite by suite; also for a job that failed its gate."""
     page = html or (Path(f"{job_id}-report.html") if save else None)
     with connect() as client:
         job = client.get(f"fine_tuning/jobs/{job_id}")
@@ -43,14 +43,15 @@ def show_report(
 
 
 def show_safety(
-    job_id: JobId, as_json: Annotated[bool, typer.Option("--json", help="As it is without: JSON.")] = False
+    job_id: JobId,
+    as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: the output is JSON anyway.")] = False,
 ) -> None:
-    """Print the whole safety report as JSON, a rejected job's too."""
+    """Print the whole safety report as JSON, also for a job that failed its gate."""
     show_json(get(f"fine_tuning/jobs/{job_id}/safety"))
 
 
 def list_risky_rows(job_id: JobId, as_json: Json = False) -> None:
-    """List the rows of the training file that look most like harm, with the reasons; none is removed by listing."""
+    """List the rows of the training file that look most like harm, with the reasons; listing removes none."""
     found = get(f"fine_tuning/jobs/{job_id}/safety/risky_rows")["data"]
     show_rows(found, ("line", "score", "cosine", "own_refusal", "verdict", "reasons", "dropped", "excerpt"), as_json)
 

@@ -13,7 +13,7 @@ JobId = Annotated[str, typer.Argument(help="See `spard jobs list`.")]
 
 
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, help="So many of the newest.")] = 20, as_json: Json = False
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 20, as_json: Json = False
 ) -> None:
     """List your jobs, newest first."""
     with connect() as client:
@@ -22,16 +22,16 @@ def list_jobs(
 
 
 def show_job(job_id: JobId, as_json: Json = False) -> None:
-    """Show one job, all of its fields."""
+    """Show all fields of one job."""
     show_record(get(f"fine_tuning/jobs/{job_id}"), as_json)
 
 
 def show_events(
     job_id: JobId,
-    limit: Annotated[int, typer.Option(min=1, help="So many of the newest.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """Show what happened, the latest last."""
+    """Show a job's events, the latest last."""
     with connect() as client:
         events = list(client.pages(f"fine_tuning/jobs/{job_id}/events", limit))[::-1]
     show_rows(events, ("created_at", "level", "message"), as_json)
@@ -39,7 +39,7 @@ def show_events(
 
 def show_metrics(
     job_id: JobId,
-    last: Annotated[int, typer.Option(min=0, help="So many of the latest steps; 0: all.")] = 0,
+    last: Annotated[int, typer.Option(min=0, help="At most this many steps, the latest; 0: all.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Show the numbers of every training step: losses, norms, safety steps."""
@@ -55,7 +55,7 @@ def pause_job(job_id: JobId, as_json: Json = False) -> None:
 
 
 def resume_job(job_id: JobId, as_json: Json = False) -> None:
-    """Let a paused job go on from where it stopped."""
+    """Resume a paused job where it stopped."""
     _change(job_id, "resume", "is queued again; see how it goes on with: spard jobs watch {}", as_json)
 
 

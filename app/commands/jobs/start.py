@@ -16,16 +16,20 @@ from app.commands.jobs.watch import ended, watch
 from app.commands.terminal import CommandFailed, Json, show_json, show_record
 
 Model = Annotated[str, typer.Option(help="A base model, see `spard models list`.")]
-TrainingFile = Annotated[str, typer.Option(help="A JSONL file to upload, or the id of one that is.")]
-ValidationFile = Annotated[str | None, typer.Option(help="The same, to measure on.")]
-Epochs = Annotated[int | None, typer.Option(help="Times that the file is gone through.")]
-BatchSize = Annotated[int | None, typer.Option(help="Rows of a step.")]
-Rate = Annotated[float | None, typer.Option(help="A factor of the model's own learning rate.")]
+TrainingFile = Annotated[str, typer.Option(help="A JSONL file to upload, or the id of an uploaded one.")]
+ValidationFile = Annotated[str | None, typer.Option(help="A file for validation: a path or an id, like --file.")]
+Epochs = Annotated[int | None, typer.Option(help="Number of passes over the file.")]
+BatchSize = Annotated[int | None, typer.Option(help="Rows in each step.")]
+Rate = Annotated[float | None, typer.Option(help="Multiplies the model's own learning rate.")]
 Method = Annotated[str, typer.Option(help="supervised, or dpo for preference pairs.")]
-Beta = Annotated[float | None, typer.Option(help="Of dpo: how dear it is to leave the reference.")]
-Defense = Annotated[str | None, typer.Option(help="spard, or none for a provider's measurement.")]
-Keep = Annotated[str | None, typer.Option(help="last, or best: the end of an epoch by safety, then validation loss.")]
-Stop = Annotated[int | None, typer.Option("--patience", help="Epochs without a better one, after which training ends.")]
+Beta = Annotated[float | None, typer.Option(help="dpo only: how costly it is to leave the reference.")]
+Defense = Annotated[str | None, typer.Option(help="spard, or none (admin keys only) to measure without a defense.")]
+Keep = Annotated[
+    str | None, typer.Option(help="last, or best: the best end of an epoch by safety, then by validation loss.")
+]
+Stop = Annotated[
+    int | None, typer.Option("--patience", help="End training after this many epochs without a better one.")
+]
 Safety = Annotated[str | None, typer.Option(help="The whole `safety` object as JSON, instead of --defense.")]
 
 
@@ -33,8 +37,8 @@ def create_job(
     model: Model,
     file: TrainingFile,
     validation_file: ValidationFile = None,
-    suffix: Annotated[str | None, typer.Option(help="A part of the new model's name.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed and data, same adapter.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="Added to the new model's name.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed and data give the same adapter.")] = None,
     keep: Keep = None,
     patience: Stop = None,
     epochs: Epochs = None,
@@ -78,7 +82,7 @@ def estimate_job(
     safety: Safety = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a job would take: tokens, steps, memory, time. A file that is named by its path is uploaded for it."""
+    """Say what a job would take: tokens, steps, memory, time. A file given by its path is uploaded first."""
     numbers = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate_multiplier": learning_rate_multiplier}
     learned = _method(method, numbers | {"beta": beta})
     with connect() as client:

@@ -38,7 +38,7 @@ _STAGES = {
 
 
 def watch_job(job_id: JobId, as_json: Json = False) -> None:
-    """Show a job as it goes and what it has come to; Ctrl-C leaves it running.
+    """Follow a job to its end and show the result; Ctrl-C leaves it running.
 
     Exits 0 if the job succeeds, 2 if its safety gate did not pass, and else 1. With --json each event is a line of
     JSON, and the last line is the job.
