@@ -16,7 +16,7 @@ from sqlalchemy.exc import DatabaseError
 
 from app.db import downgrade_schema, make_engine, schema_state, transaction, upgrade_schema
 from app.db.base import Base
-from app.db.tables import Job, PolicyVersion, Tombstone
+from app.db.tables import Job, PolicyVersion, Project, Tombstone
 from tests.app.conftest import AddJob
 
 Schema = dict[str, list[Any]]
@@ -54,14 +54,24 @@ def test_a_downgrade_leaves_nothing_and_can_be_taken_back(empty_url: str) -> Non
     engine.dispose()
 
 
-def test_upgrading_twice_is_harmless(empty_url: str) -> None:
+def test_upgrading_twice_loses_nothing(empty_url: str) -> None:
     upgrade_schema(empty_url)
+    engine = make_engine(empty_url)
+    with transaction(engine) as session:
+        session.add(Project(id="org-kept", name="kept"))
     upgrade_schema(empty_url)
+    with transaction(engine) as session:
+        assert session.get_one(Project, "org-kept").name == "kept"
+    assert schema_state(engine) == "current"
+    engine.dispose()
 
 
 def test_processes_that_start_together_upgrade_one_after_the_other(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(upgrade_schema, [empty_url] * 4))
+    engine = make_engine(empty_url)
+    assert schema_state(engine) == "current"
+    engine.dispose()
 
 
 def test_the_version_before_can_write_to_the_schema_of_the_next(empty_url: str) -> None:

@@ -170,6 +170,7 @@ def test_every_method_trains_on_it(quantized: Callable[..., Base], name: str) ->
     safe = refusals(base) if recipe.uses_pool else []
     trained = train(base, sums(base, 6), safe, recipe, resolve(recipe, rows=6, hidden_size=32))
     assert all(part.isfinite().all() for part in weights(trained).values())
+    assert any(part.any() for name, part in weights(trained).items() if "lora_B" in name)  # zero before training
     after = {name.replace(".base_layer", ""): part for name, part in base.model.state_dict().items()}
     assert all(torch.equal(after[name], part) for name, part in frozen.items())
 

@@ -160,14 +160,8 @@ class Shop:
     @contextmanager
     def serving(self, behavior: str, **changes: Any) -> Iterator[Worker]:
         """A worker in this process, its child in another."""
-        worker = Worker(self.settings(**changes), scripted(behavior))
-        thread = Thread(target=worker.run)
-        thread.start()
-        try:
+        with at_work(Worker(self.settings(**changes), scripted(behavior))) as worker:
             yield worker
-        finally:
-            worker.end()
-            thread.join()
 
     def start(self, *command: str, under: Sequence[str] = (), **changes: Any) -> subprocess.Popen[bytes]:
         """A worker as a process of its own; `command` follows `python -m`, and all of it follows `under`."""
@@ -184,6 +178,18 @@ class Shop:
         job_id = self.add_job(**columns)
         with self.serving(behavior):
             return self.until_ended(job_id)
+
+
+@contextmanager
+def at_work(worker: Worker, name: str | None = None) -> Iterator[Worker]:
+    """Run a worker in a thread of this process, and end it with the block, however that ends."""
+    thread = Thread(target=worker.run, name=name)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.end()
+        thread.join()
 
 
 def submit(session: Session, asked: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.narrowing import required
 from tests.worker.heard import Heard, Work, report_of
 from tests.worker.parts import PLAIN, job_folder
 from tests.worker.running import last_told_by_child
-from tests.worker.shop import WAIT_S, Shop, until
+from tests.worker.shop import WAIT_S, Shop, at_work, until
 from tests.worker.test_epoch_ends import folder_of, weights
 from tests.worker.test_rank_processes import shared
 from worker.cell import Cell
@@ -164,13 +163,8 @@ def test_what_vllm_cannot_do_is_said(
 def test_a_worker_s_job_asks_vllm_inside_its_walls(light_shop: Shop, fake_vllm: Fake) -> None:
     worker = Worker(light_shop.settings(audit_engine=VLLM), COMMAND)
     job_id = light_shop.add_job(waived=True, recipe=asdict(PLAIN))
-    thread = Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(worker):
         until(lambda: light_shop.job(job_id).status in TERMINAL)
-    finally:
-        worker.end()
-        thread.join()
     job = light_shop.job(job_id)
     assert job.status == JobStatus.succeeded
     assert [each for each in light_shop.events(job_id) if "vLLM" in each] == []

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ from spard.selection import embeddings
 from tests.narrowing import required
 from tests.spard.parts import away
 from tests.worker.parts import PLAIN, job_folder
-from tests.worker.shop import Shop, forget_waits, scripted, until
+from tests.worker.shop import Shop, at_work, forget_waits, scripted, until
 from worker import gpu_probe, pipeline
 from worker.failures import around
 from worker.fitness import Fitness
@@ -201,18 +200,13 @@ def test_a_worker_takes_no_job_while_its_gpu_is_broken(light_shop: Shop) -> None
     probe = [sys.executable, "-c", f"import pathlib, sys; sys.exit(not pathlib.Path({str(mended)!r}).exists())"]
     worker = Worker(light_shop.settings(gpu_probe_s=0.1), scripted("gpu_error"), probe)
     jobs = [light_shop.add_job() for _ in range(2)]
-    thread = Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(worker):
         until(lambda: light_shop.job(jobs[0]).status == JobStatus.queued and light_shop.job(jobs[0]).waits == 1)
         until(lambda: not worker.is_fit)
         waiting = [light_shop.job(job_id).status for job_id in jobs]
         mended.touch()
         forget_waits(light_shop)
         ended = [light_shop.until_ended(job_id) for job_id in jobs]
-    finally:
-        worker.end()
-        thread.join()
     assert waiting == [JobStatus.queued] * 2
     # The second one met a GPU that worked again: what it says is its own.
     assert [(job.status, job.attempt) for job in ended] == [(JobStatus.succeeded, 1), (JobStatus.succeeded, 2)]
@@ -220,17 +214,12 @@ def test_a_worker_takes_no_job_while_its_gpu_is_broken(light_shop: Shop) -> None
 
 def test_a_broken_gpu_leaves_the_job_to_another_worker(light_shop: Shop) -> None:
     broken = Worker(light_shop.settings(gpu_probe_s=60.0), scripted("gpu_error"), ["/bin/false"])
-    thread = Thread(target=broken.run)
     job_id = light_shop.add_job()
-    thread.start()
-    try:
+    with at_work(broken):
         until(lambda: not broken.is_fit)
         forget_waits(light_shop)
         with light_shop.serving("good"):
             job = light_shop.until_ended(job_id)
-    finally:
-        broken.end()
-        thread.join()
     assert (job.status, job.attempt) == (JobStatus.succeeded, 1)
     assert any("the GPU stopped working" in event for event in light_shop.events(job_id))
 
@@ -254,12 +243,7 @@ def test_each_gpu_that_a_job_has_is_probed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_gpu_error_on_a_gpu_that_works_costs_the_job_an_attempt(light_shop: Shop) -> None:
     worker = Worker(light_shop.settings(gpu_probe_s=0.1), scripted("gpu_error"), ["/bin/true"])
-    thread = Thread(target=worker.run)
     job_id = light_shop.add_job()
-    thread.start()
-    try:
+    with at_work(worker):
         job = light_shop.until_ended(job_id)
-    finally:
-        worker.end()
-        thread.join()
     assert (job.status, job.attempt, job.waits) == (JobStatus.succeeded, 2, 0)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread, current_thread
+from threading import Event, current_thread
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from app.storage import StorageError
 from app.storage.local import LocalStorage
 from spard.config.patience import Patience
 from tests.narrowing import required
-from tests.worker.shop import Shop, forget_waits, scripted, until
+from tests.worker.shop import Shop, at_work, forget_waits, scripted, until
 from worker import inputs
 from worker.failures import ModelMissing
 from worker.interrupts import Stopping
@@ -67,14 +67,8 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
 @contextmanager
 def running(shop: Shop, behavior: str, name: str = "worker", **changes: Any) -> Iterator[Worker]:
     """A worker in a thread of that name."""
-    worker = Worker(shop.settings(**changes), scripted(behavior))
-    thread = Thread(target=worker.run, name=name)
-    thread.start()
-    try:
+    with at_work(Worker(shop.settings(**changes), scripted(behavior)), name) as worker:
         yield worker
-    finally:
-        worker.end()
-        thread.join()
 
 
 def tell(shop: Shop, job_id: str, text: str) -> bool:
@@ -212,9 +206,7 @@ def test_a_worker_with_a_full_disk_leaves_its_jobs_to_others(
     monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 0)  # it fills up once the worker runs
     sick = Worker(light_shop.settings(data_dir=full_disk, **QUICK), scripted("good"))
     monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 1)
-    thread = Thread(target=sick.run)
-    thread.start()
-    try:
+    with at_work(sick):
         until(lambda: not sick.is_fit)
         given_back = [job for job in map(light_shop.job, jobs) if job.waits]
         forget_waits(light_shop)
@@ -223,9 +215,6 @@ def test_a_worker_with_a_full_disk_leaves_its_jobs_to_others(
         full_disk.with_name("freed").touch()
         until(lambda: sick.is_fit)
         assert light_shop.until_ended(light_shop.add_job()).status == JobStatus.succeeded
-    finally:
-        sick.end()
-        thread.join()
     assert len(given_back) == 1
     assert tell(light_shop, given_back[0].id, "moved back to the queue: the disk of a worker was full")
     assert {(job.status, job.attempt, job.error is None) for job in ended} == {(JobStatus.succeeded, 1, True)}

@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
@@ -21,7 +20,7 @@ from app.settings import Settings
 from tests.worker.conftest import command
 from tests.worker.parts import PLAIN, RECIPE, job_folder
 from tests.worker.running import assert_only_sharding_differs, last_told_by_child, run_here
-from tests.worker.shop import WAIT_S, Shop, until
+from tests.worker.shop import WAIT_S, Shop, at_work, until
 from worker import gpu
 from worker.protocol import parse
 from worker.workdir import Folder
@@ -95,13 +94,8 @@ def test_ranks_save_and_stop_when_their_child_is_told_to(tmp_path: Path, model: 
 def test_too_little_memory_of_a_rank_is_worth_one_attempt_with_half_the_piece(light_shop: Shop) -> None:
     worker = Worker(light_shop.settings(gpus_per_job=2, lease_s=60.0), SHORT)
     job_id = light_shop.add_job(waived=True, recipe=asdict(PLAIN))
-    thread = Thread(target=worker.run)
-    thread.start()
-    try:
+    with at_work(worker):
         until(lambda: light_shop.job(job_id).status in TERMINAL)
-    finally:
-        worker.end()
-        thread.join()
     events, job = light_shop.events(job_id), light_shop.job(job_id)
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
     assert any("the next attempt takes 1 rows at a time" in event for event in events)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from spard.models.base import Base, load_base, read_base
 from spard.models.read_ahead import may_keep, may_read
 from tests.worker.heard import Heard
 from tests.worker.parts import PLAIN, job_folder
-from tests.worker.shop import WAIT_S, Shop
+from tests.worker.shop import WAIT_S, Shop, at_work
 from worker import held_model, pipeline
 from worker.cell import Cell, Given
 from worker.held_model import Holder
@@ -211,13 +210,8 @@ def test_full_fine_tuning_leaves_nothing_behind_in_what_was_read_ahead(own: Path
 
 def test_the_second_job_of_a_worker_finds_the_base_model_read(light_shop: Shop) -> None:
     jobs = [light_shop.add_job(waived=True, recipe=asdict(PLAIN)) for _ in range(2)]
-    worker = Worker(light_shop.settings(warm_child=True))
-    thread = Thread(target=worker.run)
-    with capture_logs() as logged:
-        thread.start()
+    with capture_logs() as logged, at_work(Worker(light_shop.settings(warm_child=True))):
         ended = [light_shop.until_ended(job_id) for job_id in jobs]
-        worker.end()
-        thread.join()
     assert [job.status for job in ended] == [JobStatus.succeeded] * 2
     lines = [entry for entry in logged if entry["event"] == "child"]
     found = [entry["job_id"] for entry in lines if "the base model was read ahead" in entry["line"]]

@@ -7,7 +7,6 @@ import re
 import tarfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Thread
 
 import psutil
 from structlog.testing import capture_logs
@@ -20,7 +19,7 @@ from spard.config import Hyperparameters, Lora
 from tests.narrowing import required
 from tests.worker.parts import RECIPE, job_folder
 from tests.worker.running import run_here
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, at_work, until
 from worker.worker import Worker
 
 RESTLESS = replace(
@@ -33,15 +32,10 @@ RESTLESS = replace(
 
 def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(light_shop: Shop, model: Path, tmp_path: Path) -> None:
     job_id = light_shop.add_job(waived=True, recipe=asdict(RESTLESS))
-    worker = Worker(light_shop.settings(warm_child=True))
-    thread = Thread(target=worker.run)
-    with capture_logs() as logged:
-        thread.start()
+    with capture_logs() as logged, at_work(Worker(light_shop.settings(warm_child=True))):
         until(lambda: is_resumable(light_shop, job_id))
         kill_trainer()
         job = light_shop.until_ended(job_id)
-        worker.end()
-        thread.join()
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
     steps = [event.split("/")[0] for event in light_shop.events(job_id) if event.startswith("Step ")]
     assert steps.count("Step 1") == 1
