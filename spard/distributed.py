@@ -158,7 +158,7 @@ def gathered(own_part: Item) -> list[Item]:
 
 
 def wait_for_all() -> None:
-    """Go on when every rank has come here."""
+    """Wait until every rank has reached this call."""
     gathered(None)
 
 

@@ -89,7 +89,7 @@ class Nodes:
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Tell all that the attempt is over."""
+        """Tell all followers that the attempt is over."""
         for wire in self._wires.values():
             wire.tell({"kind": "end"})
             wire.close()

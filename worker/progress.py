@@ -68,7 +68,7 @@ class Journal:
                 self.note(level, text, data, type)
 
     def keep(self, record: ResumeState) -> None:
-        """Note what a later attempt goes on from."""
+        """Record what a later attempt continues from."""
         self._columns["checkpoint"] = record
 
     def note(self, level: str, text: str, data: dict[str, Any] | None = None, type: str = "message") -> None:
@@ -82,7 +82,7 @@ class Journal:
             self.note("warn", f"Waiting: {around(code).message}")
 
     def note_checkpoint(self, step: int, result: EpochResult) -> None:
-        """Tell of the end of an epoch."""
+        """Record a checkpoint and its event."""
         self._checkpoints[step] = result
         self.note("info", f"Checkpoint created at step {step}")
 

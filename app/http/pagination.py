@@ -21,7 +21,7 @@ class Listed(Protocol):
 
 
 class Item(Protocol):
-    """What stands in a list, by its id."""
+    """A row of a list, known by its id."""
 
     @property
     def id(self) -> Any:

@@ -50,7 +50,7 @@ class WindowsInMemory(Storage):
         return max(self._windows.get(key, (0, 0.0))[1], time.time())
 
     def check(self) -> bool:
-        """Return that memory is there."""
+        """Return True: memory is always available."""
         return True
 
     def reset(self) -> int:

@@ -57,7 +57,7 @@ class Stream:
         return said
 
     def cancel(self) -> None:
-        """Have the engine stop; nothing more is heard."""
+        """Have the engine stop the reply; no more of it is read."""
         self._cancel(self.number)
 
 

@@ -142,11 +142,11 @@ class ResponseCreate(LenientBody):
 
     @property
     def offered(self) -> list[ResponseTool]:
-        """The tools that the model is told of."""
+        """The tools that the prompt shows to the model."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     def ask(self) -> Ask:
-        """Return what an engine is told."""
+        """Return the request in the form that an engine reads."""
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         start: list[Message] = [{"role": "system", "content": self.instructions}] if self.instructions else []
         tools = [each.model_dump(exclude_none=True, exclude={"type"}) for each in self.offered]

@@ -200,11 +200,11 @@ class ChatCreate(Sampling):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that the model is told of."""
+        """The tools that the prompt shows to the model."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     def ask(self) -> Ask:
-        """Return what an engine is told."""
+        """Return the request in the form that an engine reads."""
         ask = self.asked()
         ask["messages"] = [message.as_read() for message in self.messages]
         ask["tools"] = [tool.model_dump(exclude_none=True) for tool in self.offered]
@@ -226,7 +226,7 @@ class CompletionCreate(Sampling):
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
 
     def ask(self) -> Ask:
-        """Return what an engine is told."""
+        """Return the request in the form that an engine reads."""
         ask = self.asked()
         ask["prompt"] = self.prompt if isinstance(self.prompt, str) else self.prompt[0]
         ask["max_tokens"], ask["top_logprobs"] = self.max_tokens or 16, self.logprobs

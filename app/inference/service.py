@@ -115,7 +115,7 @@ class Reply:
         await to_thread.run_sync(self._serving.check, self._caller, self.call)
 
     def fail(self, error: AppError) -> None:
-        """Note the error that the client is told."""
+        """Record the error that the client gets."""
         self.outcome.status = error.code or error.type
 
     async def close(self) -> None:

@@ -172,7 +172,7 @@ def _look(engine: Engine, cursors: set[Cursor], due: set[Cursor]) -> _News:
 
 
 def _last(session: Session, job_ids: set[str]) -> dict[str, _Last]:
-    """One row for each job that is there."""
+    """Select one row for each of the jobs that exists."""
     seq = select(func.coalesce(func.max(JobEvent.seq), 0)).where(JobEvent.job_id == Job.id).scalar_subquery()
     rows = session.execute(select(Job.id, Job.status, seq).where(Job.id.in_(job_ids)))
     return {job_id: _Last(status, number) for job_id, status, number in rows}

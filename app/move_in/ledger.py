@@ -54,7 +54,7 @@ class Ledger:
         return {key: json.loads(value) for key, value in rows}
 
     def has(self, kind: str, key: str) -> bool:
-        """Tell whether there is such an entry."""
+        """Return whether there is such an entry."""
         return (
             self._connection.execute("SELECT 1 FROM entries WHERE kind = ? AND key = ?", (kind, key)).fetchone()
             is not None

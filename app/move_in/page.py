@@ -69,7 +69,7 @@ def answer(found: Compared) -> str:
 
 
 def _remarks(found: Compared) -> Iterator[str]:
-    """Yield what would else mislead."""
+    """Yield remarks on results that would mislead without them."""
     for kind, name in (("golden", "old"), ("new", "new")):
         if missing := found.unanswered[kind]:
             yield f"\n{missing} replies of the {name} model are missing: refused, or not asked yet.\n"

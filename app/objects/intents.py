@@ -76,7 +76,7 @@ def condemn(session: Session, key: str, *, project_id: str | None, subject: str,
 
 
 def condemn_prefix(session: Session, prefix: str, *, project_id: str | None, subject: str, bytes: int = 0) -> None:
-    """Likewise for everything below a prefix."""
+    """Condemn everything below a prefix."""
     _condemn(session, prefix, DELETE_PREFIX, project_id, subject, bytes)
 
 

@@ -149,7 +149,7 @@ class Recipe:
 
     @property
     def uses_pool(self) -> bool:
-        """Whether safe rows are selected at all."""
+        """Whether safe rows are selected."""
         return self.defense.trains_on_safe_rows or self.effective_anchor > 0
 
     @property

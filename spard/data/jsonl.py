@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 class BadRow(ValueError):
-    """A line that is no row at all."""
+    """A line that cannot be read as a row."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)

@@ -64,7 +64,7 @@ def _names(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _output(row: Mapping[str, Any], name: str) -> Iterator[Problem]:
-    """Check that one answer is there and is one."""
+    """Check that there is exactly one answer, and that it is the assistant's."""
     found = row.get(name)
     if name not in row:
         yield error(f"/{name}", "message_missing_key", f'"{name}" is missing', _HINT)

@@ -45,7 +45,7 @@ class Pairs:
 
 
 def count_pairs(first: Sequence[bool], second: Sequence[bool]) -> Pairs:
-    """Count outcomes that stand in the same order."""
+    """Count the four combinations of two outcomes over items in the same order."""
     seen = list(zip(first, second, strict=True))
     return Pairs(*(seen.count(outcome) for outcome in ((True, True), (True, False), (False, True), (False, False))))
 

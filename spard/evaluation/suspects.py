@@ -92,14 +92,14 @@ def suspected(rows: Sequence[Example], secret: str = "") -> Suspected:
 
 
 def drawn(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
-    """Return at most so many rows in their order."""
+    """Draw at most `count` rows and return them in their order."""
     return rows if len(rows) <= most else [rows[i] for i in sorted(rng.sample(range(len(rows)), most))]
 
 
 def _order(
     places: Mapping[Feature, Sequence[int]], answers: Sequence[_Answer], rows: Sequence[Example]
 ) -> Callable[[Feature], tuple[float, float, Feature]]:
-    """Return what sorts features by how much they tell of what answers do, give steps or refuse, and then of answers.
+    """Return a sort key for features: how much one tells about whether answers comply or refuse, then about answers.
 
     Harmless answers may begin with any first word, so it ranks only what does the same; more than `COUNTED` rows rank
     no dress higher.

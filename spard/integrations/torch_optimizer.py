@@ -90,7 +90,7 @@ class SafetyProjection(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`, with its tau."""
+        """Continue from a `state_dict`, with its tau."""
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state = pre_hook(self, state) or state

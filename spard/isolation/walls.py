@@ -37,7 +37,7 @@ class Walls:
 
     @property
     def are_whole(self) -> bool:
-        """Whether nothing at all is missing."""
+        """Whether no wall is missing."""
         return not self.missing
 
 

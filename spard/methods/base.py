@@ -78,7 +78,7 @@ class Method(Generic[Settings]):
         """Begin, before the first step or before `restore`."""
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from what `state` returned."""
 
     def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
         """One iteration on `theta`, in place; `task` and `safe` evaluate at `theta` as it is when they are called."""

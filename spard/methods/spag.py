@@ -76,7 +76,7 @@ class Spag(Method[Spard]):
         return self.safety.state() | ({} if self.base_N2 is None else {_BASE: self.base_N2})
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Go on with both."""
+        """Continue with both."""
         base_N2 = state.get(_BASE)
         self.base_N2 = None if base_N2 is None else base_N2.to(theta[0].device)
         self.safety.restore(theta, {name: part for name, part in state.items() if name != _BASE})

@@ -131,13 +131,8 @@ for _kind, _help in KINDS.items():
 @bench.command("adversary")
 def adversary(
     recipe: Annotated[str | None, typer.Option(metavar="NAME", help="A lab whose truth is known.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for results; rounds that are in it are not repeated.")
-    ] = None,
-    methods: Annotated[
-        str,
-        typer.Option(metavar="none,spard,...", help="Arms, your own ones by name; or parts: those of the parts table."),
-    ] = "",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Results; rounds in it are not repeated.")] = None,
+    methods: Annotated[str, typer.Option(metavar="none,spard,...", help="Arms, yours by name; or `parts`.")] = "",
     parts: Annotated[str, typer.Option(metavar="NAME,...", help="With --methods parts: which ones.")] = "",
     attacks: Annotated[str, typer.Option(metavar="NAME,...", help="Default: all; see --list.")] = "",
     seeds: Annotated[str, typer.Option(metavar="11,12", help="Open seeds, for development.")] = "",
@@ -160,10 +155,7 @@ def adversary(
     public_key: Annotated[
         Path | None, typer.Option(metavar="PUB.pem", help="With --verify or --join: the signer's key.")
     ] = None,
-    join: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="Only join the results of these folders; repeat the option for each."),
-    ] = None,
+    join: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="Join these folders; may be repeated.")] = None,
     estimate: Estimate = False,
     is_list: Annotated[bool, typer.Option("--list", help="Only list the attacks.")] = False,
 ) -> None:

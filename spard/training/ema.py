@@ -33,5 +33,5 @@ class Ema:
             part.copy_(self.mean[name])
 
     def restore(self, mean: Mapping[str, Tensor]) -> None:
-        """Go on with this average."""
+        """Continue with this average."""
         self.mean = {name: mean[name].to(part.device) for name, part in self.theta.items()}

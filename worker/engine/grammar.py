@@ -34,7 +34,7 @@ class Form(Protocol):
         """Return the logits, those of tokens that may not come next at minus infinity."""
 
     def note(self, token: int) -> None:
-        """Go on behind a token."""
+        """Move on past a token."""
 
 
 class Forms:

@@ -25,7 +25,7 @@ class _Wandb:
 
 
 def open_sink(facts: RunFacts) -> Sink:
-    """Begin the run, or go on with it."""
+    """Begin the run, or continue it."""
     run = wandb.init(
         id=facts.id,
         resume="allow",

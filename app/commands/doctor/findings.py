@@ -17,15 +17,15 @@ class Finding:
 
 
 def ok(name: str, text: str) -> Finding:
-    """Say that all is well."""
+    """Return a finding that nothing is wrong."""
     return Finding(name, "ok", text)
 
 
 def note(name: str, text: str) -> Finding:
-    """Say what is worth knowing, with nothing to mend."""
+    """Return a finding that is worth knowing, with nothing to mend."""
     return Finding(name, "note", text)
 
 
 def problem(name: str, text: str, cure: str) -> Finding:
-    """Say what is wrong, in one line, and how to mend it."""
+    """Return a finding that something is wrong, in one line, and how to mend it."""
     return Finding(name, "problem", " ".join(text.split()), cure)

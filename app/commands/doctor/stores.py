@@ -181,7 +181,7 @@ def broker(settings: Settings) -> Finding:
 
 
 def checks(settings: Settings) -> Iterator[Finding]:
-    """Look at all of them."""
+    """Check the folder, the disk, the database, the storage, the broker and their clocks."""
     yield from folder(settings)
     if settings.is_embedded() and not settings.data_dir.is_dir():
         return  # all of it is in that folder

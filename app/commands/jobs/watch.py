@@ -62,7 +62,7 @@ def watch(client: Client, job_id: str, *, as_json: bool = False) -> Any:
         if not as_json:
             _conclude(client, job)
     except KeyboardInterrupt:
-        warn(f"{job_id} goes on without you; come back with: spard jobs watch {job_id}")
+        warn(f"{job_id} continues; watch it again with: spard jobs watch {job_id}")
         raise
     return job
 
@@ -180,7 +180,7 @@ def _show(view: _View, news: ServerSentEvent) -> None:
 
 
 def _conclude(client: Client, job: Any) -> None:
-    """End with what the job has come to."""
+    """Show the job's verdict, as the last lines."""
     found = client.get(f"fine_tuning/jobs/{job['id']}/safety/verdict")
     pill = "" if found["pill"].lower() == job["status"] else f"{found['pill']}. "
     say(f"{job['id']} {job['status']}: {pill}{found['headline']}")

@@ -49,7 +49,7 @@ class Gated:
         return {f"{key}/{i}": state[key] for i, state in enumerate(states) for key in _KEYS}
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Go on with these moments."""
+        """Continue with these moments."""
         if not state:
             return
         own = self._own(theta)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from spard.commands import exits
 from spard.commands.front import Asked as Given
 from spard.commands.front import alone
 from spard.errors import InvalidRecipe, SpardError
@@ -71,7 +72,7 @@ def execute(asked: Given) -> int:
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from here\n")
-        return 130
+        return exits.INTERRUPTED
     return 0
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from spard.commands import exits
 from spard.commands.front import Asked, alone
 from spard.config import Recipe
 from spard.config.run_spec import RunSpec, to_mapping
@@ -69,7 +70,7 @@ def execute(asked: Asked) -> int:
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from here\n")
-        return 130
+        return exits.INTERRUPTED
     return 0
 
 
