@@ -34,7 +34,7 @@ class EntryOut(BaseModel):
 
 
 class EntryList(BaseModel):
-    """One page of the audit log, the latest first; go on with `after` set to the last entry's `id`."""
+    """One page of the audit log, the latest first; for the next page set `after` to the last entry's `id`."""
 
     model_config = ConfigDict(from_attributes=True)
 

@@ -36,7 +36,7 @@ _MEANINGS = {
     400: "The request is not right, or the thing is not in a state that allows it.",
     401: "There is no key, or it is not valid.",
     403: "The key lacks the scope that this needs.",
-    404: "Unknown, or not yours.",
+    404: "Unknown, or not of your project.",
     408: "The body came too slowly.",
     413: "Too large.",
     415: "Not a format that is read here.",

@@ -111,7 +111,7 @@ class JobOut(BaseModel):
 
 
 class JobList(BaseModel):
-    """One page of your jobs, newest first; go on with `after` set to the last job's `id`."""
+    """One page of your jobs, newest first; for the next page set `after` to the last job's `id`."""
 
     object: Literal["list"] = "list"
     data: list[JobOut]
@@ -133,7 +133,7 @@ class EventOut(BaseModel):
 
 
 class EventList(BaseModel):
-    """One page of a job's events, the latest first; go on with `after` set to the last event's `id`."""
+    """One page of a job's events, the latest first; for the next page set `after` to the last event's `id`."""
 
     model_config = ConfigDict(from_attributes=True)
 

@@ -142,7 +142,7 @@ def pause(session: Session, project_id: str, job_id: str) -> JobOut:
 
 
 def resume(session: Session, project_id: str, job_id: str) -> JobOut:
-    """Let a paused job go on from where it stopped."""
+    """Resume a paused job where it stopped."""
     wake(session, job_id)
     return _asked(session, get(session, project_id, job_id), control.resume)
 

@@ -42,7 +42,7 @@ class Transcript(BaseModel):
 
 
 class TranscriptList(BaseModel):
-    """One page of transcripts in the order asked; go on with `after` set to the last one's `index`."""
+    """One page of transcripts in the order asked; for the next page set `after` to the last one's `index`."""
 
     object: Literal["list"] = "list"
     data: list[Transcript]

@@ -73,7 +73,7 @@ class HeldOut(BaseModel):
 
 
 class HeldList(BaseModel):
-    """One page of held adapters, the latest first; go on with `after` set to the last one's `job_id`."""
+    """One page of held adapters, the latest first; for the next page set `after` to the last one's `job_id`."""
 
     object: Literal["list"] = "list"
     data: list[HeldOut]
