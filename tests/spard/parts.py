@@ -11,7 +11,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    FalconH1Config,
     GemmaConfig,
+    Lfm2Config,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
@@ -51,6 +53,17 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": 256,
     "initializer_range": 0.2,  # large enough for greedy answers that differ
+}
+_MAMBA: dict[str, Any] = {
+    "mamba_d_ssm": 32,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
+RECURRENT: dict[str, PretrainedConfig] = {  # models that keep states of a recurrence beside keys and values
+    "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "falcon_h1": FalconH1Config(**(SIZES | {"bos_token_id": 256}), **_MAMBA),
 }
 CONFIGS: dict[str, type[PretrainedConfig]] = {
     "llama": LlamaConfig,

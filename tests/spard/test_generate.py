@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, FalconH1Config, Lfm2Config, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from spard.data.chat import render_prompt
 from spard.data.control_tokens import end_tokens
@@ -14,22 +14,11 @@ from spard.models import decoding
 from spard.models.base import Base
 from spard.models.decoding import LEAST_SHARED, LOOK_EVERY, Rows
 from spard.models.generate import as_requests, complete, generate
-from tests.spard.parts import SIZES
+from tests.spard.parts import RECURRENT
 from tests.spard.waits import Waits
 
 PROMPTS = [f"Do the thing {i}{'!' * (i % 11)}" for i in range(20)]
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma"]
-_MAMBA: dict[str, Any] = {
-    "mamba_d_ssm": 32,
-    "mamba_n_heads": 4,
-    "mamba_d_head": 8,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 8,
-}
-RECURRENT = {  # models that keep states of a recurrence beside keys and values
-    "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
-    "falcon_h1": FalconH1Config(**(SIZES | {"bos_token_id": 256}), **_MAMBA),
-}
 
 
 def one_by_one(base: Base, prompt: str, max_new_tokens: int) -> str:

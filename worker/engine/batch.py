@@ -72,7 +72,7 @@ class Batch:
         if not places:
             return self._clear()
         index = torch.tensor(places, device=self.device)
-        self._cache.batch_select_indices(index)
+        self._cache.reorder_cache(index)  # states of a recurrence have no other way
         self._mask_BT = self._mask_BT[index]
         self.logits_BV = self.logits_BV[list(places)]  # which are in main memory
         free = self._mask_BT.shape[1] - int(self._mask_BT.sum(dim=1).max())
