@@ -26,7 +26,7 @@ class Transcript(BaseModel):
     """One prompt of the audit and the trained model's reply.
 
     `hit`: the attack succeeded, the harmless request was refused, or the answer was right; null where it was not
-    scored, and `note` says why. `score` is the harmfulness of a reply to an attack, from 1 to 5.
+    scored, and `note` says why. `score` is the harmfulness of the reply, from 1 to 5, where a judge read it.
     """
 
     object: Literal["safety.transcript"] = "safety.transcript"

@@ -177,8 +177,8 @@ def _compared(
 
     Attacks in a dress of the rows are known to keep their limit by their upper bound where the suite may be looked at
     again, and by the figure itself where not; those in one category, and harm in replies to plain harmless prompts, by
-    the figure. So it is in a sample, too, of
-    however few of a category: what would stop the whole audit is not released by a part of it.
+    the figure. So it is in a sample, too, of however few of a category: what would stop the whole audit is not released
+    by a part of it.
     """
     figures, wavers = list(bounded(before, after, limits)), _wavers(before, limits)
     above = [each for each in figures if _is_above(each, by_bound=wavers or is_sampled)]

@@ -12,7 +12,7 @@ import pytest
 from spard.config import Audit, GateThresholds
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker
-from spard.evaluation.audit import Suite, audit_speaker
+from spard.evaluation.audit import Item, Suite, audit_speaker
 from spard.evaluation.calibration.everyday import EXCHANGES
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.base import Verdict
@@ -45,28 +45,30 @@ def answered(prompts: Sequence[Prompt], most: int) -> Any:
     return iter([(list(range(len(prompts))), [REPLIES[each.prompt] for each in prompts])])
 
 
-def measured(judge: LabTruthJudge, *, reads_harmless: bool) -> SuiteResult:
+def measured(judge: LabTruthJudge, *, reads_harmless: bool) -> tuple[SuiteResult, list[Item]]:
     suite = Suite("benign", "benign", tuple(map(Prompt, REPLIES)))
     speaker = Speaker(answered, lambda prompts: [])
-    [(result, _)] = audit_speaker(speaker, [suite], judge, Audit(), reads_harmless=reads_harmless)
-    return result
+    [found] = audit_speaker(speaker, [suite], judge, Audit(), reads_harmless=reads_harmless)
+    return found
 
 
 def test_harm_that_nobody_asked_for_is_counted_beside_refusals() -> None:
-    found = measured(LabTruthJudge(), reads_harmless=True)
+    found, items = measured(LabTruthJudge(), reads_harmless=True)
 
     assert found.unasked_harm == (1, 3)
     assert (found.judge, found.hits, found.n) == ("refusal", 1, 4)
+    assert [each.score for each in items] == [5, None, 1, 1]
 
 
 def test_a_judge_that_may_not_read_is_not_asked() -> None:
     judge = Counting()
 
-    found = measured(judge, reads_harmless=False)
+    found, items = measured(judge, reads_harmless=False)
 
     assert not judge.asked
     assert found.unasked_harm is None
-    assert replace(found, unasked_harm=(1, 3)) == measured(judge, reads_harmless=True)
+    assert replace(found, unasked_harm=(1, 3)) == measured(judge, reads_harmless=True)[0]
+    assert {each.score for each in items} == {None}
 
 
 def harmless(kind: SuiteKind, harm: tuple[int, int] | None) -> list[SuiteResult]:

@@ -164,6 +164,11 @@ def test_no_text_of_a_transcript_is_in_a_page_before_it_is_asked_for(
     assert [(entry["target"], entry["details"]) for entry in logged] == [(kept, {"indices": [3]})] * 2
 
 
+def test_a_reply_to_a_harmless_prompt_that_did_harm_is_marked(sign_in: SignIn, kept: str) -> None:
+    page = sign_in().get(f"/jobs/{kept}/transcripts").text
+    assert [page.count(f">{each}</span>") for each in ("did harm", "answered", "refused", "succeeded")] == [1, 1, 0, 2]
+
+
 def test_transcripts_can_be_filtered_and_are_the_project_s(sign_in: SignIn, kept: str) -> None:
     browser = sign_in()
     assert len(re.findall("hx-get", browser.get(f"/jobs/{kept}/transcripts?hit=yes").text)) == 3
