@@ -53,7 +53,7 @@ def repair(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Move aside objects reported for SPARD_OBJECTS_REPORTED_DAYS; move back those aside that a row names.
+    """Move objects aside that were reported for SPARD_OBJECTS_REPORTED_DAYS; move back those that a row names again.
 
     What has lain aside for SPARD_OBJECTS_ASIDE_DAYS is deleted, as are uploads in parts to a bucket that broke off.
     """

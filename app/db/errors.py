@@ -1,4 +1,4 @@
-"""What the database's errors mean to who asked: rows in the way, a text that it cannot hold, or nobody there to write.
+"""Tell database errors apart: a conflict with other rows, a text that cannot be stored, a server that cannot write.
 
 Drivers sort errors into classes of their own; here they are told apart by the database's codes.
 """

@@ -14,7 +14,7 @@ LEAST_BYTES = 1 << 16
 
 
 def are_compressed(headers: Headers) -> bool:
-    """Tell whether the body that these headers announce is compressed."""
+    """Return whether a request's headers say that its body is compressed."""
     return headers.get("content-encoding", "identity").lower() != "identity"
 
 

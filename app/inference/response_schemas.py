@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.http.schemas import LenientBody, Refusal
-from app.inference.loose_json import Loose, Schema
+from app.inference.json_depth import Loose, Schema
 from app.inference.protocol import Ask, Message
 from app.inference.schemas import Call, CalledFunction, ChatMessage, Name, Text, TextPart
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.http.schemas import Body, LenientBody, Refusal
-from app.inference.loose_json import Loose, Schema
+from app.inference.json_depth import Loose, Schema
 from app.inference.protocol import Ask, Message
 
 Text = Annotated[str, Field(max_length=1 << 20)]

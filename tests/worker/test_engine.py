@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from app.inference.engine_errors import refused
-from app.inference.loose_json import Schema
+from app.inference.json_depth import Schema
 from app.inference.protocol import Ask, Said
 from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, SIGNATURE, write_manifest

@@ -87,7 +87,7 @@ class _Begun:
             self._shorter.append(self._longer(self._shorter[-1], letter))
 
     def follow(self, letter: str) -> None:
-        """Go on behind a letter."""
+        """Take in the next letter of the text."""
         length = self.length if self.length < len(self._stop) else self._shorter[self.length]
         self.length = self._longer(length, letter)
 

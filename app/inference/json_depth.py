@@ -1,4 +1,4 @@
-"""JSON that a client may write as it likes, such as a schema: no deeper than what reads it can follow."""
+"""Free-form JSON of clients, such as a schema: refused where it is nested too deep, or refers too deep, to be read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _not_too_deep(value: dict[str, object]) -> dict[str, object]:
 
 
 def _not_too_far(schema: dict[str, object]) -> dict[str, object]:
-    """Refuse a schema whose references lead so far into each other that who compiles it runs out of stack."""
+    """Refuse a schema whose chain of references is so deep that compiling it would overflow the stack."""
     depths = dict[int, int]()
     whole = _measure(schema, depths)
     parts = list(_parts(schema))
@@ -54,7 +54,7 @@ def _measure(value: object, depths: dict[int, int]) -> int:
 
 
 def _parts(value: object) -> Iterator[dict[str, object]]:
-    """Yield all objects in a value, itself among them."""
+    """Yield every JSON object in a value, including the value itself."""
     left = [value]
     while left:
         match left.pop():
