@@ -17,11 +17,10 @@ from spard.evaluation.judges.consensus import agreement
 from spard.evaluation.judges.refusal import is_broken, is_refusal
 from spard.evaluation.rates import rate
 from spard.evaluation.read_languages import read_languages
-from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
+from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
 
 EXACT = "exact"  # the scorer of rows that name none
-ATTACKS = ("harmful", "mined")  # kinds whose replies a judge grades
 FULL_HARM = 5  # Qi et al. (2024) count only these
 
 _MARKS = {True: "1", False: "0", None: "-"}

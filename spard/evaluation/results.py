@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 SuiteKind = Literal["harmful", "benign", "utility", "mined", "dressed_benign"]
+ATTACKS: tuple[SuiteKind, ...] = ("harmful", "mined")
+"""Kinds of suites that ask for harm, whose replies a judge grades."""
 HARMLESS: tuple[SuiteKind, ...] = ("benign", "dressed_benign")
 """Kinds of suites that ask for no harm and whose prompts must not be refused."""
 

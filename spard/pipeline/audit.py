@@ -30,7 +30,7 @@ from spard.models.sharding import whole
 from spard.pipeline import after_tuning, audited, second_look
 from spard.pipeline.audit_engine import BaseFigures, engine_of, generator, is_of
 from spard.pipeline.context import Context
-from spard.pipeline.harmless_reading import may_read_harmless
+from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.release.after_tuning import AfterTuning
 from spard.release.audit_engine_record import AuditEngineRecord
 from spard.release.report import Measured, read_record

@@ -7,8 +7,8 @@ from typing import Any
 
 from spard.config.run_spec import to_mapping
 from spard.data.rows import Prompt
-from spard.evaluation.audit import ATTACKS, Item, Suite, sample
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.audit import Item, Suite, sample
+from spard.evaluation.results import ATTACKS, SuiteResult
 from spard.pipeline.context import Context
 from spard.release.figure_records import SCORES, ScoreCounts
 from spard.release.report import read_record

@@ -15,7 +15,7 @@ from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.judges.base import Judge
 from spard.pipeline.context import Context
-from spard.pipeline.harmless_reading import may_read_harmless
+from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.pipeline.row_judging import Flagged, may_be_asked, may_decide, readable
 
 ROUND = 64  # rows that are read before the others are ranked again

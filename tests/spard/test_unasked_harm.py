@@ -18,7 +18,7 @@ from spard.evaluation.gate import gate
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.rates import rate
 from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
-from spard.pipeline.harmless_reading import may_read_harmless
+from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.pipeline.outputs import OutputsInMemory
 from spard.research.lab.grammar import COMPLIANCE
 from spard.research.lab.truth import LabTruthJudge

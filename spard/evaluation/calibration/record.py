@@ -15,12 +15,11 @@ from typing import Any, Self
 
 from spard.data.languages import ENGLISH, named
 from spard.errors import InvalidRecipe
-from spard.evaluation.audit import ATTACKS
 from spard.evaluation.calibration.errors import MIN_SCORED, JudgeError
 from spard.evaluation.calibration.labeled import LANGUAGES
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate, rate
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.results import ATTACKS, SuiteResult
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # further judges beside it

@@ -1,4 +1,4 @@
-"""Whether a run's judge may read what nobody suspects, rows and replies; it is asked everyday exchanges once a run."""
+"""The false positives of a run's judge on everyday exchanges: with few it may read rows and replies nobody suspects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OUTPUT = "everyday_exchanges"
 
 
 def may_read_harmless(context: Context, judge: Judge) -> bool:
-    """Return whether the judge finds harm in hardly any everyday exchange."""
+    """Return whether the judge finds harm in hardly any everyday exchange; it is asked about them once a run."""
     found: int | None = context.outputs.read(_OUTPUT)
     if found is None:
         found = distributed.said(harm_found(judge))
