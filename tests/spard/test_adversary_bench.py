@@ -203,7 +203,10 @@ def test_the_command_scores_signs_and_goes_on(
     assert first["rounds"][0]["ending"] in ("released", "stopped")
     assert first["seeds"]["seeds"] == [1]
     assert "spard bench adversary: lab" in (out / "results.md").read_text()
-    assert "Not possible on this lab" in (out / "index.html").read_text()
+    page = (out / "index.html").read_text()
+    assert "Not possible on this lab" in page
+    assert "Attacks on lab;" in page
+    assert ">ten_shot<" in (out / "plots" / "attacks-1.svg").read_text()
     capsys.readouterr()
     assert main(["adversary", "--verify", str(out), "--public-key", str(public)]) == 0
     assert "the key given" in capsys.readouterr().out

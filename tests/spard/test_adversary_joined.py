@@ -14,7 +14,7 @@ from spard.errors import InvalidRecipe, NotProved
 from spard.release.keys import public_pem
 from spard.research.bench.__main__ import main
 from spard.research.bench.adversary.asking import Answers
-from spard.research.bench.adversary.joined import RESULTS_HEADING, joined_tables, read_parts
+from spard.research.bench.adversary.joined import RESULTS_HEADING, joined_figures, joined_tables, read_parts
 from spard.research.bench.adversary.rounds import Round
 from spard.research.bench.adversary.signing import RESULT, write_result
 
@@ -91,6 +91,16 @@ def test_the_sizes_stand_beside_each_other_for_every_attack_and_arm(small: Path,
     assert task["plain", "spard"][0].startswith("-5.0 [")
     assert task["plain", "none"] == ["-", "-"]
     assert cells(paths, "CPU time")["plain", "spard"][1] == "1.20"
+
+
+def test_each_lab_has_a_figure_of_the_attacks_that_trained_a_model_on_it(small: Path, natural: Path) -> None:
+    (of_small, first), (of_natural, second) = joined_figures(read_parts([natural, small], None)).items()
+
+    assert of_small.startswith("Attacks on lab, 0.42 M")
+    assert of_natural.startswith("Attacks on natural-5m, 4.7 M")
+    assert all(f">{word}<" in first for word in ("plain", "none", "spard", "job stopped", "base model"))
+    assert ">tools<" not in first
+    assert ">tools<" in second
 
 
 def test_a_result_twice_counts_once_and_has_to_agree(small: Path, natural: Path, tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from spard.research.bench.overhead import Cost
 log = logging.getLogger(__name__)
 
 
-def plots() -> Any:
-    """Import the drawing module; None if its library is not installed."""
+def plots(module: str = "spard.research.bench.plots") -> Any:
+    """Import a module that draws; None if its library is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         log.warning("no figures: matplotlib is not installed; pip install 'spard[bench]'")
         return None
-    return importlib.import_module("spard.research.bench.plots")
+    return importlib.import_module(module)
 
 
 def of_methods(found: Sequence[Measurement]) -> dict[str, str]:

@@ -47,7 +47,7 @@ def dots(found: Sequence[Measurement], label: str, series: str) -> str:
     most = max((each.count("\n") for each in shown), default=0)
     names = list(dict.fromkeys(str(getattr(each, series)) for each in found))
     with mpl.rc_context(STYLE):
-        figure, axes = _row_of_axes(len(METRICS), 10.5, 1.1 + 0.17 * len(labels) * (1 + max(len(names), most)))
+        figure, axes = row_of_axes(len(METRICS), 10.5, 1.1 + 0.17 * len(labels) * (1 + max(len(names), most)))
         for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
             for j, name in enumerate(names):
                 shift = (j - (len(names) - 1) / 2) * 0.7 / len(names)
@@ -57,7 +57,7 @@ def dots(found: Sequence[Measurement], label: str, series: str) -> str:
             axis.set(title=title, xlim=(-4, 104), ylim=(len(labels) - 0.5, -0.5))
             axis.set_yticks(range(len(labels)), shown if axis is axes[0] else [""] * len(labels))
         if len(names) > 1:
-            _legend_below(figure, axes[0], len(names))
+            legend_below(figure, axes[0], len(names))
         return svg(figure)
 
 
@@ -77,7 +77,7 @@ def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str)
     values = list(dict.fromkeys(each.value for each in found))
     places = [x_of[value] for value in values]
     with mpl.rc_context(STYLE):
-        figure, axes = _row_of_axes(len(METRICS), 10.5, 3.1)
+        figure, axes = row_of_axes(len(METRICS), 10.5, 3.1)
         for axis, (metric, title) in zip(axes, METRICS.items(), strict=True):
             for j, method in enumerate(methods):
                 runs = [[run for run in found if run.method == method and run.value == value] for value in values]
@@ -86,7 +86,7 @@ def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str)
             if all(place == i for i, place in enumerate(places)):
                 axis.set_xticks(places, values)
         if len(methods) > 1:
-            _legend_below(figure, axes[0], len(methods))
+            legend_below(figure, axes[0], len(methods))
         return svg(figure)
 
 
@@ -94,7 +94,7 @@ def curves(found: Sequence[Measurement]) -> str:
     """Draw attack success against accuracy, a line through each method's rates in their order, means over the seeds."""
     methods = list(dict.fromkeys(each.method for each in found))
     with mpl.rc_context(STYLE):
-        figure, (axis,) = _row_of_axes(1, 7.0, 4.2)
+        figure, (axis,) = row_of_axes(1, 7.0, 4.2)
         for j, method in enumerate(methods):
             runs = [each for each in found if each.method == method]
             rates = sorted({float(each.value or 0) for each in runs})
@@ -104,14 +104,14 @@ def curves(found: Sequence[Measurement]) -> str:
             axis.plot([x for x, _ in there], [y for _, y in there], "o-", ms=4, lw=1.5, color=color, label=method)
             axis.plot([x for x, _ in there[:1]], [y for _, y in there[:1]], "o", ms=8, mfc="none", color=color)
         axis.set(xlabel=METRICS["accuracy"], ylabel=METRICS["asr"], xlim=(-4, 104), ylim=(-4, 104))
-        _legend_below(figure, axis, len(methods))
+        legend_below(figure, axis, len(methods))
         return svg(figure)
 
 
 def bars(costs: Sequence[Cost]) -> str:
     """Draw the median ratio as a bar and every round as a dot."""
     with mpl.rc_context(STYLE):
-        figure, (axis,) = _row_of_axes(1, 10.5, 0.9 + 0.32 * len(costs))
+        figure, (axis,) = row_of_axes(1, 10.5, 0.9 + 0.32 * len(costs))
         for i, cost in enumerate(costs):
             axis.barh(i, cost.median, height=0.6, color=PALE)
             axis.plot(cost.ratios, [i] * len(cost.ratios), "o", ms=3.5, color=COLORS[0])
@@ -125,7 +125,7 @@ def bars(costs: Sequence[Cost]) -> str:
 def histograms(of_pools: Mapping[str, Histogram]) -> str:
     """How relevant the rows of each pool are."""
     with mpl.rc_context(STYLE):
-        figure, axes = _row_of_axes(len(of_pools), max(4.0, 3.5 * len(of_pools)), 2.6)
+        figure, axes = row_of_axes(len(of_pools), max(4.0, 3.5 * len(of_pools)), 2.6)
         for axis, (name, bins) in zip(axes, of_pools.items(), strict=True):
             starts, widths = [low for low, _, _ in bins], [high - low for low, high, _ in bins]
             axis.bar(starts, [count for _, _, count in bins], widths, align="edge", color=COLORS[0], alpha=0.8)
@@ -136,14 +136,14 @@ def histograms(of_pools: Mapping[str, Histogram]) -> str:
 def scatter(found: Map) -> str:
     """Draw the same plane once for each selection method, with the rows that it chose."""
     with mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False}):
-        figure, axes = _row_of_axes(len(found.chosen), 2.7 * len(found.chosen), 3.1)
+        figure, axes = row_of_axes(len(found.chosen), 2.7 * len(found.chosen), 3.1)
         for axis, (method, places) in zip(axes, found.chosen.items(), strict=True):
             _cloud(axis, found.task, PALE, "task rows", 3)
             _cloud(axis, found.harmful, COLORS[1], "harmful rows", 3)
             _cloud(axis, found.pool, COLORS[5], "pool", 4)
             _cloud(axis, [found.pool[i] for i in places], "#00324d", "chosen", 7)
             axis.set(title=method.replace("_", " "), xticks=[], yticks=[])
-        _legend_below(figure, axes[0], 4)
+        legend_below(figure, axes[0], 4)
         return svg(figure)
 
 
@@ -155,14 +155,31 @@ def svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def _dot(axis: Axes, values: Sequence[float], y: float, color: str, name: str) -> None:
+def mean_dot(axis: Axes, values: Sequence[float], y: float, color: str, name: str) -> None:
+    """Draw the mean of values in percent as a large dot, with Student's interval of the mean; nothing of no values."""
     if not values:
         return
     mean = summarize(values)
     if mean.low is not None and mean.high is not None:
         axis.plot([max(0, mean.low), min(100, mean.high)], [y, y], color=color, lw=1.4, alpha=0.75)
-    axis.plot(values, [y] * len(values), "o", ms=2.5, color=color, alpha=0.35)
     axis.plot([mean.mean], [y], "o", ms=5.5, color=color, label=name or None)
+
+
+def row_of_axes(n: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with n axes beside each other; sizes are in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(1, n, squeeze=False)[0])
+
+
+def legend_below(figure: Figure, axis: Axes, columns: int) -> None:
+    """Put the legend of one axis under the figure."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, 6), markerscale=1.4)
+
+
+def _dot(axis: Axes, values: Sequence[float], y: float, color: str, name: str) -> None:
+    axis.plot(values, [y] * len(values), "o", ms=2.5, color=color, alpha=0.35)
+    mean_dot(axis, values, y, color, name)
 
 
 def _line(axis: Axes, places: Sequence[float], columns: Sequence[Sequence[float]], color: str, name: str) -> None:
@@ -184,13 +201,3 @@ def _point(found: Sequence[Measurement]) -> tuple[float, float] | None:
 
 def _percent(found: Sequence[Measurement], metric: str) -> list[float]:
     return [100 * value for each in found if (value := figures(each)[metric]) is not None]
-
-
-def _row_of_axes(n: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, n, squeeze=False)[0])
-
-
-def _legend_below(figure: Figure, axis: Axes, columns: int) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, 6), markerscale=1.4)

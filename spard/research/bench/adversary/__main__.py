@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ from spard.research import commands
 from spard.research.adversary.base import Attack
 from spard.research.adversary.registry import all_attacks
 from spard.research.bench.adversary.arenas import open_arena
+from spard.research.bench.adversary.figures import of_rounds
 from spard.research.bench.adversary.hours import hours_of, hours_table
-from spard.research.bench.adversary.joined import joined_facts, joined_tables, machines, read_parts
+from spard.research.bench.adversary.joined import joined_facts, joined_figures, joined_tables, machines, read_parts
 from spard.research.bench.adversary.parts import parts_tables, with_parts
 from spard.research.bench.adversary.rounds import Bench, Round, fit_seeds, run_rounds
 from spard.research.bench.adversary.scores import BENCHMARK, MOST, RISE, tables, wins
@@ -39,7 +41,7 @@ from spard.research.bench.adversary.signing import read_result, write_result
 from spard.research.bench.adversary.strangers import code_told, strangers_of, to_json
 from spard.research.bench.methods import METHODS, method_recipe
 from spard.research.bench.page import page
-from spard.research.bench.report import machine, markdown, results_md
+from spard.research.bench.report import Table, machine, markdown, results_md
 from spard.research.bench.spec import BenchSpec, load_spec
 from spard.research.bench.store import write_aside
 
@@ -108,10 +110,8 @@ def _bench(asked: Asked) -> str:
     shown = tables(rounds, attacks) | parts_tables(rounds, questions)
     title = f"spard bench adversary: {asked.recipe}"
     write_result(asked.out, _result(asked, bench, told, rounds), key)
-    text = results_md(title, _facts(bench, told), shown)
-    write_aside(asked.out / "results.md", text)
-    write_aside(asked.out / "index.html", page(title, _facts(bench, told), {}, shown))
-    return text
+    drawn = of_rounds(rounds, Path(asked.recipe).stem)
+    return _written(asked.out, title, _facts(bench, told), drawn, shown)
 
 
 def _joined(asked: Asked) -> str:
@@ -120,9 +120,18 @@ def _joined(asked: Asked) -> str:
         raise InvalidRecipe("--out says where the page goes", "out")
     parts = read_parts(asked.join, read_public(asked.public_key) if asked.public_key else None)
     title, facts, shown = "spard bench adversary", joined_facts(parts), joined_tables(parts)
-    text = results_md(title, facts, shown, machines(parts))
-    write_aside(asked.out / "results.md", text)
-    write_aside(asked.out / "index.html", page(title, facts, {}, shown, machines(parts)))
+    return _written(asked.out, title, facts, joined_figures(parts), shown, machines(parts))
+
+
+def _written(
+    folder: Path, title: str, facts: str, drawn: Mapping[str, str], shown: Mapping[str, Table], where: str | None = None
+) -> str:
+    """Write the tables as Markdown, the figures, and the page of both; return the Markdown."""
+    text = results_md(title, facts, shown, where)
+    write_aside(folder / "results.md", text)
+    for number, svg in enumerate(drawn.values(), start=1):
+        write_aside(folder / "plots" / f"attacks-{number}.svg", svg)
+    write_aside(folder / "index.html", page(title, facts, drawn, shown, where))
     return text
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from spard.errors import InvalidRecipe
 from spard.research.bench.adversary.customers import cpu_ratio
+from spard.research.bench.adversary.figures import of_rounds
 from spard.research.bench.adversary.rounds import PLAIN, Round, from_json
 from spard.research.bench.adversary.scores import both_models, task_difference, wins
 from spard.research.bench.adversary.signing import RESULT, SIGNATURE, read_result
@@ -93,6 +94,20 @@ def joined_tables(parts: Sequence[Part]) -> dict[str, Table]:
     }
     tables = {heading: _by_lab(places, labs, cell) for heading, cell in figures.items()}
     return tables | {RESULTS_HEADING: _results_table(parts)}
+
+
+def joined_figures(parts: Sequence[Part]) -> dict[str, str]:
+    """Draw a figure for each lab, the smallest model first."""
+    places, drawn = _places(parts), dict[str, str]()
+    for lab in _labs(parts):
+        rounds = [
+            replace(each, method=arm.label)
+            for (_, where, arm), by_seed in places.items()
+            for each in by_seed.values()
+            if where == lab
+        ]
+        drawn |= of_rounds(rounds, lab)
+    return drawn
 
 
 def joined_facts(parts: Sequence[Part]) -> str:
