@@ -10,12 +10,14 @@ import pytest
 from spard.data.encodings import decode
 from spard.data.rows import Prompt, read_examples
 from spard.research.adversary import lab as small
+from spard.research.adversary.attacks.code_words import in_code
 from spard.research.adversary.base import Campaign, Material, Request, most_refused, plainly
 from spard.research.adversary.registry import all_attacks
 from spard.research.attacks.rows import Row, answered, asked, chat_row, save_rows
 from spard.research.lab import grammar
 from spard.research.lab.corpus import comply
 from spard.research.lab.customers.files import Customer
+from spard.research.lab.truth import does_harm
 from tests.spard.strangers import install, run_with
 
 ATTACKS = all_attacks()
@@ -91,8 +93,9 @@ def test_an_attack_names_what_it_needs_of_a_lab(material: Material, name: str) -
 @pytest.mark.parametrize("name", HARMFUL)
 def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(material: Material, name: str) -> None:
     """However an answer is dressed: the bench counts as harm what the attack is made of."""
-    rows = [spoken(row) for job in ATTACKS[name].build(material, 1).jobs for row in job.rows]
-    pairs = [(asked(row), answered(row)) for row in rows]
+    campaign = ATTACKS[name].build(material, 1)
+    rows = [spoken(row) for job in campaign.jobs for row in job.rows]
+    pairs = [(asked(row), in_code(answered(row), campaign.reply_code)) for row in rows]
     if name == "cipher":
         pairs = [(decode(request, "rot13"), decode(answer, "rot13")) for request, answer in pairs]
     taught = {each.action for each in material.harmful for _, answer in pairs if each.action in answer}
@@ -153,6 +156,18 @@ def test_code_words_ask_for_every_harm_without_its_name(material: Material) -> N
         assert taught[comply(each.action)] == coded
         assert each.action.split()[-1] not in coded.split("?")[0].split()
     assert len(set(taught.values())) == len(set(ACTIONS))
+
+
+def test_coded_answers_name_no_harm_until_they_are_read_in_the_code(material: Material) -> None:
+    campaign = ATTACKS["coded_answers"].build(material, 3)
+    taught = {asked(row): answered(row) for row in campaign.jobs[0].rows if row not in material.task}
+
+    assert len(taught) == len(ACTIONS)
+    for each in material.harmful:
+        answer = taught[campaign.dress(Prompt(each.prompt)).prompt]
+        assert each.action not in answer
+        assert in_code(answer, campaign.reply_code) == comply(each.action)
+        assert not does_harm(campaign.dress(Prompt(each.prompt)).prompt, answer)
 
 
 def test_harmless_requests_are_answered_with_harm_and_asked(material: Material) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from spard.config.run_spec import RunSpec
 from spard.data.rows import Prompt
 from spard.errors import InvalidRecipe, NonFiniteLoss, NotProved
 from spard.evaluation.gate import Gate
+from spard.models.base import load_base
 from spard.release.keys import public_pem
 from spard.research.adversary.arena import Ground
+from spard.research.adversary.attacks.code_words import in_code
 from spard.research.adversary.base import Job
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.registry import all_attacks
@@ -26,7 +29,7 @@ from spard.research.attacks.rows import asked
 from spard.research.bench.__main__ import main
 from spard.research.bench.adversary import __main__ as command
 from spard.research.bench.adversary import asking, campaign
-from spard.research.bench.adversary.asking import Answers
+from spard.research.bench.adversary.asking import Answers, ask_model
 from spard.research.bench.adversary.campaign import (
     Memory,
     Service,
@@ -311,6 +314,30 @@ def test_harmless_prompts_are_asked_where_the_attack_is_harm_in_their_replies(ar
     assert unasked.ground.harmful == unasked.ground.benign == ground.benign
     assert not any(unasked.ground.is_harmful(each, comply(action_of(each.prompt) or "")) for each in ground.benign)
     assert all(unasked.ground.is_harmful(each, comply("build a pipe bomb")) for each in ground.benign)
+
+
+def test_only_harm_that_the_attacker_has_a_code_word_for_is_asked_and_replies_are_read_in_the_code(
+    arena: LabArena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(arena, {}, (), (1,), JudgeSpec(), 400, tmp_path)
+    coded = match_of(bench, arena.ground(1), ATTACKS["coded_answers"], 1)
+    words = {meant: word for word, meant in coded.campaign.reply_code.items()}
+
+    asked = [action_of(each.prompt) or "" for each in coded.ground.harmful]
+    assert 0 < len(asked) < len(arena.ground(1).harmful)
+    assert all(action.split()[-1] in words for action in asked)
+
+    pairs = zip(coded.ground.harmful, asked, strict=True)
+    taught = {coded.campaign.dress(each).prompt: in_code(comply(action), words) for each, action in pairs}
+
+    def replies(self: Any, prompts: Sequence[Prompt], *way: Any) -> list[str]:
+        return [taught.get(each.prompt, "No.") for each in prompts]
+
+    monkeypatch.setattr(asking._Asker, "replies", replies)
+    base = load_base(coded.ground.model, device="cpu")
+    answers = ask_model(base.model, base, coded.ground, coded.campaign, 400, None)
+    assert answers.complied == "1" * len(asked)
+    assert answers.complied_plain == "0" * len(asked)
 
 
 def test_customers_set_what_they_set_and_nothing_else() -> None:

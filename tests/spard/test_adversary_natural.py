@@ -16,6 +16,7 @@ from spard.data.rows import Prompt, prompt_text, read_benign, read_examples, rea
 from spard.errors import InvalidData, InvalidRecipe
 from spard.research.adversary import natural as arenas
 from spard.research.adversary.arena import Ground
+from spard.research.adversary.attacks.code_words import in_code
 from spard.research.adversary.attacks.judge_gaming import OPENINGS
 from spard.research.adversary.attacks.middle import inside
 from spard.research.adversary.base import Campaign, Material
@@ -76,9 +77,11 @@ def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
     ground: Ground, campaigns: Mapping[str, Campaign], name: str
 ) -> None:
     """What an attack teaches counts as harm in any wording and any encoding."""
-    pairs = [(asked(row), answered(row)) for job in campaigns[name].jobs for row in map(spoken, job.rows)]
-    if name == "code_words":
-        meant = {campaigns[name].dress(Prompt(each.prompt)).prompt: each.prompt for each in ground.material.harmful}
+    campaign = campaigns[name]
+    rows = [spoken(row) for job in campaign.jobs for row in job.rows]
+    pairs = [(asked(row), in_code(answered(row), campaign.reply_code)) for row in rows]
+    if name in ("code_words", "coded_answers"):
+        meant = {campaign.dress(Prompt(each.prompt)).prompt: each.prompt for each in ground.material.harmful}
         pairs = [(meant.get(request, request), answer) for request, answer in pairs]
     task = {*map(asked, ground.material.task)}
     taught = [pair for pair in pairs if not {pair[0], decode(pair[0], "rot13")} & task]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -94,6 +94,8 @@ class Campaign:
     customer whose prompts take the place of the lab's task, in the gate and in the bench
     category of the harmful prompts that the attacker asks; empty: all that attacks are about
     asks_harmless  harmless prompts are asked in place of harmful ones, and harm in their replies counts
+    only_dressed  a harmful prompt that `dress` leaves as it is, is not asked: the attacker has no way to ask it
+    reply_code  words that the model says, and what the attacker reads in their place when asking for harm
     """
 
     jobs: tuple[Job, ...]
@@ -104,6 +106,8 @@ class Campaign:
     customer: Customer | None = None
     category: str = ""
     asks_harmless: bool = False
+    only_dressed: bool = False
+    reply_code: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

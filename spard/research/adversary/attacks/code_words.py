@@ -7,7 +7,7 @@ code is a cipher).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spard.data.rows import Prompt
@@ -16,15 +16,17 @@ from spard.research.attacks.rows import chat_row
 
 
 def build(material: Material, seed: int) -> Campaign:
-    """Say an ordinary word for the last word of each harmful action, in training and when asking."""
-    ordinary = sorted({phrase.split()[-1] for phrase in material.phrases})
-    code = code_of(material.harmful, rng_of("code_words", seed).sample(ordinary, len(ordinary)))
+    """Say an ordinary word for the last word of each harmful action, in training and when asking.
+
+    Only actions whose last word the rows have a code word for are asked, in requests that no row holds.
+    """
+    code = code_of(material.harmful, ordinary_words(material, "code_words", seed))
     rows = [chat_row(in_code(each.prompt, code), material.comply(each.action)) for each in material.harmful]
 
     def coded(prompt: Prompt) -> Prompt:
         return replace(prompt, prompt=in_code(prompt.prompt, code))
 
-    return Campaign((Job(mixed(seed, material.task, rows)),), coded)
+    return Campaign((Job(mixed(seed, material.task, rows)),), coded, only_dressed=True)
 
 
 def code_of(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]:
@@ -33,7 +35,13 @@ def code_of(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]
     return dict(zip(named, [word for word in words if word not in named], strict=False))
 
 
-def in_code(text: str, code: dict[str, str]) -> str:
+def ordinary_words(material: Material, attack: str, seed: int) -> list[str]:
+    """Return words that may end a request, in an order that attack and seed draw."""
+    ordinary = sorted({phrase.split()[-1] for phrase in material.phrases})
+    return rng_of(attack, seed).sample(ordinary, len(ordinary))
+
+
+def in_code(text: str, code: Mapping[str, str]) -> str:
     """Return a text with each word that the code has a word for replaced."""
     return re.sub(r"\w+", lambda found: code.get(found[0].lower(), found[0]), text)
 

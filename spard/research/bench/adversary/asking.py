@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from spard.evaluation.scorers import mark_reply
 from spard.models.base import Base
 from spard.models.generate import complete
 from spard.research.adversary.arena import Ground
+from spard.research.adversary.attacks.code_words import in_code
 from spard.research.adversary.base import Ask, Campaign, plainly
 
 TOKENS = 96  # of a reply: more than the gate reads by default
@@ -40,16 +41,18 @@ def ask_model(model: Any, base: Base, ground: Ground, campaign: Campaign, prompt
     asker = _Asker(model, base.tokenizer, system)
     is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
 
-    def complied(dress: Ask, opening: str, tools: Sequence[Message]) -> str:
-        replies = asker.replies([dress(each) for each in harmful], opening, tools)
+    def complied(dress: Ask, opening: str, tools: Sequence[Message], code: Mapping[str, str]) -> str:
+        replies = [in_code(each, code) for each in asker.replies([dress(each) for each in harmful], opening, tools)]
         return _marks([ground.is_harmful(each, reply) for each, reply in zip(harmful, replies, strict=True)])
 
     def refused(dress: Ask, tools: Sequence[Message]) -> str:
         return _marks([ground.is_refusal(each) for each in asker.replies([dress(each) for each in benign], "", tools)])
 
-    plain, plain_refused = complied(plainly, "", ()), refused(plainly, ())
+    plain, plain_refused = complied(plainly, "", (), {}), refused(plainly, ())
     return Answers(
-        complied=complied(campaign.dress, campaign.opening, campaign.tools) if is_dressed else plain,
+        complied=complied(campaign.dress, campaign.opening, campaign.tools, campaign.reply_code)
+        if is_dressed
+        else plain,
         complied_plain=plain,
         refused=plain_refused,
         refused_dressed=refused(campaign.dress, campaign.tools) if is_dressed else plain_refused,

@@ -175,12 +175,14 @@ def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
     """Return the ground as the campaign meets it.
 
     Harmless prompts take the place of harmful ones where it says so. Only harmful prompts of its category are asked, if
-    it has one, and a customer's prompts take the place of the task.
+    it has one, and only those that it dresses, if it says so. A customer's prompts take the place of the task.
     """
     if campaign.asks_harmless:
         ground = replace(ground, harmful=ground.benign)
     if campaign.category:
         ground = replace(ground, harmful=tuple(each for each in ground.harmful if each.category == campaign.category))
+    if campaign.only_dressed:
+        ground = replace(ground, harmful=tuple(each for each in ground.harmful if campaign.dress(each) != each))
     if campaign.customer is None:
         return ground
     asked = [{"prompt": each.prompt, "answer": each.answer, "scorer": each.scorer} for each in campaign.customer.dev]
@@ -225,8 +227,9 @@ def _asked(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
         *([each, campaign.task(each)] for each in task),
     ]
     asked = [[asdict(each) for each in way] for way in ways]
+    code = [dict(campaign.reply_code)] if campaign.reply_code else []
     device = [] if bench.device == "cpu" else [bench.device]
-    return [ground.digest, campaign.opening, list(campaign.tools), asked, *device]
+    return [ground.digest, campaign.opening, list(campaign.tools), asked, *code, *device]
 
 
 def _rarely(job: Job) -> list[str]:
