@@ -214,7 +214,7 @@ def auto_multiplier(recipe: Recipe) -> float:
     """Return what stands for a learning rate multiplier of "auto".
 
     DPO takes a tenth: its gradient does not fade as a row is learned, and at the rate of answers both answers of a pair
-    become unlikely and the task is lost (`docs/results.md`).
+    become unlikely and the task is lost (`docs/results-earlier.md`).
     """
     return 0.1 if recipe.dpo else 1.0
 
