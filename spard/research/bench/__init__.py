@@ -3,7 +3,7 @@
 `source`      what is measured on: model, training rows, attacks, pools and suites, a set for each seed
 `methods`     names of methods and settings, as changes to a recipe
 `cells`       the runs that a table consists of; `measure` does one, `store` keeps it, `bench` does those not yet done
-`report`      results.csv, results.json, results.md; `page` the same with plots in one HTML file
+`report`      results.csv, results.json, tables as Markdown; `page` writes these, figures, and one HTML file of both
 """
 
 from __future__ import annotations

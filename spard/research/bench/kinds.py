@@ -20,10 +20,10 @@ from spard.research.bench.lab import LabSource
 from spard.research.bench.maps import maps
 from spard.research.bench.measure import Measurement
 from spard.research.bench.overhead import Extent, costs, costs_table, overhead
-from spard.research.bench.page import page
+from spard.research.bench.page import write_page
 from spard.research.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
 from spard.research.bench.parts import PARTS_HEADING, arms_table, comparisons, methods_of, parts_table
-from spard.research.bench.report import Table, results_csv, results_json, results_md, tables_of
+from spard.research.bench.report import Table, results_csv, results_json, tables_of
 from spard.research.bench.row_signals import (
     TOLD_HEADING,
     TRAINED_HEADING,
@@ -221,9 +221,4 @@ def _finish(
 ) -> str:
     """All files; the Markdown is also the answer."""
     _keep(order, found, facts)
-    text = results_md(order.title, order.facts, tables)
-    write_aside(order.folder / "results.md", text)
-    for number, svg in enumerate(drawn.values(), start=1):
-        write_aside(order.folder / "plots" / f"{order.kind}-{number}.svg", svg)
-    write_aside(order.folder / "index.html", page(order.title, order.facts, drawn, tables))
-    return text
+    return write_page(order.folder, order.kind, order.title, order.facts, drawn, tables)

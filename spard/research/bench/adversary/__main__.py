@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,13 @@ from spard.research.bench.adversary.seeds import commitment, hidden_seeds
 from spard.research.bench.adversary.signing import read_result, write_result
 from spard.research.bench.adversary.strangers import code_told, strangers_of, to_json
 from spard.research.bench.methods import METHODS, method_recipe
-from spard.research.bench.page import page
-from spard.research.bench.report import Table, machine, markdown, results_md
+from spard.research.bench.page import write_page
+from spard.research.bench.report import machine, markdown
 from spard.research.bench.spec import BenchSpec, load_spec
-from spard.research.bench.store import write_aside
 
 FORMAT = "spard bench adversary 1"
 CUSTOMERS = {"model", "training_file", "pool", "suites", "recipe", "judge", "revision", "start_from"}  # set elsewhere
+FIGURES = "attacks"  # the name of their files
 DEFAULT_METHODS = ("none", "spard")
 
 
@@ -111,7 +111,7 @@ def _bench(asked: Asked) -> str:
     title = f"spard bench adversary: {asked.recipe}"
     write_result(asked.out, _result(asked, bench, told, rounds), key)
     drawn = of_rounds(rounds, Path(asked.recipe).stem)
-    return _written(asked.out, title, _facts(bench, told), drawn, shown)
+    return write_page(asked.out, FIGURES, title, _facts(bench, told), drawn, shown)
 
 
 def _joined(asked: Asked) -> str:
@@ -120,19 +120,7 @@ def _joined(asked: Asked) -> str:
         raise InvalidRecipe("--out says where the page goes", "out")
     parts = read_parts(asked.join, read_public(asked.public_key) if asked.public_key else None)
     title, facts, shown = "spard bench adversary", joined_facts(parts), joined_tables(parts)
-    return _written(asked.out, title, facts, joined_figures(parts), shown, machines(parts))
-
-
-def _written(
-    folder: Path, title: str, facts: str, drawn: Mapping[str, str], shown: Mapping[str, Table], where: str | None = None
-) -> str:
-    """Write the tables as Markdown, the figures, and the page of both; return the Markdown."""
-    text = results_md(title, facts, shown, where)
-    write_aside(folder / "results.md", text)
-    for number, svg in enumerate(drawn.values(), start=1):
-        write_aside(folder / "plots" / f"attacks-{number}.svg", svg)
-    write_aside(folder / "index.html", page(title, facts, drawn, shown, where))
-    return text
+    return write_page(asked.out, FIGURES, title, facts, joined_figures(parts), shown, machines(parts))
 
 
 def _estimated(bench: Bench) -> str:
