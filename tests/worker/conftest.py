@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Place
 from tests.spard.parts import write_model
+from tests.worker.asked import make
 from tests.worker.heard import Heard, Work
 from tests.worker.parts import job_folder
 from tests.worker.shop import Shop
@@ -24,6 +25,12 @@ from worker.workdir import Folder
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A transformers folder with a random Llama."""
     return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def adapters(model: Path) -> list[Path]:
+    """Three signed adapters of the model, which change what it says."""
+    return [make(model, model.parent / f"adapter-{seed}", seed) for seed in (1, 2, 3)]
 
 
 @pytest.fixture

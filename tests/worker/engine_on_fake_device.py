@@ -11,9 +11,9 @@ import torch
 
 from spard.models.base import Base, read_base
 from tests.fake_device import NAME, fake_device
-from tests.worker import test_engine
+from tests.worker import asked as of_engines
 
-parts: Any = test_engine
+parts: Any = of_engines
 
 
 def main() -> None:
