@@ -100,7 +100,6 @@ def read_base(
         raise InvalidModel(f"model {name!r} cannot be loaded: {_first_line(error, source, name)}", "model") from error
     if not tokenizer.is_fast or tokenizer.eos_token_id is None:
         raise InvalidModel(f"model {name!r} needs a fast tokenizer with an end-of-text token", "model")
-    set_plain_template(tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     nf4.keep_layout_(model)
@@ -112,6 +111,13 @@ def read_base(
 def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
     """SHA-256 over the names and bytes of weights, configuration and tokenizer; `sha256` gives that of a file."""
     return model_digest({path.name: sha256(path) for path in model_files(folder)})
+
+
+def read_tokenizer(source: str, revision: str | None = None) -> Any:
+    """Read a model's tokenizer as `load_base` does; it has a chat template in any case."""
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    set_plain_template(tokenizer)
+    return tokenizer
 
 
 @contextmanager
@@ -152,8 +158,7 @@ def _load(
     model, info = loaded
     if info["missing_keys"]:
         raise ValueError(f"its weights lack {sorted(info['missing_keys'])[0]}")
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    return model, tokenizer
+    return model, read_tokenizer(source, revision)
 
 
 def _first_line(error: Exception, source: str | Path, name: str) -> str:

@@ -35,6 +35,29 @@ def make(model: Path, folder: Path, seed: int, scale: float = 0.2) -> Path:
     return folder
 
 
+def line(number: int, question: str, adapter: str | None, project: str = "p", **more: Any) -> dict[str, Any]:
+    """What an engine is told to have a question answered."""
+    ask: Ask = {
+        "adapter": adapter,
+        "messages": [{"role": "user", "content": question}],
+        "prompt": None,
+        "tools": [],
+        "n": 1,
+        "max_tokens": TOKENS,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": None,
+        "stop": [],
+        "json_schema": None,
+        "top_logprobs": None,
+        "as_ids": False,
+    }
+    ask |= cast(Ask, more)
+    return {"op": "generate", "id": number, "project": project, "ask": ask}
+
+
 class Asked:
     """An engine, and what it said."""
 
@@ -44,31 +67,13 @@ class Asked:
         self.asked = 0
 
     def load(self, folder: Path, manifest: str | None = None) -> Said:
-        line = {"op": "load", "adapter": folder.name, "folder": str(folder)}
-        self.engine.take(line | {"manifest_sha256": manifest or verify(folder).manifest_sha256})
+        told = {"op": "load", "adapter": folder.name, "folder": str(folder)}
+        self.engine.take(told | {"manifest_sha256": manifest or verify(folder).manifest_sha256})
         return self.said[-1]
 
     def ask(self, question: str, adapter: str | None = None, project: str = "p", **more: Any) -> int:
         self.asked += 1
-        ask: Ask = {
-            "adapter": adapter,
-            "messages": [{"role": "user", "content": question}],
-            "prompt": None,
-            "tools": [],
-            "n": 1,
-            "max_tokens": TOKENS,
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "seed": None,
-            "stop": [],
-            "json_schema": None,
-            "top_logprobs": None,
-            "as_ids": False,
-        }
-        ask |= cast(Ask, more)
-        self.engine.take({"op": "generate", "id": self.asked, "project": project, "ask": ask})
+        self.engine.take(line(self.asked, question, adapter, project, **more))
         return self.asked
 
     def run(self) -> None:

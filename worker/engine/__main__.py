@@ -24,6 +24,7 @@ with light_imports():
     import torch
 
     from spard.models.base import load_base
+    from worker.engine.long_prompts import LongPrompts
     from worker.engine.serve import Engine, read_lines
 
 _FIRST_TO_GO = "1000"  # among processes that the kernel ends for want of memory
@@ -48,9 +49,10 @@ def main() -> None:
         return
     if order["threads"]:
         torch.set_num_threads(order["threads"])
-    base = load_base(order["source"], order["revision"], order["device"], quantization=order["quantization"])
     lines: SimpleQueue[Any] = SimpleQueue()
-    engine = Engine(base, tell, order["rows"], order["adapter_bytes"])
+    long_prompts = LongPrompts(order["source"], order["revision"], lines, said)
+    base = load_base(order["source"], order["revision"], order["device"], quantization=order["quantization"])
+    engine = Engine(base, tell, order["rows"], order["adapter_bytes"], long_prompts)
     Thread(target=read_lines, args=(sys.stdin, lines), daemon=True).start()
     engine.run(lines)
 

@@ -1,21 +1,16 @@
-"""Requests as the engine works on them: prompts in tokens, and replies that grow by a token at each step."""
+"""Replies as the engine works on them: they grow by a token at each step."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
 from app.inference.protocol import Ask, Finish, Said, Token
-from spard.data.chat import end_tokens, render_conversation, tool_support
-from spard.data.control_tokens import Shield, pieces
-from spard.data.rows import example
-from spard.data.tools import parts_of
-from spard.errors import SpardError
+from spard.data.chat import end_tokens
 from spard.models.base import Base
-from spard.pipeline.messages import Message
 from worker.engine.grammar import Form, Forms
 from worker.engine.sampling import Sampler, described
 from worker.engine.texts import Text
@@ -23,38 +18,15 @@ from worker.engine.texts import Text
 _CALL_TOKENS = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>")  # control tokens that begin a call, not an end
 
 
-class Refused(SpardError):
-    """A request that this model cannot answer; the code is what the client gets."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Prompts:
-    """Turns requests into tokens, as the audit did."""
+class Rules:
+    """What all replies of a base model keep to: where they end, and how many tokens a conversation may have."""
 
     def __init__(self, base: Base) -> None:
-        self._base, self._tokenizer = base, base.tokenizer
-        self._support = tool_support(base.tokenizer)
+        self._tokenizer = base.tokenizer
         self._forms = Forms(base.tokenizer, base.model.get_output_embeddings().weight.shape[0])
         self.positions = int(getattr(base.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
         stated = base.model.generation_config.eos_token_id
         self._stated = set(stated) if isinstance(stated, list) else {stated} - {None}
-
-    def ids(self, ask: Ask, system: str | None) -> list[int]:
-        """Return the tokens of a prompt; raise `Refused` where the template does not take it or it is too long."""
-        messages = ask["messages"]
-        row = self._text(ask["prompt"] or "", system) if messages is None else self._conversation(ask, system)
-        if not row:
-            raise Refused("invalid_messages", "The prompt is empty.")
-        if len(row) >= self.positions:
-            raise Refused(
-                "context_length_exceeded",
-                f"This model's maximum context length is {self.positions} tokens. Your messages resulted in {len(row)}"
-                " tokens. Please reduce the length of the messages.",
-            )
-        return row
 
     def ends(self, ask: Ask) -> frozenset[int]:
         """Return the tokens that end a reply: all special ones, but where tools are offered not those of a call."""
@@ -68,25 +40,6 @@ class Prompts:
         """Return the form that one reply has to have; raise `Unwritable` where it cannot be held to."""
         schema = ask["json_schema"]
         return None if schema is None else self._forms.form(schema, self.ends(ask))
-
-    def _conversation(self, ask: Ask, system: str | None) -> list[int]:
-        raw = {"messages": ask["messages"], **({"tools": ask["tools"]} if ask["tools"] else {})}
-        for part in sorted(parts_of(raw)):
-            if not self._support[part]:
-                raise Refused("tools_not_rendered", f"The model's chat template does not render {part}.")
-        try:
-            found = example(cast(Message, raw), 1)
-            return render_conversation(self._tokenizer, found.messages, system, found.tools)
-        except Exception as error:  # a template is a program: whatever it does with these messages ends them alone
-            why = (str(error).splitlines() or [type(error).__name__])[0][:300]
-            raise Refused("invalid_messages", f"The model's chat template refuses these messages: {why}") from error
-
-    def _text(self, text: str, system: str | None) -> list[int]:
-        if system is not None:
-            raise Refused("invalid_messages", "This model answers conversations only: it needs its system prompt.")
-        start: list[int] = self._tokenizer("", add_special_tokens=True)["input_ids"]
-        ((ids, _),) = pieces(self._tokenizer, [Shield(self._tokenizer).marked(text)])
-        return [*start[:1], *ids]
 
 
 @dataclass(eq=False)
@@ -138,9 +91,9 @@ class Reply:
         return piece | {"tokens": tokens} if self.ask["top_logprobs"] is not None else piece
 
 
-def replies_to(base: Base, number: int, ask: Ask, ids: Sequence[int], prompts: Prompts) -> list[Reply]:
+def replies_to(base: Base, number: int, ask: Ask, ids: Sequence[int], rules: Rules) -> list[Reply]:
     """Return the empty replies to a request, one for each of its `n`."""
-    room, asked = prompts.positions - len(ids), ask["max_tokens"]
+    room, asked = rules.positions - len(ids), ask["max_tokens"]
     limit = room if asked is None else min(room, asked)
-    ends = prompts.ends(ask)
-    return [Reply(number, i, ask, base.tokenizer, ends, limit, prompts.form(ask)) for i in range(ask["n"])]
+    ends = rules.ends(ask)
+    return [Reply(number, i, ask, base.tokenizer, ends, limit, rules.form(ask)) for i in range(ask["n"])]

@@ -4,50 +4,50 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
-from app.inference.protocol import Ask, Said
+from app.inference.protocol import Said
 from spard.errors import SpardError, is_gpu_out_of_memory
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, names_of
 from worker.engine.batch import BASE, Batch
-from worker.engine.replies import Prompts, Reply, replies_to
+from worker.engine.long_prompts import LongPrompts
+from worker.engine.prompts import Prompts
+from worker.engine.replies import Reply, Rules, replies_to
+from worker.engine.turns import Turns, Waiting
 
 log = logging.getLogger(__name__)
 
 _FULL = "There is no memory for so many replies, or such long ones, at the moment."
 _BROKEN = "The model gives no numbers that a next token could be chosen from; its reply has ended."
 
+_LONG = 8 << 10  # characters of a line: what is shorter becomes tokens in a tenth of a second, whatever it says
+
 Tell = Callable[[Said], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that was taken and has no row yet."""
-
-    id: int
-    project: str
-    ask: Ask
-
-
 class Engine:
-    """One base model, its adapters, and the replies that are being written; `rows` is how many at once."""
+    """One base model, its adapters, and the replies that are being written; `rows` is how many at once.
 
-    def __init__(self, base: Base, tell: Tell, rows: int, adapter_bytes: int) -> None:
+    Prompts that a line calls long are left to `long_prompts`, where it is given.
+    """
+
+    def __init__(
+        self, base: Base, tell: Tell, rows: int, adapter_bytes: int, long_prompts: LongPrompts | None = None
+    ) -> None:
         self._base, self._tell, self._most = base, tell, rows
-        self._adapters, self._prompts = Adapters(base, adapter_bytes), Prompts(base)
+        self._adapters, self._rules = Adapters(base, adapter_bytes), Rules(base)
+        self._prompts, self._long = Prompts(base.tokenizer, self._rules.positions), long_prompts
         self._batch = Batch(base.model)
         self._replies: list[Reply] = []
-        self._queues: OrderedDict[str, deque[Waiting]] = OrderedDict()  # by project: they take turns
+        self._waiting = Turns()
         self._done: dict[int, int] = {}  # tokens of ended replies, by request
-        tell({"kind": "ready", "digest": base.digest, "positions": self._prompts.positions})
+        tell({"kind": "ready", "digest": base.digest, "positions": self._rules.positions})
 
     def run(self, lines: SimpleQueue[Any]) -> None:
         """Serve what comes until it ends with None."""
@@ -67,8 +67,9 @@ class Engine:
             case "load":
                 self._load(line["adapter"], Path(line["folder"]), line["manifest_sha256"])
             case "generate":
-                waiting = Waiting(line["id"], line["project"], line["ask"])
-                self._queues.setdefault(waiting.project, deque()).append(waiting)
+                self._take_in(Waiting(line["id"], line["project"], line["ask"]), is_long=line.get("is_long", False))
+            case "read":
+                self._note_read(line)
             case "cancel":
                 self._cancel(line["id"])
 
@@ -94,23 +95,33 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether replies are being written or wait for it."""
-        return bool(self._replies or self._queues)
+        return bool(self._replies or self._waiting)
+
+    def _take_in(self, waiting: Waiting, *, is_long: bool) -> None:
+        if self._long is None or not is_long:
+            return self._waiting.add(waiting)
+        digest = waiting.ask["adapter"]
+        adapter = self._adapters.find(digest) if digest else None
+        if digest and adapter is None:
+            return self._tell({"kind": "absent", "id": waiting.id})
+        return self._long.add(waiting, adapter.system if adapter else None, self._rules.positions)
+
+    def _note_read(self, line: Any) -> None:
+        """Let a request whose long prompt was read wait for its turn, or end it where the prompt was refused."""
+        waiting = self._long.taken(line) if self._long else None
+        if waiting and waiting.ids is None:
+            self._tell({"kind": "failed", "id": waiting.id, "code": line["code"], "message": line["message"]})
+        elif waiting:
+            self._waiting.add(waiting)
 
     def _next(self) -> Waiting | None:
         """Return the request of the project whose turn it is."""
-        if not self._queues:
+        if not self._waiting:
             return None
-        project = next(iter(self._queues))
-        queue = self._queues[project]
         room = self._most - len(self._replies)
-        if self._replies and (queue[0].ask["n"] > room or not self._batch.can_join):
+        if self._replies and (self._waiting.next.ask["n"] > room or not self._batch.can_join):
             return None
-        found = queue.popleft()
-        if queue:
-            self._queues.move_to_end(project)
-        else:
-            del self._queues[project]
-        return found
+        return self._waiting.take()
 
     def _begin(self, waiting: Waiting) -> None:
         ask, digest = waiting.ask, waiting.ask["adapter"]
@@ -118,8 +129,8 @@ class Engine:
         if digest and adapter is None:
             return self._tell({"kind": "absent", "id": waiting.id})
         try:
-            ids = self._prompts.ids(ask, adapter.system if adapter else None)
-            replies = replies_to(self._base, waiting.id, ask, ids, self._prompts)
+            ids = waiting.ids or self._prompts.ids(ask, adapter.system if adapter else None)
+            replies = replies_to(self._base, waiting.id, ask, ids, self._rules)
         except SpardError as error:
             return self._tell({"kind": "failed", "id": waiting.id, "code": error.code, "message": error.message})
         # Told before the prompt is read: whoever asked checks meanwhile that the model is released still.
@@ -168,10 +179,9 @@ class Engine:
             self._tell({"kind": "done", "id": number, "reply_tokens": self._done.pop(number)})
 
     def _cancel(self, number: int) -> None:
-        for project, queue in list(self._queues.items()):
-            self._queues[project] = kept = deque(each for each in queue if each.id != number)
-            if not kept:
-                del self._queues[project]
+        self._waiting.drop(number)
+        if self._long:
+            self._long.drop(number)
         self._keep([i for i, reply in enumerate(self._replies) if reply.id != number])
         self._done.pop(number, None)
 
@@ -195,5 +205,5 @@ class Engine:
 def read_lines(stream: Any, lines: SimpleQueue[Any]) -> None:
     """Put what the API says into a queue, and None at its end."""
     for line in stream:
-        lines.put(json.loads(line))
+        lines.put(json.loads(line) | {"is_long": len(line) > _LONG})
     lines.put(None)
