@@ -22,9 +22,11 @@ from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.config import Audit, AuditEngine
 from spard.config.audit_engine import installed
+from spard.config.quantization import plain_digest
 from spard.config.run_spec import parse
 from spard.data.rows import Prompt
-from spard.errors import InvalidModel, SpardError
+from spard.digests import MANIFEST
+from spard.errors import AdapterMismatch, InvalidModel, SpardError
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Item, audit_speaker, sample
 from spard.evaluation.calibration.everyday import harm_found, may_read_on
@@ -52,6 +54,8 @@ from spard.models.lora import WEIGHTS
 from spard.models.peft import PeftModel
 from spard.pipeline.audit_engine import record_of
 from spard.release.audit_engine_record import AuditEngineRecord
+
+_OF_FOLDER = "sha256:"
 
 Measured = list[tuple[SuiteResult, list[Item]]]
 
@@ -98,12 +102,35 @@ def _loaded(asked: Asked) -> Subject:
     base = load_base(asked.model)
     model = base.model
     if asked.adapter:
+        _check_base(base, asked.adapter)
         try:
             model = _adapted(base, asked.adapter)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidModel(f"adapter {asked.adapter.name!r} cannot be loaded: {reason}", "adapter") from error
     return Subject(base, model, asked.model, adapter=asked.adapter)
+
+
+def _check_base(base: Base, folder: Path) -> None:
+    """Raise `AdapterMismatch` if an adapter's manifest names another base model; warn where the two cannot be compared.
+
+    A folder is named by its bytes and a model of the hub by its commit.
+    """
+    try:
+        facts = json.loads((folder / MANIFEST).read_text())
+        trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
+    except FileNotFoundError:
+        return  # another program wrote it
+    except (OSError, ValueError, AttributeError) as error:
+        message = f"adapter {folder.name!r} cannot be loaded: its {MANIFEST} cannot be read"
+        raise InvalidModel(message, "adapter") from error
+    if trained_on is None or trained_on == base.digest:
+        return
+    differ = f"the adapter was trained on {trained_on}, and this base model is {base.digest}"
+    are_of_folders = all(str(each).startswith(_OF_FOLDER) for each in (trained_on, base.digest))
+    if are_of_folders and plain_digest(str(trained_on)) != base.digest:
+        raise AdapterMismatch(differ, "adapter")
+    sys.stderr.write(f"{differ}: if these are other weights, what is measured is not the adapter as it was trained\n")
 
 
 def _adapted(base: Base, folder: Path) -> Any:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from spard.commands.front import Asked
 from spard.commands.judge_options import judge_spec
 from spard.config import Recipe
 from spard.config.audit_engine import installed
+from spard.digests import write_manifest
 from spard.errors import InvalidData, InvalidSuite
 from spard.evaluation.suites import named_suites, read_suites
 from spard.models.adapters import save_adapter
@@ -261,6 +263,35 @@ def test_an_adapter_whose_layers_are_not_those_of_the_model_is_refused(
     assert main([str(model_folder()), "--suite", str(suite), "--adapter", str(adapter)]) == 1
 
     assert "its layers are not those of the base model: base_model.model.model." in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_base_model_is_refused(
+    model_folder: Callable[..., Path], suite: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Path(shutil.copytree(model_folder(), tmp_path / "other"))
+    weights = other / "model.safetensors"
+    save_file({name: -each for name, each in load_file(weights).items()}, weights, metadata={"format": "pt"})
+
+    assert main([str(other), "--suite", str(suite), "--adapter", str(adapter)]) == 1
+
+    assert "adapter_mismatch: the adapter was trained on sha256:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["{digest}+nf4", "someone/a-model@0123abc", None])
+def test_a_base_model_that_cannot_be_compared_is_warned_of(
+    other: str | None,
+    base: Base,
+    model_folder: Callable[..., Path],
+    suite: Path,
+    adapter: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = {} if other is None else {"digest": other.format(digest=base.digest)}
+    write_manifest(adapter, {"base_source": source})
+
+    assert main([str(model_folder()), "--suite", str(suite), "--adapter", str(adapter), "--max-new-tokens", "2"]) == 0
+
+    assert ("the adapter was trained on" in capsys.readouterr().err) is (other is not None)
 
 
 def test_vllm_replies_as_transformers_does_once_it_is_probed(
