@@ -12,6 +12,7 @@ from app import objects
 from app.db.tables import TERMINAL, CheckpointPermission, Job, JobCheckpoint
 from app.db.tables.checkpoints import EPOCH, FINAL
 from app.db.tables.job_records import Adapter, CheckpointSafety
+from app.http.pagination import note_deleted
 from app.jobs import lease
 from app.jobs.lease import Claim
 
@@ -98,6 +99,7 @@ def _remove_old(session: Session, job: Job) -> None:
             _condemn(session, job, row.storage_key)
         permissions = (CheckpointPermission.job_id == job.id) & (CheckpointPermission.step == row.step)
         session.execute(delete(CheckpointPermission).where(permissions))
+        note_deleted(session, job.id, row.id, row.created_at)
         session.delete(row)
     session.flush()
 

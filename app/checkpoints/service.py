@@ -20,7 +20,7 @@ from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
 from app.db.tables.later_audits import WHOLE_JOB
 from app.errors import AppError, InvalidState, NotFound
-from app.http.pagination import Page, invalid_cursor, page
+from app.http.pagination import Page, deleted, note_deleted, page, place
 from app.jobs import checkpoint_models, erasure, lineage
 from app.jobs import service as jobs
 from app.jobs.checkpoint_models import OwnModel
@@ -36,9 +36,10 @@ def list_checkpoints(session: Session, project_id: str, job_id: str, after: str 
     query = select(JobCheckpoint).where(JobCheckpoint.job_id == job.id)
     if after is not None:
         cursor = session.scalar(query.where(JobCheckpoint.id == after))
-        if cursor is None:
-            raise invalid_cursor(after)
-        query = query.where(JobCheckpoint.step < cursor.step)
+        if cursor is None:  # a job that is being trained keeps its last checkpoints only
+            query = query.where(JobCheckpoint.created_at < place(session, after, deleted(job.id, after)))
+        else:
+            query = query.where(JobCheckpoint.step < cursor.step)
     rows = list(session.scalars(query.order_by(JobCheckpoint.step.desc()).limit(limit + 1)))
     found = Page(rows[:limit], len(rows) > limit)
     return CheckpointList(
@@ -114,18 +115,21 @@ def list_permissions(
     ascending: bool,
 ) -> Page[CheckpointPermission]:
     """Return one page of a checkpoint's permissions; of all projects where `project_id` is None."""
-    query = _permissions(_checkpoint(session, owner_id, model))
+    checkpoint = _checkpoint(session, owner_id, model)
+    query = _permissions(checkpoint)
     if project_id is not None:
         query = query.where(CheckpointPermission.project_id == project_id)
-    return page(session, query, CheckpointPermission, after, limit, ascending=ascending)
+    left = (deleted(checkpoint.id, after),)
+    return page(session, query, CheckpointPermission, after, limit, ascending=ascending, left=left)
 
 
 def withdraw(session: Session, project_id: str, model: str, permission_id: str) -> CheckpointPermission:
     """Delete a permission."""
-    query = _permissions(_checkpoint(session, project_id, model))
-    permission = session.scalar(query.where(CheckpointPermission.id == permission_id))
+    checkpoint = _checkpoint(session, project_id, model)
+    permission = session.scalar(_permissions(checkpoint).where(CheckpointPermission.id == permission_id))
     if permission is None:
         raise NotFound(f"No such permission: {permission_id}", code="permission_not_found", param="permission_id")
+    note_deleted(session, checkpoint.id, permission.id, permission.created_at)
     session.delete(permission)
     return permission
 

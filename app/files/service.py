@@ -15,7 +15,7 @@ from app.db.tables import TERMINAL, File, Job
 from app.db.tables.files import RESULTS
 from app.errors import InvalidState, NotFound
 from app.files.schemas import FileOut, Validation
-from app.http.pagination import Page, page
+from app.http.pagination import Page, deleted, note_deleted, page
 
 LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())  # matches files that have not expired
 _NAMES = [name for name in FileOut.model_fields if name != "object"]
@@ -34,7 +34,9 @@ def list_files(
     query = _of(project_id)
     if purpose is not None:
         query = query.where(File.purpose == purpose)
-    return page(session, query, File, after, limit, ascending=ascending)
+    expired = select(File.created_at).where(File.project_id == project_id, File.id == after)
+    left = (expired, deleted(project_id, after))
+    return page(session, query, File, after, limit, ascending=ascending, left=left)
 
 
 def add(session: Session, file: File) -> None:
@@ -79,6 +81,7 @@ def condemn(session: Session, file: File, subject: str | None = None) -> None:
     """Forget a file; its bytes go after the commit, with those of `subject`, or else of itself."""
     subject = subject or file.id
     objects.condemn(session, file.storage_key, project_id=file.project_id, subject=subject, bytes=file.bytes)
+    note_deleted(session, file.project_id, file.id, file.created_at)
     session.delete(file)
 
 

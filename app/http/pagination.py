@@ -1,15 +1,20 @@
-"""Cursor pagination as in OpenAI's API: the cursor is the id of the last row of the page before."""
+"""Cursor pagination as in OpenAI's API: the cursor is the id of the last row of the page before.
+
+It is one still when that row has left the list, as rows do that a client deletes while it reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
-from sqlalchemy import Select, and_, or_
+from sqlalchemy import Select, and_, or_, select
 from sqlalchemy.orm import Session
 
 from app import db
+from app.db.tables import DeletedPlace
 from app.errors import InvalidRequest
 
 
@@ -27,6 +32,8 @@ class Item(Protocol):
     def id(self) -> Any:
         """The id of it, a string."""
 
+
+Places = Sequence[Select[datetime]]  # where a row may have stood that has left the list
 
 Row = TypeVar("Row", bound=Listed)
 Made = TypeVar("Made", bound=Item)
@@ -51,10 +58,17 @@ class Page(Generic[Made]):
 
 
 def page(
-    session: Session, query: Select[Row], model: type[Row], after: str | None, limit: int, *, ascending: bool
+    session: Session,
+    query: Select[Row],
+    model: type[Row],
+    after: str | None,
+    limit: int,
+    *,
+    ascending: bool,
+    left: Places = (),
 ) -> Page[Row]:
-    """Return the rows of `query` that follow `after` in order of creation; raise if `query` does not hold `after`."""
-    following = _following(session, query, model, after, ascending=ascending)
+    """Return the rows of `query` that follow `after` in order of creation; raise if neither it nor `left` hold that."""
+    following = _following(session, query, model, after, left, ascending=ascending)
     rows = list(session.scalars(following.limit(limit + 1)))
     return Page(rows[:limit], len(rows) > limit)
 
@@ -66,25 +80,43 @@ def row_page(
     after: str | None,
     limit: int,
     made: Callable[[Iterable[Any]], Made],
+    left: Places = (),
 ) -> Page[Made]:
     """Return the same of a query of columns, the newest first, each row `made` into what is listed."""
-    following = _following(reader, query, model, after, ascending=False)
+    following = _following(reader, query, model, after, left, ascending=False)
     rows = [made(row) for row in db.rows(reader, following.limit(limit + 1))]
     return Page(rows[:limit], len(rows) > limit)
 
 
 def _following(
-    reader: db.Reader, query: Select[Any], model: type[Listed], after: str | None, *, ascending: bool
+    reader: db.Reader, query: Select[Any], model: type[Listed], after: str | None, left: Places, *, ascending: bool
 ) -> Select[Any]:
     order = (model.created_at, model.id) if ascending else (model.created_at.desc(), model.id.desc())
     if after is not None:
-        at = db.rows(reader, query.with_only_columns(model.created_at).where(model.id == after)).scalar()
-        if at is None:
-            raise invalid_cursor(after)
+        at = place(reader, after, query.with_only_columns(model.created_at).where(model.id == after), *left)
         later = model.created_at > at if ascending else model.created_at < at
         tied = model.id > after if ascending else model.id < after
         query = query.where(or_(later, and_(model.created_at == at, tied)))
     return query.order_by(*order)
+
+
+def place(reader: db.Reader, after: str, *places: Select[datetime]) -> datetime:
+    """Return when the row `after` was made, by the first of `places` that knows; raise if none does."""
+    for each in places:
+        at: datetime | None = db.rows(reader, each).scalar()
+        if at is not None:
+            return at
+    raise invalid_cursor(after)
+
+
+def note_deleted(session: Session, list_id: str, row_id: str, created_at: datetime) -> None:
+    """Note where a row stood in a list from which it is deleted."""
+    session.add(DeletedPlace(id=row_id, list_id=list_id, created_at=created_at))
+
+
+def deleted(list_id: str, after: str | None) -> Select[datetime]:
+    """Return the query for where a deleted row stood in a list."""
+    return select(DeletedPlace.created_at).where(DeletedPlace.list_id == list_id, DeletedPlace.id == after)
 
 
 def invalid_cursor(after: str) -> InvalidRequest:

@@ -67,7 +67,8 @@ def listed(session: Session, project_id: str, after: str | None, limit: int) -> 
     """Return a page of what is stored of a project and has not expired; who read it goes into the audit log."""
     _check(session, project_id)
     own = (StoredReply.project_id == project_id) & (StoredReply.expires_at > utc_now())
-    found = page(session, select(StoredReply).where(own), StoredReply, after, limit, ascending=False)
+    expired = select(StoredReply.created_at).where(StoredReply.project_id == project_id, StoredReply.id == after)
+    found = page(session, select(StoredReply).where(own), StoredReply, after, limit, ascending=False, left=(expired,))
     audit_log.record(session, "stored_replies.read", project_id, count=len(found.data))
     return found
 

@@ -37,6 +37,7 @@ from app.db.tables import (
 from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
 from app.files.schemas import FileDeleted
+from app.http.pagination import note_deleted
 from app.jobs import later_outcomes, lineage, result_files
 from app.jobs import service as jobs
 from app.jobs.deleted_schemas import JobDeleted, ModelDeleted
@@ -101,7 +102,9 @@ def _forget_model(session: Session, project_id: str, model: str) -> None:
         session.add(DeletedModel(job_id=job.id))
     if job.adapter:
         key, size = job.adapter["storage_key"], job.adapter["bytes"]
-        session.execute(delete(File).where(File.project_id == job.project_id, File.storage_key == key))
+        own = delete(File).where(File.project_id == job.project_id, File.storage_key == key)
+        for file_id, created_at in session.execute(own.returning(File.id, File.created_at)).all():
+            note_deleted(session, job.project_id, file_id, created_at)
         objects.condemn(session, key, project_id=job.project_id, subject=model, bytes=size)
     audit_log.record(session, "model.deleted", job.id)
 
@@ -138,6 +141,8 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
     tombstone = _tombstone(job)
     session.add(tombstone)
     session.flush()
+    if held := session.get(HeldAdapter, job.id):
+        note_deleted(session, HeldAdapter.__tablename__, job.id, held.created_at)
     for part in _PARTS:
         session.execute(delete(part).where(part.job_id == job.id))
     session.delete(job)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 from sqlalchemy import bindparam, select
 
 from app import db
-from app.db.tables import Job, JobStatus
+from app.db.tables import Job, JobStatus, Tombstone
 from app.db.tables.job_records import JobError, Progress, RecipeJson, ResolvedJson, SafetySummary
 from app.db.tables.job_spec import JobSpec
 from app.db.tables.jobs import told_status
+from app.http.pagination import Places
 
 
 class JobRow(NamedTuple):
@@ -59,3 +60,12 @@ _ONE = db.Prepared(ALL.where(Job.project_id == bindparam("project_id"), Job.id =
 def find(reader: db.Reader, project_id: str, job_id: str) -> JobRow | None:
     """Return the project's job; None for one that is not there, or that is another project's."""
     return _ONE.one(reader, project_id=project_id, job_id=job_id)
+
+
+def left(project_id: str | None, after: str | None) -> Places:
+    """Return where a job may have stood that is in the list no more: its status is another, or it was erased."""
+    job = select(Job.created_at).where(Job.id == after)
+    erased = select(Tombstone.created_at).where(Tombstone.job_id == after)
+    if project_id is None:
+        return job, erased
+    return job.where(Job.project_id == project_id), erased.where(Tombstone.project_id == project_id)

@@ -96,7 +96,7 @@ def list_jobs(
         query = query.where(~select(_pairs(reader).c.key).exists())
     for key, value in (filters or {}).items():
         query = query.where(_has(reader, key, value))
-    return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make))
+    return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make, rows.left(project_id, after)))
 
 
 def search_jobs(
@@ -111,7 +111,7 @@ def search_jobs(
         query = query.where(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
     if status is not None:
         query = query.where(Job.status == status)
-    return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make))
+    return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make, rows.left(project_id, after)))
 
 
 def get(session: Session, project_id: str, job_id: str) -> Job:

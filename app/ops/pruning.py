@@ -1,4 +1,4 @@
-"""Rows that have done their work are removed: wake-ups, idempotency keys, sign-ins, kept replies, gone workers."""
+"""Rows that have done their work are removed: wake-ups, idempotency keys, sign-ins, kept replies, old places."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from app.db import Begin, now
 from app.db.base import utc_now
-from app.db.tables import BrowserSession, IdempotencyKey, Outbox, StoredReply, WorkerRow
+from app.db.tables import BrowserSession, DeletedPlace, IdempotencyKey, Outbox, StoredReply, WorkerRow
 
 _SENT_STAY = timedelta(hours=1)
 KEYS_STAY = timedelta(days=30)  # a client that sends a request again does so within minutes
 _GONE_S = 86_400.0  # a worker that went without a word
+_PLACES_STAY = timedelta(days=30)
 _AT_ONCE = 1000
 
 
 def prune(begin: Begin) -> None:
     """Remove all that is due, a thousand rows in a transaction, so that nobody waits long for one."""
-    for removal in (_sent(), _keys(), _sign_ins(), _workers(), _replies()):
+    for removal in (_sent(), _keys(), _sign_ins(), _workers(), _replies(), _places()):
         removed = _AT_ONCE
         while removed == _AT_ONCE:
             with begin() as session:
@@ -50,3 +51,8 @@ def _workers() -> ReturningDelete[tuple[str]]:
 def _replies() -> ReturningDelete[tuple[str]]:
     due = select(StoredReply.id).where(StoredReply.expires_at < utc_now()).limit(_AT_ONCE)
     return delete(StoredReply).where(StoredReply.id.in_(due)).returning(StoredReply.id)
+
+
+def _places() -> ReturningDelete[tuple[str]]:
+    due = select(DeletedPlace.id).where(DeletedPlace.deleted_at < utc_now() - _PLACES_STAY).limit(_AT_ONCE)
+    return delete(DeletedPlace).where(DeletedPlace.id.in_(due)).returning(DeletedPlace.id)

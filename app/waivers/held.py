@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.db.base import utc_now
 from app.db.tables import HeldAdapter, Job, Waiver
-from app.http.pagination import invalid_cursor
+from app.http.pagination import deleted, place
 from app.waivers.schemas import HeldList, HeldOut, WaiverOut
 
 
@@ -24,10 +24,8 @@ def held_adapters(session: Session, after: str | None, limit: int, *, waiting: b
         proposed_for = HeldAdapter.job_id.in_(select(Waiver.job_id).where(is_open))
         query = query.where(proposed_for if waiting else ~proposed_for)
     if after is not None:
-        cursor = session.get(HeldAdapter, after)
-        if cursor is None:
-            raise invalid_cursor(after)
-        at = cursor.created_at
+        held = select(HeldAdapter.created_at).where(HeldAdapter.job_id == after)
+        at = place(session, after, held, deleted(HeldAdapter.__tablename__, after))
         tied = and_(HeldAdapter.created_at == at, HeldAdapter.job_id < after)
         query = query.where(or_(HeldAdapter.created_at < at, tied))
     order = HeldAdapter.created_at.desc(), HeldAdapter.job_id.desc()

@@ -43,7 +43,8 @@ def deliveries(session: Session, status: str | None, after: str | None, limit: i
     query = select(WebhookDelivery)
     if status is not None:
         query = query.where(WebhookDelivery.status == status)
-    return page(session, query, WebhookDelivery, after, limit, ascending=False)
+    of_any_status = select(WebhookDelivery.created_at).where(WebhookDelivery.id == after)
+    return page(session, query, WebhookDelivery, after, limit, ascending=False, left=(of_any_status,))
 
 
 def replay(session: Session, delivery_id: str) -> WebhookDelivery:

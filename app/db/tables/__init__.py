@@ -6,6 +6,7 @@ from app.db.tables.audit_log import AuditEntry
 from app.db.tables.browser_sessions import BrowserSession
 from app.db.tables.catalog import BaseModelEntry, Corpus, EmbeddingShard
 from app.db.tables.checkpoints import CheckpointPermission, JobCheckpoint
+from app.db.tables.deleted_places import DeletedPlace
 from app.db.tables.files import CondemnedObject, File
 from app.db.tables.inference import InferenceCall, StoredReply
 from app.db.tables.jobs import (
@@ -42,6 +43,7 @@ __all__ = [
     "CondemnedObject",
     "Corpus",
     "DeletedModel",
+    "DeletedPlace",
     "EmbeddingShard",
     "File",
     "HeldAdapter",
