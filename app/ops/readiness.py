@@ -62,8 +62,7 @@ class Readiness:
     def _wrong(self) -> AppError | None:
         try:
             for folder in self._folders:
-                if folder.is_dir():
-                    preflight.check_room(folder)
+                _check_disk(folder)
             if db.schema_state(self._engine) == "behind":  # one that is ahead serves the version before, too
                 return Unavailable("The database's schema is older than this version: run `spard migrate`.")
             self._storage.exists("readyz")
@@ -72,6 +71,15 @@ class Readiness:
         except SQLAlchemyError as error:
             return Unavailable(f"The database does not answer: {type(error).__name__}.")
         return None
+
+
+def _check_disk(folder: Path) -> None:
+    """Raise for a folder whose disk is full or does not answer; one that is not there yet is made when it is needed."""
+    try:
+        if folder.is_dir():
+            preflight.check_room(folder)
+    except OSError as error:
+        raise Unavailable(f"The disk of {folder} does not answer: {error.strerror}.") from None
 
 
 def _folders(settings: Settings) -> list[Path]:

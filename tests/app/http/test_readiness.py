@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import partial
 
 import anyio
@@ -35,6 +37,17 @@ def reason(client: TestClient) -> str:
 def test_a_full_disk_is_not_ready(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.ops.preflight._MIN_FREE_BYTES", 1 << 62)
     assert "is full" in reason(service.http)
+
+
+@pytest.mark.parametrize("broken", ["shutil.disk_usage", "pathlib.Path.is_dir"])
+def test_a_disk_that_does_not_answer_is_not_ready(
+    service: Service, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fails(*given: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(broken, fails)
+    assert "does not answer: Input/output error." in reason(service.http)
 
 
 def test_what_was_found_is_kept_for_a_while(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
