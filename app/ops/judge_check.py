@@ -10,12 +10,22 @@ from spard.config import JudgeSpec
 
 _MIN_MEMBERS = 2
 
+AT_OPENAI = (
+    "The judge is asked at api.openai.com, since no base_url is set: rows of customers and replies of their models are "
+    "sent there. Set SPARD_JUDGE_BASE_URL (of a member, base_url) to https://api.openai.com/v1 if that is meant."
+)
+
 KeyOf = Callable[[JudgeSpec], str | None]  # the key of a judge's endpoint, if it is set
 
 
 def check_judge(judge: JudgeSpec, key_of: KeyOf) -> None:
     """Raise `Unfit` for the first setting that a judge lacks."""
     _check(judge, key_of, lambda field: "SPARD_JUDGE" if field == "name" else f"SPARD_JUDGE_{field.upper()}")
+
+
+def is_at_openai(judge: JudgeSpec) -> bool:
+    """Whether the judge, or one that votes in it, is asked at OpenAI's endpoint without being told to."""
+    return any(each.name == "llm" and each.base_url is None for each in judge.with_members())
 
 
 def _check(judge: JudgeSpec, key_of: KeyOf, setting: Callable[[str], str]) -> None:

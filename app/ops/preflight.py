@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -13,9 +14,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from app import db, objects
 from app.errors import Unfit
-from app.ops.judge_check import check_judge
+from app.ops.judge_check import AT_OPENAI, check_judge, is_at_openai
 from app.settings import Settings
 from app.storage import StorageError, open_storage
+
+log = logging.getLogger(__name__)
 
 _MIN_FREE_BYTES = 64 << 20
 _BACKENDS = ("sqlite", "postgresql")
@@ -25,6 +28,8 @@ _BAD_URL = "SPARD_DATABASE_URL is none that is known here: postgresql://user:pas
 def check(settings: Settings) -> None:
     """Raise `Unfit` for the first thing that is wrong: judge, its errors, broker, folder, database, schema, storage."""
     check_judge(settings.judge, settings.judge_key)
+    if is_at_openai(settings.judge):
+        log.warning(AT_OPENAI)
     check_measured(settings)
     check_broker(settings)
     check_folder(settings)

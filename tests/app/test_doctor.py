@@ -99,6 +99,13 @@ def findings(home: Home) -> list[Finding]:
     return [*stores.checks(home.settings), *deployment.checks(home.settings)]
 
 
+def test_a_judge_at_openai_that_nobody_named_is_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARD_JUDGE_API_KEY", "sk-1")
+    home.change(judge=JudgeSpec(name="llm"))
+    (found,) = [each for each in deployment.judge(home.settings) if each.name == "judge"]
+    assert (found.state, "api.openai.com" in found.text) == ("note", True)
+
+
 def test_a_sound_deployment_has_no_problem(home: Home) -> None:
     found = findings(home)
     assert [each for each in found if each.state == "problem"] == []

@@ -155,6 +155,28 @@ def test_a_judge_that_cannot_be_asked_is_refused(settings: Settings, judge: Judg
 
 
 @pytest.mark.parametrize(
+    ("judge", "is_warned_of"),
+    [
+        (JudgeSpec(name="llm"), True),
+        (JudgeSpec(name="consensus", members=(JudgeSpec(name="llm"), JudgeSpec())), True),
+        (JudgeSpec(name="llm", base_url="https://api.openai.com/v1"), False),
+        (JudgeSpec(), False),
+    ],
+    ids=["llm", "a member", "named", "refusal"],
+)
+def test_rows_that_go_to_openai_unasked_are_warned_of(
+    settings: Settings,
+    judge: JudgeSpec,
+    is_warned_of: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("SPARD_JUDGE_API_KEY", "sk-1")
+    preflight.check(Settings(**settings.model_dump() | {"judge": judge}))
+    assert ("are sent there" in caplog.text) is is_warned_of
+
+
+@pytest.mark.parametrize(
     "judge",
     [
         JudgeSpec(name="llm", base_url="http://127.0.0.1:8001/v1"),

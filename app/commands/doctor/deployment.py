@@ -25,7 +25,7 @@ from app.errors import AppError, Unfit
 from app.jobs import fleet
 from app.jobs.fleet_schemas import WorkerOut
 from app.keys import service as keys
-from app.ops.judge_check import check_judge
+from app.ops.judge_check import AT_OPENAI, check_judge, is_at_openai
 from app.policies import service as policies
 from app.settings import Settings
 from spard.errors import InvalidKey, NotProved
@@ -90,7 +90,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
             cure = "start the judge's server, or correct SPARD_JUDGE_BASE_URL; jobs wait for it meanwhile"
             yield problem("judge", f"Nothing answers at {each.base_url}: {fault}.", cure)
             return
-    yield ok("judge", f"{spec.name} can be asked")
+    yield note("judge", AT_OPENAI) if is_at_openai(spec) else ok("judge", f"{spec.name} can be asked")
     if settings.judge_errors is not None:
         yield _measured(settings.judge_errors, spec.name)
 
