@@ -1,7 +1,7 @@
 """`spard check-model MODEL`: try a base model before it is offered.
 
-Loads tokenizer and weights, writes a conversation with the chat template, and runs it forward. The exit status is 0
-when all of that works, and 1 with one line on what does not.
+Loads tokenizer and weights, writes a conversation with the chat template, runs it forward, and takes the gradient that
+a job's first step would. The exit status is 0 when all of that works, and 1 with one line on what does not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from spard.commands import measuring
 from spard.commands.front import Asked, alone
 from spard.errors import SpardError
-from spard.models.trial import try_base
+from spard.training.trial import try_base
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +37,6 @@ def execute(asked: Asked) -> int:
         return 0
     sys.stdout.write(
         f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
-        "weights and a forward pass are as they should be\n"
+        "weights, a forward pass and a gradient to train an adapter by are as they should be\n"
     )
     return 0

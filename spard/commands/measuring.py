@@ -142,5 +142,5 @@ def check_model(
     revision: Revision = None,
     as_json: Json = False,
 ) -> None:
-    """Try a base model before it is offered: tokenizer, chat template, end token, weights and a forward pass."""
+    """Try a base model before it is offered: tokenizer, chat template, end token, weights and a gradient."""
     do("check-model", "spard.commands.check_model", "train", locals())

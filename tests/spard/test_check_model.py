@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, LlamaModel
 
 from spard.commands import check_model
 
@@ -49,6 +50,12 @@ def without_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
+def with_other_layers(folder: Path) -> None:
+    """The layers have other names than the default recipe trains."""
+    sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 300}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder)
+
+
 FAULTS: dict[Callable[[Path], None], str] = {
     without_tokenizer: "tokenizer",
     without_end_token: "end-of-text token",
@@ -56,6 +63,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
     silent_template: "chat template",
     not_finite: "not finite",
     cut_off: "cannot be loaded",
+    with_other_layers: "it cannot be trained: lora.target_modules: the model has no",
 }
 
 
@@ -73,3 +81,12 @@ def test_what_is_wrong_is_one_line(
 def test_a_model_that_works_passes(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_model.main([str(model)]) == 0
     assert "a forward pass" in capsys.readouterr().out
+
+
+def test_a_loss_without_a_gradient_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for each in (LlamaForCausalLM, LlamaModel):
+        monkeypatch.setattr(each, "forward", torch.no_grad()(each.forward))
+    assert check_model.main([str(model)]) == 1
+    assert "it cannot be trained: " in capsys.readouterr().err
