@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -15,6 +16,7 @@ from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_job_page import FIGURES
 from tests.app.http.test_transcripts import SAID, keep_transcripts
 from tests.browser.test_dashboard import serious, sign_in
+from tests.spard.parts import byte_tokenizer
 
 REASON = "Attacks succeed in 20 of 38; at most 10 % may."
 
@@ -68,14 +70,20 @@ def test_a_job_that_fails_the_gate(
     assert shown["training_file"] != file
 
 
-def test_another_like_this_with_one_change(context: Any, service: Service, customer: TestClient, asked: Any) -> None:
+def test_another_like_this_with_one_change(
+    context: Any, service: Service, customer: TestClient, asked: Any, tmp_path: Path
+) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "model")
     job_id = customer.post(JOBS, json=asked | {"suffix": "acme", "lora": {"rank": 4}}).json()["id"]
     assert customer.post(f"{JOBS}/{job_id}/cancel").status_code == 200
     page = context.new_page()
     sign_in(page, service)
     page.goto(f"/jobs/{job_id}")
     page.get_by_role("link", name="Again with a change").click()
+    expect(page.get_by_text("steps over about")).to_be_visible(timeout=30_000)
     page.get_by_label("Epochs", exact=True).fill("1000")
+    page.get_by_label("Batch size").focus()
+    expect(page.locator("#preview")).to_contain_text("less than or equal to 50", timeout=30_000)
     page.get_by_role("button", name="Start the job").click()
     field = page.get_by_label("Epochs", exact=True)
     expect(field).to_have_attribute("aria-invalid", "true")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from app.dashboard.fields import NO_FAULTS, Faults, faults_of
 from app.dashboard.job_form import Asked, fields_of
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
-from app.db.tables import File
+from app.db.tables import File, Job
 from app.db.tables.files import FINE_TUNE
 from app.deps import BeginDep, CountersDep, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
 from app.errors import AppError, NotFound
@@ -26,7 +26,6 @@ from app.files.counting import Allowance
 from app.files.schemas import Validation
 from app.forms import upload_form
 from app.http.multipart import Form
-from app.http.validation_errors import read
 from app.jobs import service
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
@@ -116,20 +115,25 @@ async def preview_part(
     file: Annotated[str, Query(max_length=64)],
     model: Annotated[str, Query(max_length=128)],
 ) -> Response:
-    """Show the first rows as the model will see them, and what the job would take."""
+    """Show the first rows as the model will see them, and what the job of the form would take."""
+    of_form = {name: text for name, text in request.query_params.items() if name in (*job_form.FIELDS, "like")}
 
     def shown() -> Response:
+        error: AppError | None = None
+        rows = found = ask = None
         with look() as session:
             row = files.get(session, viewer.project_id, file)
             entry = preview.model_entry(session, model)
+            asked = of_form | {"training_file": row.id, "row_format": row.row_format or ""}
+            try:
+                ask, _ = _asked_for(session, viewer, asked)
+            except AppError as problem:
+                error = problem
         allowance = Allowance(settings.counting_cpu_s, lambda: False)
-        error: AppError | None = None
-        rows = found = None
         try:
             rows = preview.preview(storage, counters, row, entry, _PREVIEWED, allowance)
-            method = job_form.method_for(row.row_format, {})
-            ask = read(JobCreate, {"model": model, "training_file": file, "method": method})
-            found = estimate(storage, counters, look, viewer.principal, ask, settings, allowance)
+            if ask is not None:
+                found = estimate(storage, counters, look, viewer.principal, ask, settings, allowance)
         except AppError as problem:
             error = problem
         return page(request, "preview", viewer, rows=rows, estimate=found, error=error)
@@ -178,8 +182,7 @@ async def create_job(
     def created() -> Response:
         try:
             with begin() as session:
-                old = service.get(session, viewer.project_id, asked["like"]) if asked.get("like") else None
-                ask = job_form.request(asked, old)
+                ask, old = _asked_for(session, viewer, asked)
                 origin = Origin(old.id, ask.digest()) if old else None
                 submission = Submission(asked.get("once") or None, 0)
                 job = service.create(session, viewer.principal, ask, submission, settings, origin)
@@ -191,3 +194,9 @@ async def create_job(
         return RedirectResponse(f"/jobs/{job.id}", 303)
 
     return await viewer.lanes.writes.of(viewer.project_id).run(created)
+
+
+def _asked_for(session: Session, viewer: Viewer, asked: Mapping[str, str]) -> tuple[JobCreate, Job | None]:
+    """Return the request that a form makes, and the job that it is to be like."""
+    old = service.get(session, viewer.project_id, asked["like"]) if asked.get("like") else None
+    return job_form.request(asked, old), old

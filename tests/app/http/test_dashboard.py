@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,27 @@ def test_a_file_of_preference_pairs_is_estimated_as_it_is_trained_on(
     page = sign_in().get(f"/jobs/new/preview?file={pairs}&model=lab/tiny-1").text
     assert "steps over about" in page
     assert "conversations" not in page
+
+
+def test_what_a_job_would_take_is_told_of_the_numbers_in_the_form(
+    sign_in: SignIn, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    old = customer.post(JOBS, json=asked | {"hyperparameters": {"batch_size": 1, "n_epochs": 2}}).json()
+    browser, of_file = sign_in(), {"file": asked["training_file"], "model": "lab/tiny-1", "batch_size": "1"}
+
+    def steps(**fields: str) -> int:
+        found = re.search(r"(\d+) steps over", browser.get("/jobs/new/preview", params=of_file | fields).text)
+        assert found
+        return int(found.group(1))
+
+    assert steps(n_epochs="6") == 2 * steps(n_epochs="3")
+    link = re.search(r'<a href="(/jobs/new/preview[^"]+)"', browser.get(f"/jobs/new?from={old['id']}").text)
+    assert link
+    assert f"{steps(n_epochs='2')} steps over" in browser.get(unescape(link.group(1))).text
+    page = browser.get("/jobs/new/preview", params=of_file | {"n_epochs": "many"}).text
+    assert "is no number" in page
+    assert "The model learns the marked tokens" in page
 
 
 def test_a_file_with_too_few_rows_says_so_and_where_to_drop_another(
