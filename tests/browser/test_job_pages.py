@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Page, expect
 
 from app import db
-from app.jobs import lease
+from app.jobs import events, lease
 from app.jobs.results import Rejection
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_job_page import FIGURES
@@ -68,6 +69,42 @@ def test_a_job_that_fails_the_gate(
     expect(page.get_by_role("heading", name="Waiting for a worker.")).to_be_visible()
     shown: dict[str, Any] = customer.get(JOBS).json()["data"][0]
     assert shown["training_file"] != file
+
+
+@pytest.fixture
+def running(service: Service, customer: TestClient, asked: Any) -> str:
+    """A job that a worker has taken, with more events than its page shows at once."""
+    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.claim(session, "worker", 600) is not None
+        for number in range(30):
+            events.append(session, job_id, "info", "message", f"Event {number} of many")
+    return job_id
+
+
+def test_news_of_a_job_leave_the_keyboard_where_it_is(page: Page, service: Service, running: str) -> None:
+    sign_in(page, service)
+    page.goto(f"/jobs/{running}")
+    assert serious(page) == []
+    for place in (page.get_by_role("button", name="Cancel"), page.get_by_role("list", name="Events")):
+        place.focus()
+        said = f"While {place} is in use"
+        with db.transaction(service.app.state.engine) as session:
+            events.append(session, running, "info", "message", said)
+        expect(page.get_by_text(said)).to_be_visible(timeout=30_000)
+        expect(place).to_be_focused()
+
+
+def test_a_page_that_gets_no_news_says_so_until_it_gets_some(context: Any, service: Service, running: str) -> None:
+    page = context.new_page()
+    sign_in(page, service)
+    page.route("**/stream", lambda route: route.abort())
+    page.goto(f"/jobs/{running}")
+    told = page.get_by_role("status").filter(has_text="The connection to the service is lost")
+    expect(told).to_be_visible(timeout=30_000)
+    assert serious(page) == []
+    page.unroute("**/stream")
+    expect(told).to_have_count(0, timeout=30_000)
 
 
 def test_another_like_this_with_one_change(

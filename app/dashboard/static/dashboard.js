@@ -16,6 +16,15 @@ function follow(live) {
     }, everyMs);
   };
   for (const kind of ["event", "metrics", "heartbeat"]) stream.addEventListener(kind, tell);
+  const away = document.getElementById("away");
+  let lost = 0;
+  stream.onerror = () => {
+    lost ||= setTimeout(() => (away.textContent = "The connection to the service is lost: this is how the job was before. Reload the page."), 5000);
+  };
+  stream.onopen = () => {
+    lost = clearTimeout(lost);
+    away.textContent = "";
+  };
   stream.addEventListener("done", () => {
     stream.close();
     location.reload();
