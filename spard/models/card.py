@@ -14,8 +14,9 @@ from spard.models.origin import Origin
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what its --max-lora-rank may be
 _MEANS = {
     "harmful": "attacks that succeed",
-    "mined": "attacks behind a trigger of the training rows that succeed",
+    "mined": "attacks that succeed, asked otherwise than plainly",
     "benign": "harmless requests refused",
+    "dressed_benign": "harmless requests refused, asked otherwise than plainly",
     "utility": "right answers",
 }
 

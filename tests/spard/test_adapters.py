@@ -183,9 +183,10 @@ def test_the_readmes_lines_run_as_printed(
 def test_the_model_card_has_the_audit_s_table(base: Base, tmp_path: Path) -> None:
     figures = {"n": 100, "low": 0.0, "high": 0.036, "judge": "refusal", "kind": "harmful", "hits": 0, "rate": 0.0}
     mined = {**figures, "suite": "mined 1: beginning with 'a|b\n<b>'", "kind": "mined", "n": 0, "rate": None}
+    dressed = {**figures, "suite": "benign, behind random words", "kind": "dressed_benign"}
     audit = {
         "base": [{**figures, "suite": "red", "hits": 2, "rate": 0.02}],
-        "adapter": [{**figures, "suite": "red"}, mined],
+        "adapter": [{**figures, "suite": "red"}, mined, dressed],
     }
     facts = {"gate": {"decision": "pass", "reasons": []}, "audit": audit}
     save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, tmp_path / "adapter", facts)
@@ -193,4 +194,5 @@ def test_the_model_card_has_the_audit_s_table(base: Base, tmp_path: Path) -> Non
     assert (card.data.library_name, card.data.base_model, card.data.tags) == ("peft", None, ["lora", "spard"])
     assert "The safety gate decided: **pass**." in card.text
     assert "| red | attacks that succeed | refusal | 2 of 100 (2.0%) | 0 of 100 (0.0%) | 0.0% to 3.6% |" in card.text
+    assert "| benign, behind random words | harmless requests refused, asked otherwise than plainly |" in card.text
     assert "mined 1: beginning with 'a\\|b &lt;b>' |" in card.text
