@@ -115,25 +115,29 @@ class _Answer:
     def __post_init__(self) -> None:
         self.sieve = Sieve(frozenset(tool.name for tool in self.ask.offered))
 
+    @property
+    def status(self) -> Status:
+        """How the answer stands; one that was cut is incomplete, and so is its message."""
+        if self.finish is None:
+            return "in_progress"
+        return "incomplete" if self.finish in ("length", "content_filter") else "completed"
+
     def message(self, status: Status) -> OutputMessage:
         parts = [OutputText(text=self.text)] if status != "in_progress" else []
         return OutputMessage(id=self.id("msg"), status=status, content=parts)
 
     def output(self) -> list[OutputMessage | OutputCall]:
-        said: list[OutputMessage | OutputCall] = [self.message("completed")] if self.text or not self.calls else []
+        said: list[OutputMessage | OutputCall] = [self.message(self.status)] if self.text or not self.calls else []
         return [*said, *map(_called, self.calls)]
 
     def shown(self) -> ResponseOut:
         reply, ask, is_over = self.reply, self.ask, self.finish is not None
-        status: Status = (
-            "incomplete" if self.finish in ("length", "content_filter") else "completed" if is_over else "in_progress"
-        )
         read, written = reply.outcome.prompt_tokens, reply.outcome.reply_tokens
         usage = ResponseUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
         return ResponseOut(
             id=self.id("resp"),
             created_at=reply.created,
-            status=status,
+            status=self.status,
             incomplete_details=_why(self.finish),
             instructions=ask.instructions,
             max_output_tokens=ask.max_output_tokens,
@@ -190,7 +194,7 @@ async def events(reply: Reply, ask: ResponseCreate) -> AsyncIterator[Event]:
     if is_open:
         yield {"type": "response.output_text.done", **at, "text": answer.text, "logprobs": []}
         yield {"type": "response.content_part.done", **at, "part": OutputText(text=answer.text).model_dump()}
-        item = answer.message("completed").model_dump()
+        item = answer.message(answer.status).model_dump()
         yield {"type": "response.output_item.done", "output_index": 0, "item": item}
     for index, call in enumerate(answer.calls, start=int(is_open)):
         for event in _calling(index, _called(call)):

@@ -168,6 +168,11 @@ def test_a_response_says_the_same(client: Any, models: list[str]) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert events[-1].response.usage == whole.usage
+    cut = {**ask, "input": "Hello", "max_output_tokens": 1}
+    streamed = client.responses.create(**cut, stream=True)
+    items = [each.item for each in streamed if each.type == "response.output_item.done"]
+    for said in (*items, *client.responses.create(**cut).output):
+        assert said.status == "incomplete"
     with pytest.raises(BadRequestError) as kept:
         client.responses.create(**ask, input="Hello", previous_response_id="resp_1")
     assert (kept.value.code, kept.value.param) == ("unsupported_parameter", "previous_response_id")
