@@ -24,7 +24,7 @@ def _suffix(text: str) -> str:
     """Return the suffix as it will appear in a model id."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", unicodedata.normalize("NFC", text)).strip("-")
     if not text.isprintable() or not 1 <= len(text) <= _SUFFIX_CHARS or not name:
-        message = f"must be 1 to {_SUFFIX_CHARS} printable characters, at least one of them a letter or a digit."
+        message = f"must be 1 to {_SUFFIX_CHARS} printable characters, at least one of them of a-z, A-Z, 0-9."
         raise Refusal("invalid_name", message)
     return name
 

@@ -132,6 +132,12 @@ def test_a_bad_ask_is_refused_by_name(extra: Ask, code: str, param: str, custome
     assert customer.get(JOBS).json()["data"] == []
 
 
+def test_a_name_in_another_script_is_told_which_letters_count(customer: TestClient, asked: dict[str, Any]) -> None:
+    refused = customer.post(JOBS, json=asked | {"suffix": "日本語"})
+    assert refused.status_code == 400
+    assert "a-z" in refused.json()["error"]["message"]
+
+
 def test_a_customer_may_ask_more_of_an_audit_and_a_provider_what_they_like(
     customer: TestClient, provider: TestClient, asked: Ask
 ) -> None:
