@@ -81,7 +81,7 @@ class Client:
         416, there are no more bytes than the caller has, is an answer like others.
         """
         plain = {"accept-encoding": "identity", **headers}
-        with _wire(), self._http.stream("GET", path.lstrip("/"), headers=plain) as answer:
+        with _wire(), self._http.stream("GET", _route(path), headers=plain) as answer:
             if answer.is_error and answer.status_code != _NO_MORE_BYTES:
                 answer.read()
                 raise _refused(answer)
@@ -92,7 +92,7 @@ class Client:
         """Open server-sent events: those that a GET follows, or with a body the answer to a POST."""
         method = "GET" if body is None else "POST"
         timeout = (_CONNECT_S, _ANSWER_S if body else _SILENCE_S, _ANSWER_S, _ANSWER_S)
-        events = self._http.sse(path.lstrip("/"), method=method, json=body, headers=headers, timeout=timeout)
+        events = self._http.sse(_route(path), method=method, json=body, headers=headers, timeout=timeout)
         with _wire(), events as source:
             if source.response.is_error:
                 source.response.read()
@@ -109,11 +109,11 @@ class Client:
     def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
         """Ask, and once more where the service was busy."""
         with _wire():
-            answer = self._http.request(method, path.lstrip("/"), **options)
+            answer = self._http.request(method, _route(path), **options)
             may_again = answer.headers.get("x-should-retry") != "false" and "files" not in options
             if answer.status_code in _BUSY and may_again:
                 time.sleep(min(float(answer.headers.get("retry-after", 1)), _LONGEST_WAIT_S))
-                answer = self._http.request(method, path.lstrip("/"), **options)
+                answer = self._http.request(method, _route(path), **options)
         if answer.is_error:
             raise _refused(answer)
         return answer
@@ -169,6 +169,14 @@ def get(path: str, **params: object) -> Any:
     """Return what one of the service's endpoints answers with."""
     with connect() as client:
         return client.get(path, **params)
+
+
+def _route(path: str) -> str:
+    """Return the path below `/v1`; refuse what would lead out of its place."""
+    route = path.lstrip("/")
+    if not {"", ".", ".."}.isdisjoint(route.split("/")):
+        raise CommandFailed("An id is neither empty nor a path; `list` shows the ids.")
+    return route
 
 
 def _given(params: Mapping[str, object]) -> dict[str, str]:

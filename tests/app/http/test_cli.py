@@ -37,6 +37,15 @@ def train(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("noun", ["files", "jobs", "models", "webhooks"])
+def test_an_id_like_a_path_deletes_nothing_of_another_kind(run: Any, train: str, noun: str) -> None:
+    file = json.loads(run("files", "upload", train, "--json")[1])["id"]
+    for wrong in (f"../files/{file}", f"../../v1/files/{file}", f"../../files/{file}", f"./../files/{file}", ""):
+        code, printed = run(noun, "delete", wrong)
+        assert (code, "An id is neither" in printed) == (1, True), printed
+    assert file in run("files", "list")[1]
+
+
 def test_a_provider_sets_up_and_a_customer_goes_on(run: Any, tmp_path: Path, train: str) -> None:
     model = tmp_path / "tiny"
     model.mkdir()
