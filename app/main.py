@@ -22,7 +22,7 @@ from app import db, retention
 from app.audit_log import probe_log
 from app.dashboard.pages import ROUTERS as PAGES
 from app.dashboard.rendering import problem_page
-from app.dashboard.viewer import SignInNeeded
+from app.dashboard.viewer import needs_sign_in
 from app.errors import AppError, Conflict, InvalidRequest, NotFound, TooLarge, Unavailable, Unfit, UnsupportedMedia
 from app.files.counting import Counters
 from app.http import bodies, openapi, unknown_url
@@ -148,8 +148,8 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
 
 async def _answer(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
-    if isinstance(exc, SignInNeeded):
-        return RedirectResponse(exc.location, 303)
+    if needed := needs_sign_in(request, exc):
+        return RedirectResponse(needed.location, 303)
     is_page = not request.url.path.startswith("/v1") and "text/html" in request.headers.get("accept", "")
     answer = (
         problem_page(request, _error(request, exc), headers)

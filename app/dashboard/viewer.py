@@ -87,6 +87,16 @@ def _address(request: Request) -> str:
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
+def needs_sign_in(request: Request, error: Exception) -> SignInNeeded | None:
+    """Return what sends a browser that follows a link of a page, without a key of its own, to the sign-in page."""
+    if isinstance(error, SignInNeeded):
+        return error
+    is_link = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    is_client = "authorization" in request.headers
+    is_sent = isinstance(error, Unauthorized) and is_link and not is_client
+    return SignInNeeded(_address(request)) if is_sent else None
+
+
 ViewerDep = Annotated[Viewer, Depends(_viewer)]
 ProviderDep = Annotated[Viewer, Depends(_provider)]
 

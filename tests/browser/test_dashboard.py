@@ -106,6 +106,20 @@ def test_an_upload_that_may_not_be_is_told_as_a_page(context: Any, service: Serv
     expect(page.get_by_role("heading", name="This form is not from this page")).to_be_visible()
 
 
+@pytest.mark.parametrize("link", ["Report as one page", "Download adapter"])
+def test_a_link_that_is_followed_too_late_asks_to_sign_in(
+    page: Page, service: Service, customer: TestClient, asked: dict[str, Any], link: str
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    publish(service, "pass")
+    service.app.state.storage.write("jobs/report", [json.dumps(MEASURED).encode()])
+    sign_in(page, service)
+    page.goto(f"/jobs/{job_id}")
+    page.context.clear_cookies()
+    page.get_by_role("link", name=link).click()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
 LONG = "a_file_with_a_long_name" * 8 + ".jsonl"
 
 

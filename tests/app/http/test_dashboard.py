@@ -11,6 +11,7 @@ from html import unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -84,6 +85,19 @@ def test_without_a_key_every_page_asks_to_sign_in(service: Service) -> None:
     for path in ("/", "/jobs", "/jobs/new", "/jobs/ftjob-1", "/files", "/models", "/compare", "/provider"):
         answer = browser.get(path)
         assert (answer.status_code, answer.url.path) == (200, "/sign-in"), path
+
+
+@pytest.mark.parametrize("name", ["fine_tuning/jobs/ftjob-1/safety", "fine_tuning/jobs/ftjob-1/adapter", "models"])
+def test_a_link_of_a_page_into_the_api_asks_a_browser_to_sign_in(service: Service, name: str) -> None:
+    path = f"/v1/{name}"
+    browser = TestClient(service.app, headers=HTML, follow_redirects=False)
+    for cookies in ({}, {"spard_session": "one-that-has-ended"}):
+        browser.cookies.update(cookies)
+        answer = browser.get(path)
+        assert (answer.status_code, answer.headers.get("location")) == (303, f"/sign-in?next={quote(path, safe='')}")
+    bare, wrong = TestClient(service.app), {**HTML, "authorization": "Bearer sk-spard-wrong"}
+    for refused in (bare.get(path), bare.get(path, headers=wrong), browser.post("/v1/fine_tuning/jobs", json={})):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
 def test_a_wrong_key_is_told_beside_the_field(service: Service) -> None:
