@@ -33,7 +33,14 @@ def opened(path: Path) -> Iterator[Iterator[File]]:
         with tarfile.open(path, "r:*") as tar:
             yield _in_archive(tar)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise NotProved(f"{path.name} cannot be read as an archive: {error}.") from error
+        raise NotProved(f"{path.name} cannot be read as an archive: {_why(path, error)}.") from error
+
+
+def _why(path: Path, error: Exception) -> str:
+    """Say what is wrong in a few words; tarfile tells on a line each what every way of reading it met."""
+    if "\n" not in (said := str(error)):
+        return said
+    return "it is no tar, or only the beginning of one" if path.stat().st_size else "it is empty"
 
 
 def is_left_behind(name: str) -> bool:

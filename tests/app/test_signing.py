@@ -104,6 +104,17 @@ def test_verify_refuses_in_one_line(adapter: Path, tmp_path: Path, capsys: pytes
     assert told.out == ""
 
 
+@pytest.mark.parametrize(
+    ("content", "why"), [(b"", "it is empty"), (b"a", "it is no tar, or only the beginning of one")]
+)
+def test_verify_tells_in_one_line_of_a_file_that_is_no_archive(
+    content: bytes, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adapter.tar.gz").write_bytes(content)
+    assert run("verify", tmp_path / "adapter.tar.gz") == 1
+    assert capsys.readouterr().err == f"spard: refused: adapter.tar.gz cannot be read as an archive: {why}.\n"
+
+
 def test_without_a_key_the_signer_is_not_proved(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
