@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from spard.config.bounds import no_boolean
 
 # A time that stands in an answer as whole Unix seconds, as in OpenAI's API.
 UnixTime = Annotated[
@@ -21,10 +35,33 @@ def _without_default(schema: dict[str, Any]) -> None:
 Absent = Field(exclude_if=lambda value: value is None, json_schema_extra=_without_default)
 
 
+@cache
+def _is_number(body: type[BaseModel], field: str | None) -> bool:
+    """Return whether a field takes a number and no boolean."""
+    kinds = list(_kinds(body.model_fields[field].annotation)) if field else []
+    return bool not in kinds and not {int, float}.isdisjoint(kind for kind in kinds if isinstance(kind, type))
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """Yield the types that a value may have."""
+    if get_origin(annotation) is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _kinds(each)
+    else:
+        yield annotation
+
+
 class Body(BaseModel):
     """A request body: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        return no_boolean(value) if isinstance(value, bool) and _is_number(cls, info.field_name) else value
 
 
 class LenientBody(Body):

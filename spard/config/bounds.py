@@ -9,6 +9,13 @@ from typing import Any, Literal
 Auto = Literal["auto"]
 
 
+def no_boolean(value: Any) -> Any:
+    """Return a value that is to be a number; true and false are none, though pydantic takes them for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number, not true or false.")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """An interval in `Annotated`; pydantic reads it, and `spard.config.run_spec` enforces it without pydantic."""
@@ -18,7 +25,9 @@ class Bound:
     le: float | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return handler(source) | {name: value for name, value in self.limits().items() if value is not None}
+        number = handler(source) | {name: value for name, value in self.limits().items() if value is not None}
+        check = {"type": "no-info", "function": no_boolean}
+        return {"type": "function-before", "function": check, "schema": number}
 
     def limits(self) -> dict[str, float | None]:
         """Return every limit by pydantic's name of it; None where the interval is open to infinity."""

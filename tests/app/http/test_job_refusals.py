@@ -22,6 +22,14 @@ TYPE = "safety.defense.type"
 REFUSED: dict[str, tuple[Ask, str, str]] = {
     "an unknown field": ({"state": "succeeded"}, "extra_forbidden", "state"),
     "an unknown setting": ({"safety": {"defense": {"teu": 1}}}, "extra_forbidden", "safety.defense.teu"),
+    "a boolean for a number": ({"hyperparameters": {"n_epochs": True}}, "invalid_type", "hyperparameters.n_epochs"),
+    "a boolean for a number of dpo": (
+        {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": True}}}},
+        "invalid_type",
+        "method.dpo.hyperparameters.beta",
+    ),
+    "a boolean for the seed": ({"seed": True}, "invalid_type", "seed"),
+    "a boolean for the priority": ({"priority": False}, "invalid_type", "priority"),
     "an unknown model": ({"model": "../x"}, "model_not_found", "model"),
     "reinforcement": ({"method": {"type": "reinforcement"}}, "method_not_supported", "method.type"),
     "dpo on conversations": ({"method": {"type": "dpo"}}, "method_mismatch", "training_file"),

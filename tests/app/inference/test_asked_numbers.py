@@ -1,0 +1,32 @@
+"""Numbers of a request for a reply: which are taken, and what an engine is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.errors import AppError
+from app.http.validation_errors import read
+from app.inference.response_schemas import ResponseCreate
+from app.inference.schemas import ChatCreate, CompletionCreate
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+BODIES: dict[type[Any], dict[str, Any]] = {
+    ChatCreate: CHAT,
+    CompletionCreate: {"model": "m", "prompt": "Hello"},
+    ResponseCreate: {"model": "m", "input": "Hello"},
+}
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "seed", "n", "max_tokens", "presence_penalty"])
+def test_a_boolean_is_no_number(name: str, value: bool) -> None:
+    with pytest.raises(AppError) as refused:
+        read(ChatCreate, CHAT | {name: value})
+    assert (refused.value.code, refused.value.param) == ("invalid_type", name)
+
+
+def test_a_boolean_is_taken_where_one_is_meant() -> None:
+    asked = read(ChatCreate, CHAT | {"logprobs": True, "stream": True, "store": False, "n": 2})
+    assert (asked.logprobs, asked.stream, asked.n) == (True, True, 2)
