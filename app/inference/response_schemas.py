@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from app.http.schemas import LenientBody, Refusal
 from app.inference.json_depth import Loose, Schema
 from app.inference.protocol import Ask, Message
-from app.inference.schemas import Call, CalledFunction, ChatMessage, Name, Text, TextPart
+from app.inference.schemas import Call, CalledFunction, ChatMessage, Name, Text, TextPart, choice
 
 
 class MessageItem(BaseModel):
@@ -100,7 +100,7 @@ class ResponseCreate(LenientBody):
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stream: bool | None = None
     stream_options: Loose | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
@@ -157,8 +157,7 @@ class ResponseCreate(LenientBody):
             "tools": [{"type": "function", "function": each} for each in tools],
             "n": 1,
             "max_tokens": self.max_output_tokens,
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": self.top_p or 1.0,
+            **choice(self.temperature, self.top_p),
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "seed": None,

@@ -147,7 +147,7 @@ class _Answer:
             temperature=1.0 if ask.temperature is None else ask.temperature,
             tool_choice="none" if ask.tool_choice == "none" else "auto",
             tools=ask.tools or [],
-            top_p=ask.top_p or 1.0,
+            top_p=1.0 if ask.top_p is None else ask.top_p,
             usage=usage if is_over else None,
             metadata=ask.metadata or {},
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -115,12 +115,26 @@ class ResponseFormat(BaseModel):
         return {"type": "object"} if self.type == "json_object" else None
 
 
+class Choice(TypedDict):
+    """How an engine chooses tokens."""
+
+    temperature: float
+    top_p: float
+
+
+def choice(temperature: float | None, top_p: float | None) -> Choice:
+    """Return what an engine is told; a `top_p` of 0 leaves the likeliest token alone, which is temperature 0."""
+    if top_p == 0:
+        return {"temperature": 0.0, "top_p": 1.0}
+    return {"temperature": 1.0 if temperature is None else temperature, "top_p": 1.0 if top_p is None else top_p}
+
+
 class Sampling(LenientBody):
     """How tokens are chosen, and where a reply ends: what all endpoints have."""
 
     model: Name
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -156,8 +170,7 @@ class Sampling(LenientBody):
             "tools": [],
             "n": self.n or 1,
             "max_tokens": None,
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": self.top_p or 1.0,
+            **choice(self.temperature, self.top_p),
             "presence_penalty": self.presence_penalty or 0.0,
             "frequency_penalty": self.frequency_penalty or 0.0,
             "seed": self.seed,

@@ -30,3 +30,12 @@ def test_a_boolean_is_no_number(name: str, value: bool) -> None:
 def test_a_boolean_is_taken_where_one_is_meant() -> None:
     asked = read(ChatCreate, CHAT | {"logprobs": True, "stream": True, "store": False, "n": 2})
     assert (asked.logprobs, asked.stream, asked.n) == (True, True, 2)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize(("asked", "told"), [({}, (1, 1)), ({"top_p": 0}, (0, 1)), ({"top_p": 0.5}, (1, 0.5))])
+def test_a_top_p_of_0_leaves_the_likeliest_token_alone(
+    kind: type[Any], asked: dict[str, float], told: tuple[float, float]
+) -> None:
+    ask = read(kind, BODIES[kind] | asked).ask()
+    assert (ask["temperature"], ask["top_p"]) == told
