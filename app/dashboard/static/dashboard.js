@@ -74,3 +74,5 @@ for (const live of document.querySelectorAll("[data-stream]")) follow(live);
 for (const form of document.querySelectorAll("form.upload")) upload(form);
 // A file that was mended and is chosen again under its name is a change, too.
 for (const input of document.querySelectorAll("input[type=file]")) input.addEventListener("click", () => (input.value = ""));
+// A form that was refused is gone on with at the first field that is wrong.
+document.querySelector("[aria-invalid]")?.focus();
