@@ -120,6 +120,32 @@ def test_a_link_that_is_followed_too_late_asks_to_sign_in(
     expect(page.get_by_label("API key")).to_be_visible()
 
 
+def test_a_refused_form_is_gone_on_with_at_the_first_wrong_field(
+    context: Any, service: Service, asked: dict[str, Any]
+) -> None:
+    page = context.new_page()
+    sign_in(page, service)
+    page.goto(f"/jobs/new?file={asked['training_file']}")
+    page.get_by_text("Numbers, if you want").click()
+    for name in ("Batch size", "Seed"):
+        page.get_by_label(name, exact=True).fill("-1")
+    page.get_by_role("button", name="Start the job").click()
+    expect(page.get_by_label("Batch size", exact=True)).to_be_focused()
+
+
+def test_a_phone_shows_the_status_of_each_job(
+    page: Page, service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    customer.post(JOBS, json=asked | {"suffix": "a-name-of-some-length"})
+    page.set_viewport_size({"width": 390, "height": 844})
+    sign_in(page, service)
+    box = page.locator("#jobs .status").first.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    assert serious(page) == []
+
+
 LONG = "a_file_with_a_long_name" * 8 + ".jsonl"
 
 
