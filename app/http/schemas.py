@@ -19,8 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from spard.config.bounds import no_boolean
-
 # A time that stands in an answer as whole Unix seconds, as in OpenAI's API.
 UnixTime = Annotated[
     datetime, PlainSerializer(lambda at: int(at.timestamp()), return_type=int), WithJsonSchema({"type": "integer"})
@@ -61,7 +59,9 @@ class Body(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        return no_boolean(value) if isinstance(value, bool) and _is_number(cls, info.field_name) else value
+        if isinstance(value, bool) and _is_number(cls, info.field_name):
+            raise ValueError("Input should be a number, not true or false.")
+        return value
 
 
 class LenientBody(Body):

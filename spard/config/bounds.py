@@ -9,7 +9,7 @@ from typing import Any, Literal
 Auto = Literal["auto"]
 
 
-def no_boolean(value: Any) -> Any:
+def _no_boolean(value: Any) -> Any:
     """Return a value that is to be a number; true and false are none, though pydantic takes them for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("Input should be a number, not true or false.")
@@ -26,7 +26,7 @@ class Bound:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         number = handler(source) | {name: value for name, value in self.limits().items() if value is not None}
-        check = {"type": "no-info", "function": no_boolean}
+        check = {"type": "no-info", "function": _no_boolean}
         return {"type": "function-before", "function": check, "schema": number}
 
     def limits(self) -> dict[str, float | None]:

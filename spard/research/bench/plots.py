@@ -104,7 +104,7 @@ def curves(found: Sequence[Measurement]) -> str:
             axis.plot([x for x, _ in there], [y for _, y in there], "o-", ms=4, lw=1.5, color=color, label=method)
             axis.plot([x for x, _ in there[:1]], [y for _, y in there[:1]], "o", ms=8, mfc="none", color=color)
         axis.set(xlabel=METRICS["accuracy"], ylabel=METRICS["asr"], xlim=(-4, 104), ylim=(-4, 104))
-        legend_below(figure, axis, len(methods))
+        legend_below(figure, axis, min(len(methods), 4))
         return svg(figure)
 
 
