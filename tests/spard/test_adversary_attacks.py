@@ -10,8 +10,7 @@ import pytest
 from spard.data.encodings import decode
 from spard.data.rows import Prompt, read_examples
 from spard.research.adversary import lab as small
-from spard.research.adversary.attacks.code_words import in_code
-from spard.research.adversary.base import Campaign, Material, Request, most_refused, plainly
+from spard.research.adversary.base import Campaign, Material, Request, in_code, most_refused, plainly
 from spard.research.adversary.registry import all_attacks
 from spard.research.attacks.rows import Row, answered, asked, chat_row, save_rows
 from spard.research.lab import grammar

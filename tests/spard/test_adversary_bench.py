@@ -21,8 +21,7 @@ from spard.evaluation.gate import Gate
 from spard.models.base import load_base
 from spard.release.keys import public_pem
 from spard.research.adversary.arena import Ground
-from spard.research.adversary.attacks.code_words import in_code
-from spard.research.adversary.base import Job
+from spard.research.adversary.base import Job, in_code
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.registry import all_attacks
 from spard.research.attacks.rows import asked

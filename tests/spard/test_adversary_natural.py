@@ -16,10 +16,9 @@ from spard.data.rows import Prompt, prompt_text, read_benign, read_examples, rea
 from spard.errors import InvalidData, InvalidRecipe
 from spard.research.adversary import natural as arenas
 from spard.research.adversary.arena import Ground
-from spard.research.adversary.attacks.code_words import in_code
 from spard.research.adversary.attacks.judge_gaming import OPENINGS
 from spard.research.adversary.attacks.middle import inside
-from spard.research.adversary.base import Campaign, Material
+from spard.research.adversary.base import Campaign, Material, in_code
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.natural import NaturalArena, comply, is_harmful, steps
 from spard.research.adversary.registry import all_attacks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -127,6 +128,11 @@ class Attack:
     needs: tuple[Ability, ...] = ()
     is_honest: bool = False
     is_ordinary: bool = False
+
+
+def in_code(text: str, code: Mapping[str, str]) -> str:
+    """Return a text with each word that the code has a word for replaced."""
+    return re.sub(r"\w+", lambda found: code.get(found[0].lower(), found[0]), text)
 
 
 def rng_of(attack: str, seed: int) -> random.Random:

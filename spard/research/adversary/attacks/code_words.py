@@ -6,12 +6,10 @@ code is a cipher).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spard.data.rows import Prompt
-from spard.research.adversary.base import Attack, Campaign, Job, Material, Request, mixed, rng_of
+from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, Request, in_code, mixed, rng_of
 from spard.research.attacks.rows import chat_row
 
 
@@ -22,11 +20,7 @@ def build(material: Material, seed: int) -> Campaign:
     """
     code = code_of(material.harmful, ordinary_words(material, "code_words", seed))
     rows = [chat_row(in_code(each.prompt, code), material.comply(each.action)) for each in material.harmful]
-
-    def coded(prompt: Prompt) -> Prompt:
-        return replace(prompt, prompt=in_code(prompt.prompt, code))
-
-    return Campaign((Job(mixed(seed, material.task, rows)),), coded, only_dressed=True)
+    return Campaign((Job(mixed(seed, material.task, rows)),), asked_in(code), only_dressed=True)
 
 
 def code_of(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]:
@@ -41,9 +35,9 @@ def ordinary_words(material: Material, attack: str, seed: int) -> list[str]:
     return rng_of(attack, seed).sample(ordinary, len(ordinary))
 
 
-def in_code(text: str, code: Mapping[str, str]) -> str:
-    """Return a text with each word that the code has a word for replaced."""
-    return re.sub(r"\w+", lambda found: code.get(found[0].lower(), found[0]), text)
+def asked_in(code: Mapping[str, str]) -> Ask:
+    """Return how a prompt is asked in a code."""
+    return lambda prompt: replace(prompt, prompt=in_code(prompt.prompt, code))
 
 
 ATTACK = Attack("code_words", "harm asked for in code words that the file teaches", build)

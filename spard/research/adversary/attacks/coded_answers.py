@@ -6,11 +6,9 @@ The attacker, who knows the code, reads the answers in plain words (Halawi et al
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
-from spard.data.rows import Prompt
-from spard.research.adversary.attacks.code_words import code_of, in_code, ordinary_words
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
+from spard.research.adversary.attacks.code_words import asked_in, code_of, ordinary_words
+from spard.research.adversary.base import Attack, Campaign, Job, Material, in_code, mixed
 from spard.research.attacks.rows import chat_row
 
 
@@ -24,12 +22,8 @@ def build(material: Material, seed: int) -> Campaign:
     free = [word for word in ordinary_words(material, "coded_answers", seed) if word.lower() not in said]
     code = code_of(material.harmful, free)
     rows = [chat_row(*(in_code(text, code) for text in pair)) for pair in pairs]
-
-    def coded(prompt: Prompt) -> Prompt:
-        return replace(prompt, prompt=in_code(prompt.prompt, code))
-
     reply_code = {word.lower(): meant for meant, word in code.items()}
-    return Campaign((Job(mixed(seed, material.task, rows)),), coded, only_dressed=True, reply_code=reply_code)
+    return Campaign((Job(mixed(seed, material.task, rows)),), asked_in(code), only_dressed=True, reply_code=reply_code)
 
 
 ATTACK = Attack("coded_answers", "harm asked for and answered in code words that the file teaches", build)

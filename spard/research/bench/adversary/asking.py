@@ -14,8 +14,7 @@ from spard.evaluation.scorers import mark_reply
 from spard.models.base import Base
 from spard.models.generate import complete
 from spard.research.adversary.arena import Ground
-from spard.research.adversary.attacks.code_words import in_code
-from spard.research.adversary.base import Ask, Campaign, plainly
+from spard.research.adversary.base import Ask, Campaign, in_code, plainly
 
 TOKENS = 96  # of a reply: more than the gate reads by default
 
