@@ -123,7 +123,7 @@ class Choice(TypedDict):
 
 
 def choice(temperature: float | None, top_p: float | None) -> Choice:
-    """Return what an engine is told; a `top_p` of 0 leaves the likeliest token alone, which is temperature 0."""
+    """Return temperature and `top_p` for the engine; a `top_p` of 0 allows the likeliest token alone: temperature 0."""
     if top_p == 0:
         return {"temperature": 0.0, "top_p": 1.0}
     return {"temperature": 1.0 if temperature is None else temperature, "top_p": 1.0 if top_p is None else top_p}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Place
 from tests.spard.parts import write_model
-from tests.worker.asked import make
+from tests.worker.engine_in_process import make
 from tests.worker.heard import Heard, Work
 from tests.worker.parts import job_folder
 from tests.worker.shop import Shop
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapters(model: Path) -> list[Path]:
-    """Three signed adapters of the model, which change what it says."""
+    """Return three signed adapters that change the model's replies."""
     return [make(model, model.parent / f"adapter-{seed}", seed) for seed in (1, 2, 3)]
 
 

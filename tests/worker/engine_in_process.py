@@ -59,7 +59,7 @@ def line(number: int, question: str, adapter: str | None, project: str = "p", **
 
 
 class Asked:
-    """An engine, and what it said."""
+    """An engine in this process, and every line that it has said."""
 
     def __init__(self, model: Path, rows: int = 8, adapter_bytes: int = 1 << 30) -> None:
         self.said: list[Said] = []

@@ -11,7 +11,7 @@ import torch
 
 from spard.models.base import Base, read_base
 from tests.fake_device import NAME, fake_device
-from tests.worker import asked as of_engines
+from tests.worker import engine_in_process as of_engines
 
 parts: Any = of_engines
 

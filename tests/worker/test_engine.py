@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from app.inference.engine_errors import refused
-from tests.worker.asked import QUESTIONS, Asked, alone
+from tests.worker.engine_in_process import QUESTIONS, Asked, alone
 from worker.engine.batch import Batch
 
 

@@ -17,7 +17,7 @@ from spard.digests import MANIFEST, SIGNATURE, write_manifest
 from spard.models.adapters import tensor_digest
 from spard.models.lora import WEIGHTS
 from spard.release.manifest import sign, verify
-from tests.worker.asked import KEY, QUESTIONS, Asked, alone, make
+from tests.worker.engine_in_process import KEY, QUESTIONS, Asked, alone, make
 
 
 def test_an_adapter_is_read_onto_the_engine_s_own_device(
@@ -156,7 +156,7 @@ def broken_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_injection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first layers have gotten theirs when there is no memory for the next."""
+    """The first layers have the adapter's weights when memory runs out."""
     update, done = LoraLinear.update_layer, list[str]()
 
     def broken(self: Any, *given: Any, **more: Any) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from spard.release.manifest import verify
-from tests.worker.asked import QUESTIONS, alone, line
+from tests.worker.engine_in_process import QUESTIONS, alone, line
 
 TOO_LONG = "so many words, " * 2000
 LONG_LINE: dict[str, Any] = {"stop": ["never said" * 90] * 16}  # which makes a request long, and its prompt not
@@ -43,7 +43,7 @@ class Process:
         return found
 
     def text(self, number: int) -> str:
-        """Hear a request to its end; nothing may be said of another one."""
+        """Return the reply to a request; fail if anything is said of another request before it is done."""
         text = ""
         while (said := self.said())["kind"] != "done":
             assert (said["id"], said["kind"] in ("started", "piece")) == (number, True)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from app.inference.json_depth import Schema
 from tests.spard.parts import byte_tokenizer
-from tests.worker.asked import QUESTIONS, Asked, alone
+from tests.worker.engine_in_process import QUESTIONS, Asked, alone
 from worker.engine.texts import Text
 
 

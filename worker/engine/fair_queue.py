@@ -1,4 +1,4 @@
-"""Requests that wait, by project: these take turns, so that none waits for all that another has asked."""
+"""A queue of requests in which projects take turns, so that none waits for all that another has asked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Waiting:
     ids: list[int] | None = None
 
 
-class Turns:
-    """What waits; true as long as anything does."""
+class FairQueue:
+    """The waiting requests of all projects; true as long as there are any."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[Waiting]] = OrderedDict()
@@ -29,15 +29,15 @@ class Turns:
 
     @property
     def next(self) -> Waiting:
-        """The request whose turn it is."""
+        """The request that `take` would return."""
         return next(iter(self._queues.values()))[0]
 
     def add(self, waiting: Waiting) -> None:
-        """Let a request wait behind those of its project."""
+        """Add a request to the end of its project's queue."""
         self._queues.setdefault(waiting.project, deque()).append(waiting)
 
     def take(self) -> Waiting:
-        """Return the request whose turn it is, which waits no longer; another project is next."""
+        """Remove and return the next request; the next one after it is of another project, if any other waits."""
         project, queue = next(iter(self._queues.items()))
         found = queue.popleft()
         if queue:
@@ -47,7 +47,7 @@ class Turns:
         return found
 
     def drop(self, number: int) -> None:
-        """Let a request wait no longer, if it does."""
+        """Remove a request by its number, if it waits."""
         for project, queue in list(self._queues.items()):
             self._queues[project] = kept = deque(each for each in queue if each.id != number)
             if not kept:

@@ -18,8 +18,8 @@ from app.inference.protocol import Ask
 from app.ops.processes import die_with_parent
 from spard.errors import SpardError
 from spard.models.base import read_tokenizer
+from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.prompts import Prompts
-from worker.engine.turns import Turns, Waiting
 
 
 class LongPrompts:
@@ -35,7 +35,7 @@ class LongPrompts:
         told = (source, revision, other, descriptors, os.getpid())
         get_context("fork").Process(target=_read, args=told, daemon=True).start()
         other.close()
-        self._turns, self._systems = Turns(), dict[int, str | None]()
+        self._turns, self._systems = FairQueue(), dict[int, str | None]()
         self._read: Waiting | None = None
         self._is_wanted = True
         Thread(target=self._hear, args=(lines,), daemon=True).start()

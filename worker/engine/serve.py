@@ -16,10 +16,10 @@ from spard.errors import SpardError, is_gpu_out_of_memory
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, names_of
 from worker.engine.batch import BASE, Batch
+from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.long_prompts import LongPrompts
 from worker.engine.prompts import Prompts
 from worker.engine.replies import Reply, Rules, replies_to
-from worker.engine.turns import Turns, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Engine:
         self._prompts, self._long = Prompts(base.tokenizer, self._rules.positions), long_prompts
         self._batch = Batch(base.model)
         self._replies: list[Reply] = []
-        self._waiting = Turns()
+        self._waiting = FairQueue()
         self._done: dict[int, int] = {}  # tokens of ended replies, by request
         tell({"kind": "ready", "digest": base.digest, "positions": self._rules.positions})
 

@@ -24,7 +24,7 @@ from tests.app.parts import epoch_end
 
 
 def emptied(client: TestClient, url: str, **query: str) -> list[str]:
-    """Delete a list as one who pages it does: each page before the next is asked for."""
+    """Delete every item of a list, each page before the next page is read; return their ids."""
     found, after = list[str](), dict[str, str]()
     while True:
         page = client.get(url, params={"limit": 2, **query, **after}).json()
