@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -17,7 +18,8 @@ def answers(spec: JudgeSpec, key: str | None) -> bool:
     """Ask an `llm` judge for one token. What no waiting helps against counts as an answer: a job will find out."""
     asked = {"model": spec.model, "messages": [{"role": "user", "content": "Is the sky blue?"}], "max_tokens": 1}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key or 'none'}"}
-    url = f"{(spec.base_url or _OPENAI).rstrip('/')}/chat/completions"
+    address = spec.base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI  # the judge's client reads it too
+    url = f"{address.rstrip('/')}/chat/completions"
     request = Request(url, json.dumps(asked).encode(), headers)  # noqa: S310 - the provider's own address
     try:
         with urlopen(request, timeout=spec.timeout_s):  # noqa: S310 - likewise

@@ -122,5 +122,12 @@ def test_a_judge_that_nobody_listens_for_does_not_answer() -> None:
     assert not judge_probe.answers(JudgeSpec("llm", "http://127.0.0.1:9/v1"), None)
 
 
+def test_a_judge_without_an_address_is_asked_where_its_client_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with judge_server() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        assert judge_probe.answers(JudgeSpec("llm", None, "grader"), None)
+    assert len(server.requests) == 1
+
+
 def test_a_rule_needs_no_endpoint(tmp_path: Path) -> None:
     assert not fitness(tmp_path)[0].is_at_fault(around("judge_unavailable"))
