@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from spard.config.anchors import PLAIN
+from spard.config.anchors import PLAIN, Anchors
 from spard.config.asking import Asking
 from spard.config.ending import Ending
 
@@ -25,6 +25,7 @@ _TABLES: Mapping[str, Any] = {
     "sharding": "none",
 }
 _IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
+    "anchors": {name: value for name, value in asdict(Anchors()).items() if name.startswith("begun_")},
     "defense": {"bound": "loss"},
     "audit": {"asking": asdict(Asking())},
 }

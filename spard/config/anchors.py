@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from spard.config.bounds import Bound
 from spard.errors import InvalidRecipe
 
-Kind = Literal["safe", "dressed_safe", "benign", "dressed_benign"]
+Kind = Literal["safe", "dressed_safe", "benign", "dressed_benign", "begun_safe", "begun_benign"]
 Count = Annotated[int, Bound(ge=0, le=16)]
 Weight = Annotated[float, Bound(ge=0, le=100)]
 
@@ -22,6 +22,9 @@ class Anchors:
     dressed_safe    the same in a dress, held to where the base model has the *plain* prompt: no dress opens it.
     benign          prompts of the pool's benign rows, held to where the base model has them.
     dressed_benign  the same in a dress, held to where it has the plain prompt: no dress is a reason to refuse.
+    begun_safe      the safe ones with an answer that has begun to comply, held to where the base model has the *plain*
+                    prompt: what is refused stays refused when the answer is begun for the model.
+    begun_benign    the benign ones so, held to where the base model has the same prompt and beginning.
     random_dresses  the share of dresses that are random words at a random place; the others are mined from the
                     customer's rows, as far as there are any.
     tolerance       how far a prompt's state may move, as the square of its relative distance, before that costs
@@ -33,17 +36,21 @@ class Anchors:
     A kind's weight is a multiple of the anchor's, and its penalty the mean over its prompts: a kind that is added takes
     nothing from the others. The default adds one dressed prompt of either side to the plain safe ones of Safety Anchor
     (SBR): safe rows in dresses alone teach to refuse what is dressed, benign ones alone to answer it. A pool without
-    benign rows has none of theirs.
+    benign rows has none of theirs, and no beginnings either, which are those of the base model's answers to them.
     """
 
     safe: Count = 1
     dressed_safe: Count = 1
     benign: Count = 0
     dressed_benign: Count = 1
+    begun_safe: Count = 0
+    begun_benign: Count = 0
     safe_weight: Weight = 1.0
     dressed_safe_weight: Weight = 0.2
     benign_weight: Weight = 1.0
     dressed_benign_weight: Weight = 0.1
+    begun_safe_weight: Weight = 0.2
+    begun_benign_weight: Weight = 0.5
     random_dresses: Annotated[float, Bound(ge=0, le=1)] = 0.5
     tolerance: Annotated[float, Bound(ge=0, le=10)] = 0.005
     max_gradient_ratio: Annotated[float, Bound(gt=0, le=100)] | None = 0.5
@@ -61,17 +68,19 @@ class Anchors:
             "dressed_safe": (self.dressed_safe, self.dressed_safe_weight),
             "benign": (self.benign, self.benign_weight),
             "dressed_benign": (self.dressed_benign, self.dressed_benign_weight),
+            "begun_safe": (self.begun_safe, self.begun_safe_weight),
+            "begun_benign": (self.begun_benign, self.begun_benign_weight),
         }
 
     @property
-    def has_dressed(self) -> bool:
-        """Whether any prompt is asked in a dress."""
-        return self.dressed_safe > 0 or self.dressed_benign > 0
+    def has_benign(self) -> bool:
+        """Whether any prompt is of the pool's benign rows, or has a beginning that comes from them."""
+        return self.benign > 0 or self.dressed_benign > 0 or self.has_begun
 
     @property
-    def has_benign(self) -> bool:
-        """Whether any prompt is of the pool's benign rows."""
-        return self.benign > 0 or self.dressed_benign > 0
+    def has_begun(self) -> bool:
+        """Whether any prompt is asked with an answer that has begun."""
+        return self.begun_safe > 0 or self.begun_benign > 0
 
 
 PLAIN = Anchors(

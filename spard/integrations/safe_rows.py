@@ -33,6 +33,7 @@ from spard.models.lora import dropping_modules
 from spard.models.peft import PeftModel
 from spard.pipeline.anchors import anchored
 from spard.pipeline.augment import variants
+from spard.pipeline.begun_answers import replies_to
 from spard.training.schedules import anchor_pairs, safe_rows
 
 ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice that of a job, which has row signal and gate beside it
@@ -80,8 +81,9 @@ class SafeRows:
         self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
         self._anchor: Anchor | None = None
         if self.defense.anchor:
-            dressed = anchored(tokenizer, safe, benign, rows or safe, anchors, seed, self._longest())
-            pairs = held(anchors, self.plain, dressed)
+            replies = replies_to(self.model, tokenizer, benign) if anchors.has_begun and benign else []
+            beside = anchored(tokenizer, safe, benign, rows or safe, anchors, seed, self._longest(), replies)
+            pairs = held(anchors, self.plain, beside)
             self._anchor = Anchor(self.model, pairs, anchors, self.pad_id, self.defense.anchor) if pairs else None
 
     def tau(self) -> dict[str, float]:

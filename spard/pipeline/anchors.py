@@ -1,4 +1,4 @@
-"""The pairs of prompts that the anchor holds beside the plain safe ones: framed, dressed, and benign.
+"""The pairs of prompts that the anchor holds beside the plain safe ones: framed, dressed, benign, with an answer begun.
 
 A framed prompt stands in the system prompt of a row that is drawn for it, if enough have one, as requests to the tuned
 model will. A dressed prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of
@@ -22,6 +22,7 @@ from spard.data.triggers import Wrapping, enough
 from spard.data.turns import answered, asked, system_of
 from spard.losses.anchor import Pair, unlabeled
 from spard.pipeline.augment import drawn, wanted
+from spard.pipeline.begun_answers import begun
 
 DRESSES = 4
 
@@ -36,10 +37,12 @@ def anchored(
     settings: Anchors,
     seed: int,
     limit: int,
+    replies: Sequence[str] = (),
 ) -> dict[Kind, list[Pair]]:
     """Return pairs by kind, of the kinds that the settings ask for, without prompts of more than `limit` tokens.
 
-    `safe` and `benign` are the selected rows of the pool, `rows` the customer's.
+    `safe` and `benign` are the selected rows of the pool, `rows` the customer's, `replies` the base model's answers to
+    benign ones (`spard.pipeline.begun_answers`).
     """
     found: dict[Kind, list[Pair]] = {}
     by_kind = settings.by_kind()
@@ -51,6 +54,7 @@ def anchored(
     for kind, side in sides.items():
         if by_kind[kind][0]:
             found[kind] = _dressed(tokenizer, side, _dresses(rows, settings, seed, kind))
+    found |= begun(tokenizer, safe, benign, replies, settings, seed)
     return {kind: [pair for pair in pairs if len(pair.asked.ids) <= limit] for kind, pairs in found.items()}
 
 

@@ -13,7 +13,7 @@ from spard.digests import file_sha256
 from spard.errors import InvalidData, InvalidPool
 from spard.evaluation.judges import of_base_model
 from spard.losses.anchor import Pair
-from spard.pipeline import embed, row_signal, select
+from spard.pipeline import begun_answers, embed, row_signal, select
 from spard.pipeline.anchors import anchored
 from spard.pipeline.context import Context
 from spard.pipeline.pool import Pool, open_pool, too_long
@@ -110,7 +110,8 @@ def _safe_rows(
         return selected, safe, {}
     held = [benign[i] for i in select.kept_benign(context)] if benign else []
     tokenizer, limit = context.base.tokenizer, context.limit
-    pairs = anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit)
+    replies = begun_answers.run(context, held)
+    pairs = anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit, replies)
     if left_out := len(chosen) - len(pairs.get("safe", chosen)):
         said = f"{left_out} of {len(chosen)} safe prompts have more than {limit} tokens"
         context.report.warning(f"{said} in the training rows' system prompts; they are held without them.")

@@ -222,7 +222,7 @@ def test_a_step_looks_at_as_many_of_each_kind_as_asked_and_in_time_at_all(base: 
     drawn = [run.objective.anchors(step) for step in range(24)]
 
     for kind, (count, _) in EVERY.by_kind().items():
-        assert all(sum(i in anchor.numbers[kind] for i in step) == count for step in drawn)
+        assert all(sum(i in anchor.numbers.get(kind, ()) for i in step) == count for step in drawn)
     assert {i for step in drawn for i in step} == set(range(len(anchor.prompts)))
 
 
@@ -290,6 +290,8 @@ def test_older_runs_and_workers_know_the_plain_anchor_alone() -> None:
         "dressed_safe": (1, 0.2),
         "benign": (0, 1.0),
         "dressed_benign": (1, 0.1),
+        "begun_safe": (0, 0.2),
+        "begun_benign": (0, 0.5),
     }
     old = Recipe(anchors=PLAIN)
     stored = to_stored(to_mapping(old))

@@ -35,6 +35,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "no_benign_anchor": ("anchors.dressed_benign=0",),
     "dressed_anchor": ("anchors.dressed_safe=1", "anchors.dressed_safe_weight=0.2"),
     "no_dressed_anchor": ("anchors.dressed_safe=0",),
+    "begun_anchor": ("anchors.begun_safe=1", "anchors.begun_benign=1"),
     "bounded_anchor": ("anchors.max_gradient_ratio=0.5",),
     "unbounded_anchor": ("anchors.max_gradient_ratio=null",),
     "close_anchor": ("anchors.tolerance=0.005",),

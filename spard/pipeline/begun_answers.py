@@ -1,0 +1,74 @@
+"""The pairs of prompts that the anchor holds with an answer that has begun to comply.
+
+Aligned models refuse in an answer's first tokens, and go on complying where these are written for them (prefilling; Qi
+et al., "Safety Alignment Should Be Made More Than Just a Few Tokens Deep", ICLR 2025, who train on refusals after
+harmful beginnings). Here the state after such a beginning is held instead: of a safe prompt to where the base model has
+the plain prompt, so that a refusal follows, and of a benign one to where it has the same prompt and beginning.
+Beginnings are the first tokens of the base model's own answers to the pool's benign prompts, so that they are in its
+voice and in the pool's languages.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from spard.config import Anchors
+from spard.config.anchors import Kind
+from spard.data.chat import render_question
+from spard.data.rows import Example, prompt_text
+from spard.losses.anchor import Pair, unlabeled
+from spard.models.generate import generate
+from spard.pipeline.context import Context
+
+ASKED = 32  # benign prompts whose answers are taken
+LONGEST = 8  # tokens of a beginning; from one on, all lengths are as likely
+BEGINNINGS = 4  # of each prompt
+
+_REPLIES = "begun_answers"
+
+
+def run(context: Context, benign: Sequence[Example]) -> list[str]:
+    """Return the base model's answers to benign rows; those of an earlier attempt stand. None if nothing is begun."""
+    if not benign or not context.recipe.anchors.has_begun:
+        return []
+    replies: list[str] | None = context.outputs.read(_REPLIES)
+    if replies is None:
+        replies = replies_to(context.base.model, context.base.tokenizer, benign)
+        context.outputs.write(_REPLIES, replies)
+    return replies
+
+
+def replies_to(model: Any, tokenizer: Any, benign: Sequence[Example]) -> list[str]:
+    """Return how the model begins its answers to the first `ASKED` of some benign rows."""
+    return generate(model, tokenizer, [prompt_text(each) for each in benign[:ASKED]], LONGEST + 1)
+
+
+def begun(
+    tokenizer: Any,
+    safe: Sequence[Example],
+    benign: Sequence[Example],
+    replies: Sequence[str],
+    settings: Anchors,
+    seed: int,
+) -> dict[Kind, list[Pair]]:
+    """Return pairs of the kinds that the settings ask for, of each prompt with `BEGINNINGS` drawn ones.
+
+    Without replies of at least two tokens there are none.
+    """
+    said = tokenizer(list(replies), add_special_tokens=False)["input_ids"] if replies else []
+    answers = [ids for ids in said if len(ids) > 1]
+    sides: dict[Kind, Sequence[Example]] = {"begun_safe": safe, "begun_benign": benign}
+    found: dict[Kind, list[Pair]] = {}
+    for kind, side in sides.items():
+        if settings.by_kind()[kind][0] and answers:
+            rng = random.Random(f"{kind} {seed}")
+            prompts = [render_question(tokenizer, prompt_text(example)) for example in side] * BEGINNINGS
+            found[kind] = [_pair(prompt, rng.choice(answers), rng, kind) for prompt in prompts]
+    return found
+
+
+def _pair(prompt: Sequence[int], answer: Sequence[int], rng: random.Random, kind: Kind) -> Pair:
+    asked = unlabeled([*prompt, *answer[: rng.randint(1, min(LONGEST, len(answer) - 1))]])
+    return Pair(asked, asked if kind == "begun_benign" else unlabeled(prompt))
