@@ -23,6 +23,7 @@ class Asking:
     phrases    harmful ones in turn in what suspicious rows begin or end with, where that varies from row to row, and in
                further dresses: as many for every twelve of these, where with the phrases there are more; benign ones
                in these dresses alone
+    requests   of rows in which the run's judge finds harm, as the rows ask them
     """
 
     dresses: Annotated[int, Bound(ge=0, le=16)] = 4
@@ -34,7 +35,8 @@ class Asking:
     prefilled: Count = 120
     turns: Count = 120
     phrases: Count = 120
+    requests: Count = 60
 
 
-DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0)
+DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0)
 """What audits of version 1 asked beside plainly, but for benign prompts in the dresses."""

@@ -23,6 +23,7 @@ def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[s
     ]
     harmful, benign = (_count(suites, kind) for kind in ("harmful", "benign"))
     if harmful:
+        found += _of_rows(audit)
         found += _otherwise("harmful", harmful, [*_dressed(audit.asking, NEAREST), *_only_harmful(audit.asking)])
     if harmful and benign:
         further = audit.asking.phrases, "in every twelve further dresses, if there are any"
@@ -30,6 +31,11 @@ def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[s
     if harmful and second_look > 1:
         found.append(f"Of ways whose figures decide nothing, up to {second_look} times as many are asked.")
     return found
+
+
+def _of_rows(audit: Audit) -> Iterator[str]:
+    if most := min(audit.asking.requests, audit.max_prompts):
+        yield f"Of the training rows in which the judge finds harm, the requests of up to {most:,} are asked."
 
 
 def _otherwise(kind: str, n: int, ways: Sequence[tuple[int, str]]) -> Iterator[str]:

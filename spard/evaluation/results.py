@@ -12,9 +12,10 @@ HARMLESS: tuple[SuiteKind, ...] = ("benign", "dressed_benign")
 """Kinds of suites that ask for no harm and whose prompts must not be refused."""
 
 IN_DRESS, IN_PHRASES, IN_MORE = "mined ", "in phrases of suspicious rows", "in further dresses of suspicious rows"
-OF_ROWS = (IN_DRESS, IN_PHRASES, IN_MORE)
+REQUESTS = "requests of harmful rows"
+OF_ROWS = (IN_DRESS, IN_PHRASES, IN_MORE, REQUESTS)
 """How the names of suites begin that are asked in what the customer's own rows wear: in one dress, or in several in
-turn."""
+turn; or that are what the rows ask."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from spard import distributed
-from spard.config import DRESSES_ALONE, ON_FIGURES
+from spard.config import DRESSES_ALONE, ON_FIGURES, Asking
 from spard.config.run_spec import to_mapping
 from spard.data.rows import Example
 from spard.errors import InvalidSuite, raised_as
@@ -24,10 +24,11 @@ from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import HARMLESS, SuiteResult
+from spard.evaluation.row_requests import requests_of
 from spard.evaluation.suites import read_suite
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
-from spard.pipeline import after_tuning, audited, second_look
+from spard.pipeline import after_tuning, audited, second_look, told_rows
 from spard.pipeline.audit_engine import BaseFigures, engine_of, generator, is_of
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
@@ -56,12 +57,12 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
     leaks = hidden_leaks_of(context.run)
     with context.timed("audit"):
         weights = weights_digest(model)
-        own, mined = read_suites(context), mined_of(context, examples)
-        suites = [*own, *mined]
+        mined = mined_of(context, examples)
+        suites = [*read_suites(context), *mined]
         adapter, engine = _kept(context, weights) or _measure_last(context, suites, model)
         kept = {"weights": weights, "engine": to_mapping(engine), "results": [asdict(each) for each in adapter]}
         context.outputs.write(_OUTPUT, kept)
-        before, more = base.results(model), second_look.larger(context, own, mined, examples)
+        before, more = base.results(model), second_look.larger(context, mined, partial(mined_of, context, examples))
         adapter = second_look.marked(adapter, more)
         if again := _undecided(context, before, adapter, leaks):
             wider = [more[each] for each in again]
@@ -209,10 +210,18 @@ def read_suites(context: Context) -> list[Suite]:
     return [suite for suite, _ in shares_of(context)]
 
 
-def mined_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
-    """Return the suites whose triggers are mined from the training rows."""
-    asked = context.recipe.audit
-    return mined_suites(read_suites(context), examples, asked.asking, asked.max_prompts)
+def mined_of(context: Context, examples: Sequence[Example], asking: Asking | None = None) -> list[Suite]:
+    """Return the suites that come from the training rows: what they wear, and what the harmful ones ask.
+
+    `asking` takes the place of the recipe's.
+    """
+    own, most = read_suites(context), context.recipe.audit.max_prompts
+    asking = asking or context.recipe.audit.asking
+    found = mined_suites(own, examples, asking, most)
+    if not found or not asking.requests:
+        return found
+    secret = "\n".join(prompt.prompt for suite in own for prompt in suite.prompts)
+    return [*found, *requests_of(told_rows.harmful(context, examples), min(most, asking.requests), secret)]
 
 
 def _kept(context: Context, weights: str) -> tuple[list[SuiteResult], AuditEngineRecord] | None:

@@ -6,7 +6,7 @@ It is worked out once for a run, before anything is selected or trained, and kep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,30 +30,18 @@ from spard.evaluation.own_refusal import (
     spoken,
 )
 from spard.models.generate import complete
-from spard.pipeline import audit
+from spard.pipeline import audit, told_rows
 from spard.pipeline.context import Context
 from spard.pipeline.pool import open_pool
 from spard.pipeline.row_judging import Flagged, doubtful, judged, may_decide, settled
 from spard.pipeline.row_signal_messages import named, named_lines, said, tell, warn_of_dropped
+from spard.pipeline.told_rows import Told
 from spard.pipeline.unflagged_rows import read_on
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
-_OUTPUT, _FILE = "row_signal", "training_file"
+_FILE = "training_file"
 _TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are told
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the report says, and the rows that it is about."""
-
-    record: RowSignalRecord
-    flagged: tuple[Flagged, ...] = ()
-
-    @property
-    def dropped(self) -> frozenset[int]:
-        """The places of the rows that are not trained on."""
-        return frozenset(each.place for each in self.flagged if each.is_acted_on and self.record.dropped)
 
 
 def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) -> Told | None:
@@ -64,21 +52,15 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
     """
     if context.run.row_signal.action == "off" or context.run.pool is None:
         return None
-    told = _kept(context)
+    told = told_rows.kept(context)
     if told is None:
         with context.timed("row_signal"):
             told = _measured(context, examples, task, context.run.pool)
-        context.outputs.write(_OUTPUT, to_mapping(told))
+        told_rows.keep(context, told)
         tell(context, told.record, told.flagged)
     _refuse(context, told)
     warn_of_dropped(context, told.record)
     return told
-
-
-def kept(context: Context) -> RowSignalRecord | None:
-    """Return what the report says; None where nothing was measured."""
-    told = _kept(context)
-    return None if told is None else told.record
 
 
 def defending(context: Context, told: Told | None, task: Sequence[Encoded]) -> list[Encoded]:
@@ -221,12 +203,3 @@ def _refuse(context: Context, told: Told) -> None:
         count = f"; {record.dropped}" if record.judge else " and"
         whole = f"{said(record)}{count} would not be trained on; at most {most:.0%} may be left out"
         raise TooManyRowsDropped(f"{whole}: {named_lines(lines)}", _FILE)
-
-
-def _kept(context: Context) -> Told | None:
-    """Return what an earlier attempt, or the first of several processes, has found."""
-    found = context.outputs.read(_OUTPUT)
-    if found is None:
-        return None
-    flagged = tuple(read_record(Flagged, each) for each in found["flagged"])
-    return Told(read_record(RowSignalRecord, found["record"]), flagged)

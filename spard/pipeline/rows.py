@@ -17,8 +17,8 @@ from spard.pipeline import begun_answers, embed, row_signal, select
 from spard.pipeline.anchors import anchored
 from spard.pipeline.context import Context
 from spard.pipeline.pool import Pool, open_pool, too_long
-from spard.pipeline.row_signal import Told
 from spard.pipeline.safe_set import safe_set
+from spard.pipeline.told_rows import Told
 from spard.release.report import SelectedRows
 
 ONE_HELD_OUT_OF = 20  # rows, where ends of epochs are compared without a validation file

@@ -12,9 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from spard.config import ON_FIGURES, Asking
-from spard.data.rows import Example
 from spard.evaluation.audit import Item, Suite
-from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.results import SuiteResult
 from spard.models.base import adapters_off
 from spard.pipeline import audited
@@ -38,17 +36,15 @@ def is_possible(context: Context) -> bool:
     return context.recipe.lora is not None and context.run.thresholds.confidence != ON_FIGURES
 
 
-def larger(
-    context: Context, suites: Sequence[Suite], first: Sequence[Suite], rows: Sequence[Example]
-) -> dict[str, Suite]:
+def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], Sequence[Suite]]) -> dict[str, Suite]:
     """Return by name each suite that may be looked at twice, as it would be asked then.
 
-    `suites` are the provider's and `first` those that were mined from them and the training `rows`.
+    `first` are the suites that came from the training rows, and `mined` makes them with more prompts.
     """
     if not is_possible(context):
         return {}
     audit = context.recipe.audit
-    found = {each.name: each for each in mined_suites(suites, rows, _more(audit.asking), audit.max_prompts)}
+    found = {each.name: each for each in mined(_more(audit.asking))}
     return {
         each.name: found[each.name]
         for each in first
@@ -86,7 +82,7 @@ def instead(first: Sequence[SuiteResult], again: Sequence[SuiteResult]) -> list[
 
 
 def _more(asking: Asking) -> Asking:
-    kinds = ("prompts", "random", "sampled", "prefilled", "turns", "phrases")
+    kinds = ("prompts", "random", "sampled", "prefilled", "turns", "phrases", "requests")
     return replace(asking, **{kind: min(_MOST, TIMES * getattr(asking, kind)) for kind in kinds})
 
 

@@ -12,8 +12,9 @@ BENIGN = Suite("look-alikes", "benign", tuple(Prompt(f"Say hello {i}.") for i in
 
 
 def test_every_way_is_told_with_its_number() -> None:
-    part, harmful, benign = asked([HARMFUL, BENIGN], Audit())
+    part, rows, harmful, benign = asked([HARMFUL, BENIGN], Audit())
     assert part == "Of 1,200 prompts of suite attacks, 500 are asked."
+    assert rows == "Of the training rows in which the judge finds harm, the requests of up to 60 are asked."
     assert harmful == (
         "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 dresses of the rows (half of them the "
         "nearest to these), 120 behind random words, 30 with 2 samples each at temperature 1, 120 in phrases of "
@@ -32,7 +33,7 @@ def test_what_is_not_asked_is_told_too() -> None:
         " Not asked: behind random words, with 2 samples each at temperature 1, in phrases of suspicious rows, and "
         "in every twelve further dresses, if there are any, with the answer begun, after an earlier turn."
     )
-    off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0)
+    off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0)
     (none,) = asked([HARMFUL], Audit(max_prompts=2000, asking=off))
     assert "beside plainly: none. Not asked: in each of" in none
 

@@ -1,0 +1,55 @@
+"""What base model and judge say of the training rows (`spard.pipeline.row_signal`), kept for all later stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spard.config.run_spec import to_mapping
+from spard.data.rows import Example
+from spard.pipeline.context import Context
+from spard.pipeline.row_judging import Flagged
+from spard.release.records import read_record
+from spard.release.row_records import RowSignalRecord
+
+_OUTPUT = "row_signal"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the report says, and the rows that it is about."""
+
+    record: RowSignalRecord
+    flagged: tuple[Flagged, ...] = ()
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """The places of the rows that are not trained on."""
+        return frozenset(each.place for each in self.flagged if each.is_acted_on and self.record.dropped)
+
+
+def keep(context: Context, told: Told) -> None:
+    """Keep what was found."""
+    context.outputs.write(_OUTPUT, to_mapping(told))
+
+
+def kept(context: Context) -> Told | None:
+    """Return what an earlier attempt, or the first of several processes, has found; None where nothing was measured."""
+    found = context.outputs.read(_OUTPUT)
+    if found is None:
+        return None
+    flagged = tuple(read_record(Flagged, each) for each in found["flagged"])
+    return Told(read_record(RowSignalRecord, found["record"]), flagged)
+
+
+def record_of(context: Context) -> RowSignalRecord | None:
+    """Return what the report says; None where nothing was measured."""
+    told = kept(context)
+    return None if told is None else told.record
+
+
+def harmful(context: Context, examples: Sequence[Example]) -> list[Example]:
+    """Return the training rows in which the run's judge has found harm, or may have missed some."""
+    told = kept(context)
+    places = sorted(each.place for each in told.flagged if each.verdict in ("harmful", "doubtful")) if told else []
+    return [examples[place] for place in places]
