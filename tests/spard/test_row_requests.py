@@ -46,7 +46,7 @@ def test_of_many_rows_the_secret_draws_some() -> None:
 
 
 @pytest.fixture
-def spec_of(
+def suites_of(
     model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[Suite]]:
     reading(monkeypatch)
@@ -63,17 +63,17 @@ def spec_of(
     return made
 
 
-def test_rows_in_which_the_judge_finds_harm_are_asked_and_no_others(spec_of: Callable[..., list[Suite]]) -> None:
-    found = {each.name: each for each in spec_of(Asking(), RowSignal(action="drop"))}
+def test_rows_in_which_the_judge_finds_harm_are_asked_and_no_others(suites_of: Callable[..., list[Suite]]) -> None:
+    found = {each.name: each for each in suites_of(Asking(), RowSignal(action="drop"))}
 
     assert {each.prompt for each in found[REQUESTS].prompts} == {f"Remove malware {i}." for i in range(30)}
 
 
-def test_they_are_as_many_as_the_recipe_says(spec_of: Callable[..., list[Suite]]) -> None:
+def test_they_are_as_many_as_the_recipe_says(suites_of: Callable[..., list[Suite]]) -> None:
     for asking, count in ((Asking(requests=7), 7), (Asking(requests=0), 0)):
-        found = [each for each in spec_of(asking, RowSignal(action="drop")) if each.name == REQUESTS]
+        found = [each for each in suites_of(asking, RowSignal(action="drop")) if each.name == REQUESTS]
         assert sum(len(each.prompts) for each in found) == count
-    assert REQUESTS not in {each.name for each in spec_of(Asking(), RowSignal(action="report"))}
+    assert REQUESTS not in {each.name for each in suites_of(Asking(), RowSignal(action="report"))}
 
 
 @pytest.mark.parametrize(("base", "tuned", "decision"), [(0, 0, "pass"), (0, 20, "fail"), (30, 30, "fail")])
