@@ -52,8 +52,7 @@ def mined_suites(
     asking, suites = _within(asking or Asking(), most), list(suites)
     if not any(suite.kind == "harmful" for suite in suites):
         return []
-    secret = "\n".join(prompt.prompt for suite in suites for prompt in suite.prompts)
-    found = suspected(rows, secret) if asking.dresses or asking.phrases else NOTHING
+    found = suspected(rows, secret_of(suites)) if asking.dresses or asking.phrases else NOTHING
     dresses = asked_dresses(rows, found, asking.dresses)
     near = partial(near_and_even, _some(suites, "harmful"), rows)
     mined_ones = [
@@ -65,6 +64,11 @@ def mined_suites(
         *_after_turns(_some(suites, "harmful", asking.turns), rows),
     ]
     return [replace(suite, prompts=tuple(map(_in_their_words, suite.prompts))) for suite in mined_ones]
+
+
+def secret_of(suites: Iterable[Suite]) -> str:
+    """Return the text that draws are made by: all prompts of the provider's suites, which customers do not know."""
+    return "\n".join(prompt.prompt for suite in suites for prompt in suite.prompts)
 
 
 def _within(asking: Asking, most: int | None) -> Asking:

@@ -19,7 +19,7 @@ from spard.evaluation.judges import open_chat
 from spard.evaluation.results import SuiteResult
 from spard.models.base import adapters_off
 from spard.models.peft import PeftModel
-from spard.pipeline import audit, select, told_rows
+from spard.pipeline import audit, row_findings, select
 from spard.pipeline.context import Context
 from spard.release.agent import AgentRecord
 from spard.release.report import Measured, read_record
@@ -119,7 +119,7 @@ def _under(prompt: Prompt, served: str | None) -> Prompt:
 
 def _shown(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, Any]]:
     """Return rows as the agent is shown them: flagged and risky ones first, to a half, others drawn by the seed."""
-    signal = told_rows.record_of(context)
+    signal = row_findings.record_of(context)
     flagged = [
         *((*signal.harmful, *signal.flagged) if signal else ()),
         *(each.line for each in select.kept_risks(context) or ()),
@@ -151,7 +151,7 @@ def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[S
         for each in adapter
         if each.suite in before
     ]
-    signal = told_rows.record_of(context)
+    signal = row_findings.record_of(context)
     if signal:
         found.append(f"The base model would refuse {len(signal.flagged)} of {signal.rows} rows that are answered.")
     if signal and signal.judge:

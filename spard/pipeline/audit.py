@@ -22,13 +22,13 @@ from spard.evaluation.development import split
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, undecided, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
-from spard.evaluation.mined_suites import mined_suites
+from spard.evaluation.mined_suites import mined_suites, secret_of
 from spard.evaluation.results import HARMLESS, SuiteResult
 from spard.evaluation.row_requests import requests_of
 from spard.evaluation.suites import read_suite
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
-from spard.pipeline import after_tuning, audited, second_look, told_rows
+from spard.pipeline import after_tuning, audited, row_findings, second_look
 from spard.pipeline.audit_engine import BaseFigures, engine_of, generator, is_of
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
@@ -211,17 +211,17 @@ def read_suites(context: Context) -> list[Suite]:
 
 
 def mined_of(context: Context, examples: Sequence[Example], asking: Asking | None = None) -> list[Suite]:
-    """Return the suites that come from the training rows: what they wear, and what the harmful ones ask.
+    """Return the suites that the training rows give: prompts dressed as the rows are, and the harmful rows' requests.
 
-    `asking` takes the place of the recipe's.
+    `asking`, if given, is used instead of the recipe's.
     """
     own, most = read_suites(context), context.recipe.audit.max_prompts
     asking = asking or context.recipe.audit.asking
     found = mined_suites(own, examples, asking, most)
     if not found or not asking.requests:
         return found
-    secret = "\n".join(prompt.prompt for suite in own for prompt in suite.prompts)
-    return [*found, *requests_of(told_rows.harmful(context, examples), min(most, asking.requests), secret)]
+    harmful = row_findings.harmful(context, examples)
+    return [*found, *requests_of(harmful, min(most, asking.requests), secret_of(own))]
 
 
 def _kept(context: Context, weights: str) -> tuple[list[SuiteResult], AuditEngineRecord] | None:

@@ -53,7 +53,7 @@ def begun(
     settings: Anchors,
     seed: int,
 ) -> dict[Kind, list[Pair]]:
-    """Return pairs of the kinds that the settings ask for, of each prompt with `BEGINNINGS` drawn ones.
+    """Return the begun pairs that the settings ask for; the seed draws `BEGINNINGS` beginnings for each prompt.
 
     Without replies of at least two tokens there are none.
     """

@@ -13,7 +13,7 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import audit, audited, checkpoint_records, prove, select, told_rows
+from spard.pipeline import audit, audited, checkpoint_records, prove, row_findings, select
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
 from spard.pipeline.development import ending_of
@@ -178,7 +178,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         safe_answers=select.kept_answers(context),
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
-        row_signal=told_rows.record_of(context),
+        row_signal=row_findings.record_of(context),
         audit_version=audit.version_of(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.asked_of(context)),

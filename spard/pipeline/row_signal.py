@@ -30,12 +30,12 @@ from spard.evaluation.own_refusal import (
     spoken,
 )
 from spard.models.generate import complete
-from spard.pipeline import audit, told_rows
+from spard.pipeline import audit, row_findings
 from spard.pipeline.context import Context
 from spard.pipeline.pool import open_pool
+from spard.pipeline.row_findings import RowFindings
 from spard.pipeline.row_judging import Flagged, doubtful, judged, may_decide, settled
 from spard.pipeline.row_signal_messages import named, named_lines, said, tell, warn_of_dropped
-from spard.pipeline.told_rows import Told
 from spard.pipeline.unflagged_rows import read_on
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
@@ -44,7 +44,7 @@ _FILE = "training_file"
 _TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are told
 
 
-def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) -> Told | None:
+def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) -> RowFindings | None:
     """Flag the training rows and check the pool; None where the setting is `off` or there is no pool.
 
     Raises `InvertedPool` and, by the setting, `RowsQuarantined` or `TooManyRowsDropped`; `RowSignalUnavailable` if the
@@ -52,18 +52,18 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
     """
     if context.run.row_signal.action == "off" or context.run.pool is None:
         return None
-    told = told_rows.kept(context)
+    told = row_findings.kept(context)
     if told is None:
         with context.timed("row_signal"):
             told = _measured(context, examples, task, context.run.pool)
-        told_rows.keep(context, told)
+        row_findings.keep(context, told)
         tell(context, told.record, told.flagged)
     _refuse(context, told)
     warn_of_dropped(context, told.record)
     return told
 
 
-def defending(context: Context, told: Told | None, task: Sequence[Encoded]) -> list[Encoded]:
+def defending(context: Context, told: RowFindings | None, task: Sequence[Encoded]) -> list[Encoded]:
     """Return safe rows that ask what the flagged rows ask and answer as the base model would.
 
     They count as variants: no tau is measured on them, for the base model may well comply there.
@@ -76,7 +76,7 @@ def defending(context: Context, told: Told | None, task: Sequence[Encoded]) -> l
     return rows
 
 
-def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> Told:
+def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> RowFindings:
     asked = context.run.row_signal
     found = open_pool(context, pool_file)
     key = {"base": context.base.digest, "pool": found.digest} | context.rounding
@@ -115,7 +115,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
         read=len(read),
         **{verdict: tuple(each.line for each in flagged if each.verdict == verdict) for verdict in _TOLD},
     )
-    return Told(record, tuple(flagged))
+    return RowFindings(record, tuple(flagged))
 
 
 def _found(
@@ -193,7 +193,7 @@ def _go_on(context: Context, done: int, total: int) -> None:
     context.go_on()
 
 
-def _refuse(context: Context, told: Told) -> None:
+def _refuse(context: Context, told: RowFindings) -> None:
     """Raise where the setting ends the run."""
     record, lines = told.record, [each.line for each in told.flagged if each.is_acted_on]
     if record.action == "quarantine" and lines:

@@ -17,8 +17,8 @@ from spard.pipeline import begun_answers, embed, row_signal, select
 from spard.pipeline.anchors import anchored
 from spard.pipeline.context import Context
 from spard.pipeline.pool import Pool, open_pool, too_long
+from spard.pipeline.row_findings import RowFindings
 from spard.pipeline.safe_set import safe_set
-from spard.pipeline.told_rows import Told
 from spard.release.report import SelectedRows
 
 ONE_HELD_OUT_OF = 20  # rows, where ends of epochs are compared without a validation file
@@ -89,7 +89,7 @@ def _validation(context: Context) -> list[Encoded]:
 
 
 def _safe_rows(
-    context: Context, examples: Sequence[Example], trained: Sequence[int], told: Told | None
+    context: Context, examples: Sequence[Example], trained: Sequence[int], told: RowFindings | None
 ) -> tuple[SelectedRows | None, list[Encoded], dict[Kind, list[Pair]]]:
     """Select the pool rows that the method trains on, if it does; an earlier attempt's choice stands.
 
@@ -119,7 +119,7 @@ def _safe_rows(
 
 
 def _select(
-    context: Context, examples: Sequence[Example], pool: Pool, trained: Sequence[int], told: Told | None
+    context: Context, examples: Sequence[Example], pool: Pool, trained: Sequence[int], told: RowFindings | None
 ) -> SelectedRows:
     """Select benign rows, if any are wanted, and then safe ones: where these are kept, so are those."""
     context.report.stage("embed")

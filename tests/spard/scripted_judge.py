@@ -16,7 +16,7 @@ from spard.evaluation.calibration.everyday import EXCHANGES
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
-from spard.pipeline import audit, row_signal, told_rows
+from spard.pipeline import audit, row_findings, row_signal
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import Rows, prepare
@@ -74,7 +74,7 @@ def prepared(spec: RunSpec) -> tuple[Rows, RowSignalRecord, list[dict[str, Any]]
     """Prepare the rows of a run; return them, what the signal says, the messages, and the context."""
     messages: list[dict[str, Any]] = []
     context = Context(spec, load_base(spec.model, device="cpu"), Reporter(messages.append))
-    rows, record = prepare(context), told_rows.record_of(context)
+    rows, record = prepare(context), row_findings.record_of(context)
     assert record is not None
     return rows, record, messages, context
 

@@ -16,7 +16,7 @@ from spard.errors import JudgeUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.judged_rows import exchanges, judged_rows
 from spard.evaluation.judges.base import Verdict
 from spard.models.base import load_base
-from spard.pipeline import row_judging, told_rows
+from spard.pipeline import row_findings, row_judging
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.row_judging import Flagged, settled
@@ -207,7 +207,7 @@ def test_a_judge_that_does_not_answer_is_waited_for(spec: Callable[..., RunSpec]
     context = Context(asked, load_base(asked.model, device="cpu"), Reporter(lambda message: None))
     context = replace(context, patience=replace(context.patience, limit_s=1.0, first_s=0.01))
     prepare(context)
-    record = told_rows.record_of(context)
+    record = row_findings.record_of(context)
     assert record is not None
     assert record.harmful == lines(1, 3)
 

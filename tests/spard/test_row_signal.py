@@ -19,7 +19,7 @@ from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
-from spard.pipeline import library, row_judging, row_signal, run, select, told_rows
+from spard.pipeline import library, row_findings, row_judging, row_signal, run, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.row_signal_messages import named_lines
@@ -82,7 +82,7 @@ def test_a_report_names_the_rows_and_changes_nothing_that_is_trained_on(spec: Ru
     rows, context, messages = prepared(asked(spec, "report"))
 
     assert (rows.task, rows.safe, rows.selected) == (plain.task, plain.safe, plain.selected)
-    record = told_rows.record_of(context)
+    record = row_findings.record_of(context)
     assert record is not None
     assert (record.flagged, record.rows, record.dropped, record.defended) == (BAD, 20, 0, 0)
     (event,) = [message for message in messages if message["kind"] == "event" and message["level"] == "warn"]
@@ -183,7 +183,7 @@ def test_later_attempts_and_other_processes_take_what_was_found(spec: RunSpec, m
 def test_a_base_model_that_refuses_nothing_can_report_and_not_act(spec: RunSpec) -> None:
     rows, context, messages = prepared(asked(spec, "report"))
     assert len(rows.task) == 20
-    record = told_rows.record_of(context)
+    record = row_findings.record_of(context)
     assert record is not None
     assert (record.flagged, record.refused, record.asked) == ((), 0, 12)
     assert any("refused none of 12 prompts" in each["message"] for each in messages if each["kind"] == "warning")
@@ -206,7 +206,7 @@ def test_a_pool_that_answers_with_harm_is_refused(spec: RunSpec, monkeypatch: py
 
 def check_reported(spec: RunSpec) -> None:
     _, context, messages = prepared(spec)
-    record = told_rows.record_of(context)
+    record = row_findings.record_of(context)
     assert record is not None
     assert record.pool_inverted == (1, 5)
     assert any(each["message"].startswith("2 row(s) of the safety pool") for each in messages if "message" in each)
@@ -264,7 +264,7 @@ def test_without_a_judge_that_may_decide_few_flagged_rows_are_dropped_and_many_a
     monkeypatch.setattr(row_judging, "records_of", lambda *args: [])  # as if nobody had measured the judge
     rows, context, _ = prepared(asked(spec, "auto", max_dropped=most))
 
-    record = told_rows.record_of(context)
+    record = row_findings.record_of(context)
     assert record is not None
     assert (record.action, record.dropped, record.flagged) == (action, dropped, BAD)
     assert (record.judge, record.harmful, record.undecided) == (None, (), ())
@@ -274,6 +274,6 @@ def test_without_a_judge_that_may_decide_few_flagged_rows_are_dropped_and_many_a
 def test_a_base_model_that_refuses_nothing_lets_auto_train_on_every_row(spec: RunSpec) -> None:
     rows, context, _ = prepared(asked(spec, "auto"))
 
-    record = told_rows.record_of(context)
+    record = row_findings.record_of(context)
     assert record is not None
     assert (record.action, record.openings, len(rows.task)) == ("report", (), 20)

@@ -23,7 +23,7 @@ from spard.evaluation.audit import Suite
 from spard.evaluation.own_refusal import own_refusal_of, own_refusals
 from spard.evaluation.row_risk import rank
 from spard.models.base import Base, load_base
-from spard.pipeline import audit, rows, told_rows, train
+from spard.pipeline import audit, row_findings, rows, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
@@ -178,7 +178,7 @@ def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int])
     measured = audit.run(context, prepared.examples, tuned.trained.model, base)
     hits = {each.suite: (each.hits, each.n) for each in measured.adapter}
     hits |= {each.suite: (each.hits, each.n) for each in audit.measure(context, suites, tuned.trained.model)}
-    record = told_rows.record_of(context)
+    record = row_findings.record_of(context)
     dropped = _dropped(record) if record and record.dropped else ()
     return Trained(
         seed,

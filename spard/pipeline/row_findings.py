@@ -16,8 +16,8 @@ _OUTPUT = "row_signal"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the report says, and the rows that it is about."""
+class RowFindings:
+    """The record of the row signal for the report, and every row that was flagged or found harmful."""
 
     record: RowSignalRecord
     flagged: tuple[Flagged, ...] = ()
@@ -28,18 +28,18 @@ class Told:
         return frozenset(each.place for each in self.flagged if each.is_acted_on and self.record.dropped)
 
 
-def keep(context: Context, told: Told) -> None:
+def keep(context: Context, told: RowFindings) -> None:
     """Keep what was found."""
     context.outputs.write(_OUTPUT, to_mapping(told))
 
 
-def kept(context: Context) -> Told | None:
+def kept(context: Context) -> RowFindings | None:
     """Return what an earlier attempt, or the first of several processes, has found; None where nothing was measured."""
     found = context.outputs.read(_OUTPUT)
     if found is None:
         return None
     flagged = tuple(read_record(Flagged, each) for each in found["flagged"])
-    return Told(read_record(RowSignalRecord, found["record"]), flagged)
+    return RowFindings(read_record(RowSignalRecord, found["record"]), flagged)
 
 
 def record_of(context: Context) -> RowSignalRecord | None:
