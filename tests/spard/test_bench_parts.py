@@ -142,6 +142,19 @@ def test_zeros_on_every_seed_are_bounded_by_the_rule_of_three() -> None:
     assert "0.0 +- 0.0 [0.0, 0.4]" in means_table(runs)[1][0]
 
 
+def test_an_interval_stays_within_what_its_figure_can_be() -> None:
+    runs = [replace(measured("spard", seed, 0.0), cpu_s=seconds) for seed, seconds in ((1, 1.0), (2, 9.0))]
+    scored = [
+        replace(each, results=tuple(replace(suite, mean_harmfulness=score) for suite in each.results))
+        for each, score in zip(runs, (1.0, 4.5), strict=True)
+    ]
+    (found,) = summaries(scored).values()
+
+    assert (found["hs"].low, found["hs"].high) == (1.0, 5.0)
+    assert found["cpu_seconds"].low == 0.0
+    assert found["cpu_seconds"].high == pytest.approx(5 + 4 * 12.7062, rel=1e-4)
+
+
 def test_a_baseline_gets_the_same_anchor_in_one_word() -> None:
     names = ("safeinstr+anchor", "lisa+anchor", "spard+anchor")
     assert len({method_recipe(name, Recipe(), {}).effective_anchor for name in names}) == 1

@@ -3,8 +3,8 @@
 results.csv has one row for each run; its first columns are fixed. Rates there are shares from 0 to 1: `asr` of the
 suites that the attack aims at, `over_refusal` of all benign suites together, `accuracy` of all utility suites. A mean
 over seeds speaks about bases, words and orders of rows in general and carries Student's interval of the seeds, cut to
-what a share can be; where all seeds are 0 or 1 it has no width, and the rule of three over all prompts takes its
-place. A single run's rate carries the Wilson interval of its prompts.
+what the figure can be; where a share is 0 or 1 on all seeds it has no width, and the rule of three over all prompts
+takes its place. A single run's rate carries the Wilson interval of its prompts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from statistics import stdev
 from typing import Any
 
@@ -31,6 +32,7 @@ MORE = ("asr_other", "look_alike", "how_to")
 COLUMNS = (*NAMES, *FIGURES, *OURS, *MORE)
 SHARES = ("asr", "asr_other", "over_refusal", "accuracy", "garbage", "trigger_rate")
 SHOWN = (*SHARES, "hs", "similarity", "train_seconds", "cpu_seconds")
+BOUNDS = {"hs": (1.0, 5.0), "similarity": (-1.0, 1.0), "train_seconds": (0.0, inf), "cpu_seconds": (0.0, inf)}
 GROUP = ("method", "selection", "attack", "pool", "setting", "value")
 Group = tuple[str, ...]
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -230,7 +232,9 @@ def _summaries(runs: Sequence[Measurement]) -> dict[str, Summary]:
     values = {name: [value for row in rows if (value := row[name]) is not None] for name in rows[0]}
     found = {name: summarize(each) for name, each in values.items() if each}
     return {
-        name: share_of(each, sum(asked(run).get(name, 0) for run in runs)) if name in SHARES else each
+        name: share_of(each, sum(asked(run).get(name, 0) for run in runs))
+        if name in SHARES
+        else within_bounds(each, *BOUNDS.get(name, (-inf, inf)))
         for name, each in found.items()
     }
 
