@@ -1,7 +1,7 @@
 """What a job would take, before anything is queued.
 
-Tokens are counted from bytes, and rows over the limit and the tokens of preference pairs by the model's tokenizer where
-it is at hand.
+Tokens and rows over the limit are counted by the model's tokenizer where it is at hand; elsewhere tokens are guessed
+from bytes.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class MemoryPlan(BaseModel):
 class Estimate(BaseModel):
     """`estimated_seconds` is by your own recent jobs on the model, null without any.
 
+    Tokens are those of the model's tokenizer: of all rows as of those that were counted, and guessed from the file's
+    bytes where the tokenizer is not on the machine that serves the API.
     A job refuses rows longer than `max_seq_length`; `rows_over_limit` counts them among the first 100,000, or as many
     as can be looked at in the time that a request may compute for. Both are null where the model's tokenizer is not on
     the machine that serves the API.
@@ -108,30 +110,34 @@ def estimate(
         frozen = freeze(session, caller, ask, settings)
         if frozen.fault:
             raise frozen.fault
-        found = _of_rows(session, caller, ask, frozen)
+        found = _of_rows(ask, frozen)
         entry = preview.model_entry(session, frozen.spec.model.alias)
         file = files.get(session, caller.project_id, ask.training_file)
-        room = needs.largest_room(session)
+        room, pace = needs.largest_room(session), _seconds_per_token(session, caller.project_id, entry.alias)
     longest = None
     if (weights := parameters(entry.source)) is not None:
         found.memory_bytes_at_least = _at_least(weights, frozen.recipe)
     with suppress(InvalidState):  # there is no tokenizer here
         tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)  # takes seconds
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
-        found.warnings += _too_long(tokens)
+        found.warnings += _failing(tokens)
         longest = min(tokens.max, tokens.limit) if not tokens.approximate else None
-        if frozen.recipe.dpo and tokens.rows:  # a pair's conversation goes through the model with each of its answers
-            epochs = round(found.hyperparameters["n_epochs"])
+        if tokens.rows:
             found.tokens_per_epoch = math.ceil(tokens.total * found.rows / tokens.rows)
-            found.trained_tokens = found.tokens_per_epoch * epochs
+    found.trained_tokens = found.tokens_per_epoch * round(found.hyperparameters["n_epochs"])
+    found.estimated_seconds = None if pace is None else round(found.trained_tokens * pace)
     _add_memory(found, frozen, room, longest)
     return found
 
 
-def _too_long(tokens: TokenCounts) -> Iterator[str]:
-    if count := tokens.rows_over_limit:
-        kind = "1 row is" if count == 1 else f"{count:,} rows are"
-        yield f"{kind} longer than {tokens.limit:,} tokens; a job fails on such a row."
+def _failing(tokens: TokenCounts) -> Iterator[str]:
+    """Say of each kind of row on which a job fails how many there are."""
+    for count, what in (
+        (tokens.rows_over_limit, f"longer than {tokens.limit:,} tokens"),
+        (tokens.rows_without_loss, "without a token to learn"),
+    ):
+        if count:
+            yield f"{'1 row is' if count == 1 else f'{count:,} rows are'} {what}; a job fails on such a row."
 
 
 def _at_least(parameters: int, recipe: Recipe) -> int:
@@ -155,20 +161,19 @@ def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int
         found.memory_plan = MemoryPlan(text=plan.sentence, **asdict(plan))
 
 
-def _of_rows(session: Session, caller: Principal, ask: JobCreate, frozen: Frozen) -> Estimate:
-    """Estimate from the numbers of rows and bytes."""
+def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
+    """Estimate from the numbers of rows and bytes, without the time."""
     spec = frozen.spec
     rows, pool = spec.training_file.rows, spec.pool
     numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), rows, hidden_size=1)  # no rate is shown
     tokens = math.ceil(spec.training_file.bytes / _BYTES_PER_TOKEN)
     safety = ask.safety or Safety()
     defended = not safety.defense.is_baseline
-    trained = tokens * numbers.n_epochs
     return Estimate(
         model=ask.model,
         rows=rows,
         tokens_per_epoch=tokens,
-        trained_tokens=trained,
+        trained_tokens=tokens * numbers.n_epochs,
         hyperparameters={
             name: getattr(numbers, name) for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
         }
@@ -178,17 +183,17 @@ def _of_rows(session: Session, caller: Principal, ask: JobCreate, frozen: Frozen
         max_seq_length=None,
         rows_over_limit=None,
         memory_bytes_at_least=None,
-        estimated_seconds=_seconds(session, caller.project_id, spec.model.alias, trained),
+        estimated_seconds=None,
         warnings=frozen.warnings,
     )
 
 
-def _seconds(session: Session, project_id: str, model: str, tokens: int) -> int | None:
-    """By what the project's latest jobs on the model took for each trained token, audits and all."""
+def _seconds_per_token(session: Session, project_id: str, model: str) -> float | None:
+    """Return what the project's latest jobs on the model took for each trained token, audits and all."""
     same = (Job.project_id == project_id) & (Job.model == model) & (Job.status == JobStatus.succeeded)
     latest = session.scalars(select(Job).where(same).order_by(Job.finished_at.desc()).limit(_RECENT)).all()
     known = [
         (job.finished_at - job.started_at, job.trained_tokens) for job in latest if job.finished_at and job.started_at
     ]
     trained = sum(count or 0 for _, count in known)
-    return round(tokens * sum(took.total_seconds() for took, _ in known) / trained) if trained else None
+    return sum(took.total_seconds() for took, _ in known) / trained if trained else None

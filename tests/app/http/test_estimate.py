@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from fastapi.testclient import TestClient
 from safetensors.numpy import save_file
 
 from app.db import transaction
 from app.db.tables import Job
-from app.jobs import fleet, lease
+from app.jobs import estimate, fleet, lease
 from app.jobs.clone import request_of
 from app.jobs.needs import Room
-from tests.app.http.conftest import JOBS, Service, rows
+from tests.app.http.conftest import JOBS, Service, Upload, chat, jsonl, rows
 from tests.app.http.test_results import MODEL, publish
 from tests.app.test_needs import LLAMA_8B
 from tests.spard.parts import byte_tokenizer
@@ -86,6 +87,37 @@ def test_rows_over_the_limit_are_counted_with_the_model_s_tokenizer(
     assert 1 <= count <= 10
     kind = "1 row is" if count == 1 else f"{count} rows are"
     assert found["warnings"] == [f"{kind} longer than {longest - 1} tokens; a job fails on such a row."]
+
+
+def test_tokens_and_time_are_by_the_model_s_tokenizer_where_it_is_at_hand(
+    customer: TestClient, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guessed = customer.post(URL, json=asked).json()
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    path = f"/v1/files/{asked['training_file']}/validation"
+    tokens = customer.get(path, params={"model": "lab/tiny-1"}).json()["tokens"]["total"]
+    assert guessed["tokens_per_epoch"] != tokens
+
+    monkeypatch.setattr(estimate, "_seconds_per_token", lambda *_: 2.0)
+    found = customer.post(URL, json=asked).json()
+    trained = tokens * found["hyperparameters"]["n_epochs"]
+    assert [found[name] for name in ("tokens_per_epoch", "trained_tokens", "estimated_seconds")] == [
+        tokens,
+        trained,
+        2 * trained,
+    ]
+
+
+def test_rows_without_a_token_to_learn_are_warned_of(
+    customer: TestClient, asked: dict[str, Any], upload: Upload, tmp_path: Path
+) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.content != 'lost' %}{{ m.role }}:{{ m.content }} {% endif %}{% endfor %}"
+    )
+    file_id = upload(rows(10) + jsonl(chat("a", "lost"))).json()["id"]
+    found = customer.post(URL, json=asked | {"training_file": file_id}).json()
+    assert found["warnings"] == ["1 row is without a token to learn; a job fails on such a row."]
 
 
 def test_a_tokenizer_that_cannot_be_read_leaves_the_rest_of_the_estimate(
