@@ -17,16 +17,27 @@ from spard import config
 from spard.data import strict_json
 
 _SUFFIX_CHARS = 64
+# Letters of Latin scripts that are no plain letter with a mark.
+_LETTERS = str.maketrans(
+    {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L"}
+    | {"đ": "d", "Đ": "D", "ð": "d", "Ð": "D", "þ": "th", "Þ": "Th", "ħ": "h", "Ħ": "H", "\u0131": "i"}
+)
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,127}")
 
 
 def _suffix(text: str) -> str:
-    """Return the suffix as it will appear in a model id."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", unicodedata.normalize("NFC", text)).strip("-")
-    if not text.isprintable() or not 1 <= len(text) <= _SUFFIX_CHARS or not name:
+    """Return a suffix of which something is left in a model's name."""
+    if not text.isprintable() or not 1 <= len(text) <= _SUFFIX_CHARS or not _in_name(text):
         message = f"must be 1 to {_SUFFIX_CHARS} printable characters, at least one of them of a-z, A-Z, 0-9."
         raise Refusal("invalid_name", message)
-    return name
+    return text
+
+
+def _in_name(suffix: str) -> str:
+    """Return a suffix as models' names have it: Latin letters without their marks, hyphens for what else is none."""
+    letters = unicodedata.normalize("NFKD", suffix.translate(_LETTERS))
+    plain = "".join(char for char in letters if not unicodedata.combining(char))
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-")
 
 
 def _modules(lora: config.Lora) -> config.Lora:
@@ -175,6 +186,10 @@ class JobCreate(Body):
             return None
         asked = self.method.hyperparameters
         return config.Dpo(asked.beta) if isinstance(asked, DpoHyperparameters) else config.Dpo()
+
+    def suffix_in_name(self) -> str | None:
+        """Return the suffix as it will appear in the model's name."""
+        return _in_name(self.suffix) if self.suffix is not None else None
 
     def digest(self) -> str:
         """Return the same digest for two requests that ask for the same."""

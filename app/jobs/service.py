@@ -59,7 +59,7 @@ def create(
         model=frozen.spec.model.alias,
         training_file=ask.training_file,
         validation_file=ask.validation_file,
-        suffix=ask.suffix,
+        suffix=ask.suffix_in_name(),
         job_metadata=ask.metadata,
         priority=ask.priority,
         recipe=to_stored(to_mapping(frozen.recipe)),

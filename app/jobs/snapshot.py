@@ -76,7 +76,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     asked = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
     recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
-    warnings = [*_warnings(training, validation), *_left_out(ask, settings), *_in_nf4(recipe, model)]
+    warnings = [*_warnings(training, validation), *_otherwise(ask, settings), *_in_nf4(recipe, model)]
     return Frozen(recipe, spec, warnings, fault)
 
 
@@ -228,8 +228,10 @@ def _integrations(ask: JobCreate, settings: Settings) -> Iterator[IntegrationRef
             yield IntegrationRef(type=each.type, project=to.project, name=to.name, entity=to.entity, tags=tags)
 
 
-def _left_out(ask: JobCreate, settings: Settings) -> Iterator[str]:
-    """Yield a warning for each integration that is not."""
+def _otherwise(ask: JobCreate, settings: Settings) -> Iterator[str]:
+    """Yield a warning for each wish that is not fulfilled as it was written."""
+    if (name := ask.suffix_in_name()) != ask.suffix:
+        yield f"The suffix {ask.suffix!r} is {name!r} in the model's name."
     for each in ask.integrations or ():
         if each.type not in (settings.integrations or ()):
             yield f"The integration {each.type[:64]!r} is left out: the provider has not turned it on."

@@ -311,3 +311,27 @@ def test_an_integration_that_is_on_is_passed_on(service: Service, customer: Test
     job = customer.post(JOBS, json=asked | {"integrations": [WANDB, {"type": "wandb"}]}).json()
     assert job["integrations"] == [{"type": "wandb", "wandb": WANDB["wandb"] | {"name": None}}]
     assert len(job["warnings"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("suffix", "name"),
+    [
+        ("größe", "grosse"),
+        ("Łódź", "Lodz"),
+        ("naïve café", "naive-cafe"),
+        ("ﬁn Ærø", "fin-AEro"),
+        ("日本-2", "2"),
+        ("a:b/c", "a-b-c"),
+        ("acme-2.1_x", "acme-2.1_x"),
+    ],
+)
+def test_a_suffix_is_written_in_plain_letters_and_its_owner_is_told(
+    service: Service, customer: TestClient, asked: Ask, suffix: str, name: str
+) -> None:
+    job = customer.post(JOBS, json=asked | {"suffix": suffix}).json()
+    with db.transaction(service.app.state.engine) as session:
+        assert session.get_one(Job, job["id"]).suffix == name
+    told = [] if suffix == name else [f"The suffix {suffix!r} is {name!r} in the model's name."]
+    assert job["warnings"] == told
+    events = customer.get(f"{JOBS}/{job['id']}/events").json()["data"]
+    assert [event["message"] for event in events if event["level"] == "warn"] == told
