@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from app.http.schemas import LenientBody, Refusal
 from app.inference.json_depth import Loose, Schema
 from app.inference.protocol import Ask, Message
-from app.inference.schemas import Call, CalledFunction, ChatMessage, Name, Text, TextPart, choice
+from app.inference.schemas import choice
+from app.inference.turns import Call, CalledFunction, ChatMessage, Name, Text, TextPart
 
 
 class MessageItem(BaseModel):

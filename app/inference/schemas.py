@@ -4,64 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from app.http.schemas import Body, LenientBody, Refusal
 from app.inference.json_depth import Loose, Schema
-from app.inference.protocol import Ask, Message
+from app.inference.protocol import Ask
+from app.inference.turns import ChatMessage, Name, Text
 
-Text = Annotated[str, Field(max_length=1 << 20)]
-Name = Annotated[str, Field(min_length=1, max_length=512)]
 Stop = Annotated[str, Field(max_length=1000)]
-
-
-class TextPart(BaseModel):
-    """A part of a message; images, sound and files are not read here."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: Text
-
-
-class CalledFunction(BaseModel):
-    """What an earlier turn has called; `arguments` is JSON."""
-
-    name: Name
-    arguments: Text
-
-
-class Call(BaseModel):
-    """A call that an earlier turn has made."""
-
-    id: Annotated[str, Field(max_length=256)]
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class ChatMessage(BaseModel):
-    """One turn. Further fields of earlier answers (`refusal`, `annotations`) are left out of what the model reads."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | list[TextPart] | None = None
-    name: Name | None = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: list[Call] | None = None
-    function_call: CalledFunction | None = None  # the one call of a turn, before there were `tool_calls`
-
-    def as_read(self) -> Message:
-        """Return the turn as chat templates know it."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
-        message: Message = {"role": self.role, "content": content}
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        elif self.function_call:
-            message["tool_calls"] = [{"type": "function", "function": self.function_call.model_dump()}]
-        return message
 
 
 class FunctionTool(BaseModel):

@@ -17,7 +17,7 @@ from app.http.pagination import Page, page
 from app.http.schemas import UnixTime
 from app.inference.protocol import Ask
 from app.inference.released import Released
-from app.inference.schemas import ChatMessage
+from app.inference.turns import ChatMessage
 
 
 class StoredReplyOut(BaseModel):

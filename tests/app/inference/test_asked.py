@@ -1,4 +1,4 @@
-"""Numbers of a request for a reply: which are taken, and what an engine is told."""
+"""Numbers and turns of a request for a reply: which are taken, and what an engine is told."""
 
 from __future__ import annotations
 
@@ -30,6 +30,19 @@ def test_a_boolean_is_no_number(name: str, value: bool) -> None:
 def test_a_boolean_is_taken_where_one_is_meant() -> None:
     asked = read(ChatCreate, CHAT | {"logprobs": True, "stream": True, "store": False, "n": 2})
     assert (asked.logprobs, asked.stream, asked.n) == (True, True, 2)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool", "function"])
+@pytest.mark.parametrize("turn", [{}, {"content": None}, {"contents": "Hello"}])
+def test_a_turn_that_says_nothing_is_not_read_as_an_empty_one(role: str, turn: dict[str, Any]) -> None:
+    with pytest.raises(AppError) as refused:
+        read(ChatCreate, {"model": "m", "messages": [{"role": role, **turn}]})
+    assert (refused.value.code, refused.value.param) == ("missing_field", "messages.0.content")
+
+
+def test_a_turn_of_the_assistant_may_hold_no_text() -> None:
+    assert read(ChatCreate, CHAT | {"messages": [{"role": "assistant", "content": None}]}).messages
+    assert read(ChatCreate, CHAT | {"messages": [{"role": "user", "content": ""}]}).messages
 
 
 @pytest.mark.parametrize("kind", BODIES)

@@ -1,0 +1,69 @@
+"""The turns of a conversation as clients write them, and as chat templates read them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from app.http.schemas import Refusal
+from app.inference.protocol import Message
+
+Text = Annotated[str, Field(max_length=1 << 20)]
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class TextPart(BaseModel):
+    """A part of a message; images, sound and files are not read here."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+class CalledFunction(BaseModel):
+    """What an earlier turn has called; `arguments` is JSON."""
+
+    name: Name
+    arguments: Text
+
+
+class Call(BaseModel):
+    """A call that an earlier turn has made."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """One turn. Further fields of earlier answers (`refusal`, `annotations`) are left out of what the model reads."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | list[TextPart] | None = None
+    name: Name | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: list[Call] | None = None
+    function_call: CalledFunction | None = None  # the one call of a turn, before there were `tool_calls`
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        """Refuse a turn that would be read as an empty one, as where the name of the field is mistyped."""
+        if self.content is None and self.role != "assistant":
+            raise Refusal("missing_field", f"a turn of the role {self.role!r} needs content.", "content")
+        return self
+
+    def as_read(self) -> Message:
+        """Return the turn as chat templates know it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        message: Message = {"role": self.role, "content": content}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        elif self.function_call:
+            message["tool_calls"] = [{"type": "function", "function": self.function_call.model_dump()}]
+        return message
