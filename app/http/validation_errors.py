@@ -32,6 +32,13 @@ _CODES = {
 }
 
 
+# In place of words that only a program of Python's understands.
+_PLAIN = {
+    "int_parsing": "Input should be a valid integer.",
+    "float_parsing": "Input should be a valid number.",
+    "tuple_type": "Input should be a valid list.",
+    "none_required": "Input should be null.",
+}
 _OTHER_TYPE = ("_type", "_parsing", "literal_error")  # ends of what a branch of a union says that was not meant
 _OBJECTS = ("dataclass_type", "dict_type", "model_attributes_type", "model_type")
 _NO_BODY = "Send a JSON object with Content-Type: application/json."
@@ -50,8 +57,11 @@ def first_fault(exc: RequestValidationError) -> AppError:
     found: dict[str | None, tuple[bool, Fault]] = {}  # by param, and whether the value is of a type that is meant
     for error in exc.errors():
         fault, is_of_type = _fault(error, exc.body), not error["type"].endswith(_OTHER_TYPE)
-        if fault["param"] not in found or (is_of_type and not found[fault["param"]][0]):
+        known = found.get(fault["param"])
+        if known is None or (is_of_type and not known[0]):
             found[fault["param"]] = is_of_type, fault
+        elif error["type"] == "literal_error" and not known[0]:
+            known[1]["message"] = f"{known[1]['message'].removesuffix('.')}, or {_expected(error)}."
     faults = [fault for _, fault in found.values()]
     first = next(fault for fault in faults if not _is_of_another_branch(fault, list(found)))
     message = f"{first['param']}: {first['message']}" if first["param"] else first["message"]
@@ -80,8 +90,17 @@ def _fault(error: ErrorDetails, body: Any) -> Fault:
     return {"param": ".".join(map(str, path)) or None, "code": code, "message": text}
 
 
+def _expected(error: ErrorDetails) -> str:
+    """Return the values that a literal may have, as JSON has them."""
+    return str(error["ctx"]["expected"]).replace("False", "false").replace("True", "true")
+
+
 def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
     """Say what is wrong in words that name nothing of the program."""
+    if error["type"] in _PLAIN:
+        return _PLAIN[error["type"]]
+    if error["type"] == "literal_error":
+        return f"Input should be {_expected(error)}."
     if code == "extra_forbidden":
         return "This field is unknown."
     if error["type"] == "union_tag_invalid":

@@ -5,6 +5,18 @@ from __future__ import annotations
 from app.errors import AppError, InvalidRequest, InvalidState, TooManyRequests, Unavailable
 from app.inference.protocol import Said
 
+# What an engine says of messages, by the field in which each endpoint has them.
+_FIELDS = {
+    "completions": {"messages": "prompt"},
+    "responses": {"messages": "input", "response_format": "text.format"},
+}
+
+
+def name_field(error: AppError, endpoint: str) -> None:
+    """Name in an error the field that the request of this endpoint has."""
+    if error.param is not None:
+        error.param = _FIELDS.get(endpoint, {}).get(error.param, error.param)
+
 
 def engine_lost() -> Unavailable:
     """Return the error for a reply whose engine is gone."""

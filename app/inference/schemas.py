@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self, TypedDict
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from app.http.schemas import Body, LenientBody, Refusal
 from app.inference.json_depth import Loose, Schema
@@ -187,6 +187,13 @@ class CompletionCreate(Sampling):
     echo: bool | None = None
     suffix: None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _is_one_text(cls, prompt: object) -> object:
+        if isinstance(prompt, list) and (len(prompt) > 1 or not all(isinstance(text, str) for text in prompt)):
+            raise Refusal("unsupported_parameter", "one text is continued at a time; tokens are not read.")
+        return prompt
 
     def ask(self) -> Ask:
         """Return the request in the form that an engine reads."""

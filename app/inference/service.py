@@ -19,7 +19,7 @@ from app.inference import calls
 from app.inference.calls import Admitted, Outcome
 from app.inference.clients import Clients
 from app.inference.embedded import Embedded
-from app.inference.engine_errors import engine_lost
+from app.inference.engine_errors import engine_lost, name_field
 from app.inference.engine_process import Stream
 from app.inference.guard import FILTERED, guard_of
 from app.inference.protocol import Ask, Proof, Said
@@ -184,6 +184,7 @@ class Serving:
             asked = cast(Ask, {**ask, "adapter": call.model.adapter, "max_tokens": call.max_tokens})
             await reply.begin(asked)
         except AppError as error:
+            name_field(error, endpoint)
             reply.fail(error)
             await reply.close()
             raise

@@ -220,11 +220,14 @@ def test_a_body_that_cannot_be_read_has_a_code(
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("prompt", ["a", "b"], "prompt: At most 1 items are allowed."),
+        ("prompt", ["a", "b"], "prompt: one text is continued at a time; tokens are not read."),
+        ("prompt", [[1, 2]], "prompt: one text is continued at a time; tokens are not read."),
+        ("prompt", [1], "prompt: one text is continued at a time; tokens are not read."),
         ("prompt", [], "prompt: List should have at least 1 item"),
         ("prompt", None, "prompt: Input should be a valid string."),
         ("stop", ["a"] * 17, "stop: At most 16 items are allowed."),
         ("stop", "a" * 1001, "stop: String should have at most 1000 characters."),
+        ("suffix", "b", "suffix: Input should be null."),
     ],
 )
 def test_of_a_value_of_several_types_the_one_that_it_has_is_told(
@@ -232,3 +235,26 @@ def test_of_a_value_of_several_types_the_one_that_it_has_is_told(
 ) -> None:
     error = customer.post("/v1/completions", json={"model": "a", "prompt": "a", field: value}).json()["error"]
     assert error["message"].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"hyperparameters": {"n_epochs": "AUTO"}}, "Input should be a valid integer, or 'auto'."),
+        ({"hyperparameters": {"n_epochs": None}}, "Input should be a valid integer, or 'auto'."),
+        ({"hyperparameters": {"learning_rate_multiplier": "fast"}}, "Input should be a valid number, or 'auto'."),
+        ({"lora": {"target_modules": "all-linear"}}, "Input should be a valid list."),
+        ({"hyperparameters": {"n_epochs": 0}}, "Input should be greater than or equal to 1."),
+    ],
+)
+def test_a_value_of_no_type_that_is_meant_is_told_what_may_stand_there(
+    extra: dict[str, Any], words: str, customer: TestClient
+) -> None:
+    error = customer.post(JOBS, json={"model": "a", "training_file": "b", **extra}).json()["error"]
+    assert error["message"] == f"{error['param']}: {words}"
+
+
+def test_words_of_json_are_used_for_what_must_be_false(customer: TestClient) -> None:
+    ask = {"model": "a", "input": "a", "background": True}
+    error = customer.post("/v1/responses", json=ask).json()["error"]
+    assert error["message"] == "background: Input should be false."

@@ -127,6 +127,19 @@ def test_what_cannot_be_done_is_refused_in_words(client: Any) -> None:
     assert unknown.value.code == "model_not_found"
 
 
+def test_an_error_names_the_field_that_its_request_has(client: Any) -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}
+    for endpoint, param, ask in (
+        (client.completions, "prompt", {"prompt": ""}),
+        (client.completions, "prompt", {"prompt": "x" * 300}),
+        (client.responses, "input", {"input": "x" * 300}),
+        (client.responses, "text.format", {"input": "x", "text": {"format": form}}),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            endpoint.create(model="tiny", **ask)
+        assert refused.value.param == param
+
+
 def test_what_is_null_is_not_asked_for(client: Any) -> None:
     messages = [{"role": "user", "content": "x"}]
     unset: Any = {"reasoning_effort": None, "modalities": None, "verbosity": None}
