@@ -59,6 +59,7 @@ def keep(session: Session, call: InferenceCall, model: Released, ask: Ask, repli
     stored = StoredReply(id=call.id, project_id=call.project_id, model=call.model, replies=replies)
     stored.prompt = ask["prompt"] if ask["messages"] is None else ask["messages"]
     stored.job_id = model.archive.job_id if model.archive else None
+    stored.created_at = call.created_at  # the call stays: where the texts stood is known when they are erased
     stored.expires_at = utc_now() + timedelta(days=days)
     session.add(stored)
 
@@ -68,7 +69,9 @@ def listed(session: Session, project_id: str, after: str | None, limit: int) -> 
     _check(session, project_id)
     own = (StoredReply.project_id == project_id) & (StoredReply.expires_at > utc_now())
     expired = select(StoredReply.created_at).where(StoredReply.project_id == project_id, StoredReply.id == after)
-    found = page(session, select(StoredReply).where(own), StoredReply, after, limit, ascending=False, left=(expired,))
+    erased = select(InferenceCall.created_at).where(InferenceCall.project_id == project_id, InferenceCall.id == after)
+    left = (expired, erased)
+    found = page(session, select(StoredReply).where(own), StoredReply, after, limit, ascending=False, left=left)
     audit_log.record(session, "stored_replies.read", project_id, count=len(found.data))
     return found
 

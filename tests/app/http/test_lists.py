@@ -13,6 +13,8 @@ from app import db
 from app.checkpoints import records
 from app.db.base import utc_now
 from app.db.tables import ApiKey, DeletedPlace, File, InferenceCall, StoredReply, WebhookDelivery, WebhookEndpoint
+from app.inference import stored
+from app.inference.released import Released
 from app.jobs import lease
 from app.ops.pruning import prune
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, jsonl, rows
@@ -147,11 +149,33 @@ def test_a_reply_that_expires_is_a_place_still(service: Service, provider: TestC
             session.add(call)
             session.flush()
             at = utc_now() + timedelta(seconds=i)
-            stored = StoredReply(id=call.id, project_id="org-provider", model="m", prompt="p", replies=[])
-            stored.created_at, stored.expires_at = at, at + timedelta(days=1 - 2 * i)
-            session.add(stored)
+            reply = StoredReply(id=call.id, project_id="org-provider", model="m", prompt="p", replies=[])
+            reply.created_at, reply.expires_at = at, at + timedelta(days=1 - 2 * i)
+            session.add(reply)
     url = "/v1/admin/projects/org-provider/stored_replies"
     assert [each["id"] for each in provider.get(url, params={"after": "call_1"}).json()["data"]] == ["call_0"]
+
+
+def test_replies_that_are_erased_while_they_are_read_are_a_place_still(service: Service, provider: TestClient) -> None:
+    def keep(name: str) -> None:
+        with db.transaction(service.app.state.engine) as session:
+            key_id = session.scalars(select(ApiKey.id)).first()
+            call = InferenceCall(id=name, project_id="org-provider", key_id=key_id, endpoint="chat", model="m")
+            session.add(call)
+            session.flush()
+            ask: Any = {"messages": None, "prompt": "p"}
+            stored.keep(session, call, Released("m", "m", "/m", None), ask, ["r"], 3)
+
+    url = "/v1/admin/projects/org-provider/stored_replies"
+    keep("call_0")
+    keep("call_1")
+    assert provider.get(url, params={"limit": 1}).json()["last_id"] == "call_1"
+    provider.delete(url)
+    rest = provider.get(url, params={"after": "call_1"})
+    assert (rest.status_code, rest.json()["data"]) == (200, [])
+    keep("call_2")
+    assert provider.get(url, params={"after": "call_1"}).json()["data"] == []
+    assert provider.get(url, params={"after": "call_9"}).json()["error"]["code"] == "invalid_cursor"
 
 
 def test_a_place_is_known_for_a_month(service: Service, customer: TestClient, upload: Upload) -> None:
