@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
@@ -17,7 +17,16 @@ from app.http.pagination import Page, page
 from app.http.schemas import UnixTime
 from app.inference.protocol import Ask
 from app.inference.released import Released
-from app.inference.turns import ChatMessage
+
+
+class StoredTurn(BaseModel):
+    """A turn as the model has read it: what was taken once is shown, whatever is taken today."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, JsonValue]] | None = None
 
 
 class StoredReplyOut(BaseModel):
@@ -30,7 +39,7 @@ class StoredReplyOut(BaseModel):
     created_at: UnixTime
     expires_at: UnixTime
     model: str
-    prompt: str | list[ChatMessage]
+    prompt: str | list[StoredTurn]
     replies: list[str]
 
 

@@ -14,7 +14,9 @@ from app.checkpoints import records
 from app.db.base import utc_now
 from app.db.tables import ApiKey, DeletedPlace, File, InferenceCall, StoredReply, WebhookDelivery, WebhookEndpoint
 from app.inference import stored
+from app.inference.protocol import Ask
 from app.inference.released import Released
+from app.inference.schemas import ChatCreate, CompletionCreate
 from app.jobs import lease
 from app.ops.pruning import prune
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, jsonl, rows
@@ -23,6 +25,8 @@ from tests.app.http.test_erasure import MODELS
 from tests.app.http.test_results import MODEL, publish
 from tests.app.http.test_waivers import failed, packed  # noqa: F401 - fixtures
 from tests.app.parts import epoch_end
+
+REPLIES = "/v1/admin/projects/org-provider/stored_replies"
 
 
 def emptied(client: TestClient, url: str, **query: str) -> list[str]:
@@ -152,30 +156,40 @@ def test_a_reply_that_expires_is_a_place_still(service: Service, provider: TestC
             reply = StoredReply(id=call.id, project_id="org-provider", model="m", prompt="p", replies=[])
             reply.created_at, reply.expires_at = at, at + timedelta(days=1 - 2 * i)
             session.add(reply)
-    url = "/v1/admin/projects/org-provider/stored_replies"
-    assert [each["id"] for each in provider.get(url, params={"after": "call_1"}).json()["data"]] == ["call_0"]
+    assert [each["id"] for each in provider.get(REPLIES, params={"after": "call_1"}).json()["data"]] == ["call_0"]
+
+
+def keep(service: Service, name: str, ask: Ask) -> None:
+    """Store the texts of a request as serving does."""
+    with db.transaction(service.app.state.engine) as session:
+        key_id = session.scalars(select(ApiKey.id)).first()
+        call = InferenceCall(id=name, project_id="org-provider", key_id=key_id, endpoint="chat", model="m")
+        session.add(call)
+        session.flush()
+        stored.keep(session, call, Released("m", "m", "/m", None), ask, ["r"], 3)
 
 
 def test_replies_that_are_erased_while_they_are_read_are_a_place_still(service: Service, provider: TestClient) -> None:
-    def keep(name: str) -> None:
-        with db.transaction(service.app.state.engine) as session:
-            key_id = session.scalars(select(ApiKey.id)).first()
-            call = InferenceCall(id=name, project_id="org-provider", key_id=key_id, endpoint="chat", model="m")
-            session.add(call)
-            session.flush()
-            ask: Any = {"messages": None, "prompt": "p"}
-            stored.keep(session, call, Released("m", "m", "/m", None), ask, ["r"], 3)
-
-    url = "/v1/admin/projects/org-provider/stored_replies"
-    keep("call_0")
-    keep("call_1")
-    assert provider.get(url, params={"limit": 1}).json()["last_id"] == "call_1"
-    provider.delete(url)
-    rest = provider.get(url, params={"after": "call_1"})
+    ask = CompletionCreate(model="m", prompt="p").ask()
+    keep(service, "call_0", ask)
+    keep(service, "call_1", ask)
+    assert provider.get(REPLIES, params={"limit": 1}).json()["last_id"] == "call_1"
+    provider.delete(REPLIES)
+    rest = provider.get(REPLIES, params={"after": "call_1"})
     assert (rest.status_code, rest.json()["data"]) == (200, [])
-    keep("call_2")
-    assert provider.get(url, params={"after": "call_1"}).json()["data"] == []
-    assert provider.get(url, params={"after": "call_9"}).json()["error"]["code"] == "invalid_cursor"
+    keep(service, "call_2", ask)
+    assert provider.get(REPLIES, params={"after": "call_1"}).json()["data"] == []
+    assert provider.get(REPLIES, params={"after": "call_9"}).json()["error"]["code"] == "invalid_cursor"
+
+
+def test_a_turn_with_the_one_call_of_older_clients_is_listed(service: Service, provider: TestClient) -> None:
+    call = {"name": "add", "arguments": "{}"}
+    chat = ChatCreate.model_validate({"model": "m", "messages": [{"role": "assistant", "function_call": call}]})
+    keep(service, "call_0", chat.ask())
+    keep(service, "call_1", chat.ask() | {"messages": None, "prompt": "p"})
+    listed = provider.get(REPLIES).json()["data"]
+    assert listed[0]["prompt"] == "p"
+    assert listed[1]["prompt"][0]["tool_calls"] == [{"type": "function", "function": call}]
 
 
 def test_a_place_is_known_for_a_month(service: Service, customer: TestClient, upload: Upload) -> None:
