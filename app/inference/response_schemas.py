@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from app.http.schemas import LenientBody, Refusal
 from app.inference.json_depth import Loose, Schema
 from app.inference.protocol import Ask, Message
 from app.inference.schemas import choice
-from app.inference.turns import Call, CalledFunction, ChatMessage, Name, Text, TextPart
+from app.inference.turns import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart
 
 
 class MessageItem(BaseModel):
@@ -35,7 +35,7 @@ class CallItem(BaseModel):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(max_length=256)]
     name: Name
-    arguments: Text
+    arguments: Arguments
 
     def as_read(self) -> Message:
         """Return the turn as chat templates know it."""
@@ -50,11 +50,25 @@ class OutputItem(BaseModel):
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(max_length=256)]
-    output: Text
+    output: Text | list[TextPart]
 
     def as_read(self) -> Message:
         """Return the turn as chat templates know it."""
         return ChatMessage(role="tool", content=self.output, tool_call_id=self.call_id).as_read()
+
+
+def _kind(item: object) -> str:
+    """Return what an item says that it is; a message unless it says so."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return kind if isinstance(kind, str) else "message"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")],
+    Discriminator(_kind),
+]
 
 
 class ResponseTool(BaseModel):
@@ -97,7 +111,7 @@ class ResponseCreate(LenientBody):
     """A conversation to be continued. No answer can be gone on from by its id."""
 
     model: Name
-    input: Text | Annotated[list[MessageItem | CallItem | OutputItem], Field(min_length=1, max_length=10_000)]
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=10_000)]
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from app.http.schemas import Refusal
 from app.inference.protocol import Message
+from spard.data import strict_json
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+def _json(arguments: str) -> str:
+    try:
+        strict_json.parse(arguments)
+    except ValueError as error:
+        raise Refusal("invalid_value", f"it must be JSON: {error}.") from None
+    return arguments
+
+
+Arguments = Annotated[Text, AfterValidator(_json)]
 
 
 class TextPart(BaseModel):
@@ -24,7 +36,7 @@ class CalledFunction(BaseModel):
     """What an earlier turn has called; `arguments` is JSON."""
 
     name: Name
-    arguments: Text
+    arguments: Arguments
 
 
 class Call(BaseModel):

@@ -40,6 +40,42 @@ def test_a_turn_that_says_nothing_is_not_read_as_an_empty_one(role: str, turn: d
     assert (refused.value.code, refused.value.param) == ("missing_field", "messages.0.content")
 
 
+@pytest.mark.parametrize(
+    ("item", "code", "param"),
+    [
+        ({"type": "item_reference", "id": "msg_1"}, "not_allowed", "input.0"),
+        ({"type": "function_call_output", "call_id": "a", "output": 5}, "invalid_type", "input.0.output"),
+        (
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "no"},
+            "invalid_value",
+            "input.0.arguments",
+        ),
+        ({"role": "tool", "content": "x"}, "not_allowed", "input.0.role"),
+        ("Hello", "invalid_type", "input.0"),
+    ],
+)
+def test_an_item_is_told_what_is_wrong_with_what_it_says_it_is(item: Any, code: str, param: str) -> None:
+    with pytest.raises(AppError) as refused:
+        read(ResponseCreate, {"model": "m", "input": [item]})
+    assert (refused.value.code, refused.value.param) == (code, param)
+
+
+def test_what_a_tool_says_may_come_in_parts() -> None:
+    parts = [{"type": "input_text", "text": "4"}, {"type": "input_text", "text": "2"}]
+    item = {"type": "function_call_output", "call_id": "a", "output": parts}
+    assert read(ResponseCreate, {"model": "m", "input": [item]}).ask()["messages"] == [
+        {"role": "tool", "content": "42", "tool_call_id": "a"}
+    ]
+
+
+def test_arguments_of_an_earlier_call_are_json() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
+    with pytest.raises(AppError) as refused:
+        read(ChatCreate, CHAT | {"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert refused.value.param == "messages.0.tool_calls.0.function.arguments"
+    assert "must be JSON" in refused.value.message
+
+
 def test_a_turn_of_the_assistant_may_hold_no_text() -> None:
     assert read(ChatCreate, CHAT | {"messages": [{"role": "assistant", "content": None}]}).messages
     assert read(ChatCreate, CHAT | {"messages": [{"role": "user", "content": ""}]}).messages
