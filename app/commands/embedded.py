@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import uvicorn
 from sqlalchemy.exc import DBAPIError
@@ -23,11 +28,21 @@ _DRAIN_S = 5  # open connections when the service stops
 
 def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
     """Prepare database, storage and first key, and serve until SIGINT or SIGTERM; `port` 0 takes a free one."""
-    listener = listen(host, port)
-    logs.set_up(settings.log_format)
-    if settings.log_format == "text":  # for a person, who is told in a box that all is well
-        logs.quiet("alembic", "uvicorn.error")
-    _announce(settings, _prepared(settings), *listener.getsockname()[:2])
+    preflight.check_folder(settings)
+    with _alone_in(settings.data_dir) as lock:
+        listener = listen(host, port)
+        url = _url(*listener.getsockname()[:2])
+        lock.write(f"{url}\n")
+        lock.flush()
+        logs.set_up(settings.log_format)
+        if settings.log_format == "text":  # for a person, who is told in a box that all is well
+            logs.quiet("alembic", "uvicorn.error")
+        _announce(settings, _prepared(settings), url)
+        _run(settings, listener, with_worker=with_worker)
+    say("stopped")
+
+
+def _run(settings: Settings, listener: socket.socket, *, with_worker: bool) -> None:
     app = served_app(settings)
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=_DRAIN_S)
     server = uvicorn.Server(config)
@@ -37,7 +52,6 @@ def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> Non
             server.run(sockets=[listener])
     else:
         server.run(sockets=[listener])
-    say("stopped")
 
 
 def migrate(settings: Settings) -> db.SchemaState:
@@ -68,9 +82,30 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[TextIO]:
+    """Keep a second `spard up` out of a data folder; the lock's file holds the address of the first.
+
+    The kernel opens the lock of a process that was killed.
+    """
+    try:
+        lock = (folder / "up.lock").open("a+")
+    except OSError as error:
+        raise CommandFailed(f"{folder / 'up.lock'} cannot be opened: {error.strerror}.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            at = lock.read().strip() or "an address that it takes just now"
+            message = f"`spard up` runs on {folder} already, at {at}. Stop it, or name another folder with --data."
+            raise CommandFailed(message) from None
+        lock.truncate(0)
+        yield lock
+
+
 def _prepared(settings: Settings) -> str | None:
     """Make the database ready; return the secret of the first key if it was made just now."""
-    preflight.check_folder(settings)
     migrate(settings)
     preflight.check(settings)
     signing_key(settings)  # made before anything starts that signs
@@ -82,8 +117,11 @@ def _prepared(settings: Settings) -> str | None:
     return secret
 
 
-def _announce(settings: Settings, secret: str | None, host: str, port: int) -> None:
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _announce(settings: Settings, secret: str | None, url: str) -> None:
     facts = {
         "address": f"{url}/v1",
         "dashboard": f"{url}/",
