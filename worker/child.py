@@ -23,7 +23,7 @@ with light_imports():
     from spard.release.proof import CleanProcess
     from worker import pipeline
     from worker.distributed import run_ranks
-    from worker.failures import Failed, failure
+    from worker.failures import Failed, logged
     from worker.held_model import Holder, awaited
     from worker.protocol import Report
     from worker.workdir import NODE, Folder, read_assignment
@@ -67,8 +67,7 @@ def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess | None
     except Failed as error:
         report.failed(error.what.code, error.what.message, error.what.param, retryable=error.what.retryable)
     except Exception as error:
-        log.exception("the job failed")
-        what = failure(error)
+        what = logged(error, log)
         report.failed(what.code, what.message, what.param, retryable=what.retryable)
     else:
         report.done()

@@ -6,6 +6,7 @@ What was not foreseen is told in general words only; the details are in the log.
 from __future__ import annotations
 
 import errno
+import logging
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -161,6 +162,15 @@ def failure(error: BaseException) -> Failure:
             return Failure(error.code or SERVER_ERROR, error.message, error.param, error.status >= 500)
         case _:
             return _of_machine(error)
+
+
+def logged(error: BaseException, log: logging.Logger) -> Failure:
+    """Return the failure of an exception, and log it: a stop that was asked for is no error."""
+    if isinstance(error, Stopped):
+        log.info("%s", error.message)
+    else:
+        log.error("the job failed", exc_info=error)
+    return failure(error)
 
 
 def _of_machine(error: BaseException) -> Failure:

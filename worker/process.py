@@ -7,6 +7,7 @@ live on.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from worker.workdir import Folder
 COMMAND = python("worker.child")
 MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 MAX_LOG_BYTES = 10_000_000  # of a job's child
+_LEVELS = {"CRITICAL": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}  # by a line's first word
 _QUEUED = 1000  # messages; a child that is faster than the database waits in its pipe
 
 
@@ -167,7 +169,8 @@ class Child:
         with stream:
             while line := stream.readline(MAX_LINE):
                 if left > 0:
-                    self._log.info("child", line=line.decode(errors="replace").rstrip())
+                    text = line.decode(errors="replace").rstrip()
+                    self._log.log(_LEVELS.get(text.partition(" ")[0], logging.INFO), "child", line=text)
                     left -= len(line)
                     if left <= 0:
                         self._log.warning("the child's log is too long; the rest is dropped")

@@ -18,7 +18,7 @@ with light_imports():
     from spard import distributed
     from worker import pipeline
     from worker.distributed import leave_word
-    from worker.failures import failure
+    from worker.failures import logged
     from worker.protocol import Report
     from worker.workdir import Folder
 
@@ -39,8 +39,7 @@ def main() -> None:
         with distributed.joined(), pipeline.judging(folder, report, _STDIN):
             pipeline.run(folder, report, folder.stop.exists if rank == 0 else lambda: False)
     except Exception as error:
-        log.exception("rank %d failed", rank)
-        leave_word(folder, rank, failure(error))
+        leave_word(folder, rank, logged(error, log))
         distributed.leave(1)  # at once: a group that has lost a rank is not left in order
     distributed.leave(0)
 

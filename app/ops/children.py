@@ -20,6 +20,7 @@ _FIXED = {
     "HF_HUB_OFFLINE": "1",
     "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait are five times slower on cores that others use
     "PYTHONUNBUFFERED": "1",
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # for those who program with a library, not for who reads our log
     "TOKENIZERS_PARALLELISM": "false",
 }
 

@@ -103,8 +103,8 @@ class Run:
         self.method.start(Plan(self.progress.tau, self.total_steps, self.recipe.max_grad_norm))
         if found:
             self.method.restore(self.vector, found)
-        steps = self.progress.step + 1, self.total_steps
-        log.info("training %d parameters, steps %d to %d", size(self.vector), *steps)
+        done, total = self.progress.step, self.total_steps
+        log.info("training %d parameters, %d of %d steps are done", size(self.vector), done, total)
 
     def step(self) -> Metrics:
         """One iteration of the method; its dropout masks depend on (seed, step) only."""

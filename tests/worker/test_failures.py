@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from spard.errors import (
     OutOfGpuMemory,
     RowSignalUnavailable,
     RowsQuarantined,
+    Stopped,
     TooManyRowsDropped,
 )
-from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing, around, failure
+from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing, around, failure, logged
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,19 @@ from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing
 def test_every_exception_has_a_code(error: BaseException, code: str, param: str | None, retryable: bool) -> None:
     found = failure(error)
     assert (found.code, found.param, found.retryable) == (code, param, retryable)
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "has_traceback"),
+    [(Stopped("stopped after step 3 of 9"), "INFO", False), (ZeroDivisionError("x"), "ERROR", True)],
+)
+def test_a_stop_that_was_asked_for_is_no_error_in_the_log(
+    error: Exception, level: str, has_traceback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert logged(error, logging.getLogger("child")) == failure(error)
+    (record,) = caplog.records
+    assert (record.levelname, bool(record.exc_info)) == (level, has_traceback)
 
 
 def test_what_was_not_foreseen_is_not_quoted() -> None:

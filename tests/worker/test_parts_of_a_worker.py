@@ -11,13 +11,16 @@ from threading import Event
 
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import JudgeSpec
+from spard.isolation.walls import Walls
+from tests.worker.shop import until
 from worker.cell import Cell
 from worker.desk import llm_judges
-from worker.process import environment, oom_kills
+from worker.process import Child, environment, oom_kills
 from worker.protocol import Report, parse
 from worker.resume_state import Discard, Keeper, delete_kept
 from worker.workdir import Folder, new_folder, remove_abandoned
@@ -42,6 +45,17 @@ def test_a_judge_s_key_stays_with_the_worker(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_child_has_the_threads_that_the_provider_gives_it() -> None:
     assert environment(Settings(worker_threads=3))["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_child_s_lines_keep_their_level() -> None:
+    lines = ["INFO lab: begins", "WARNING lab: a row is short", "ERROR lab: it failed", "Traceback: a library's"]
+    code = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
+    with capture_logs() as logged:
+        child = Child([sys.executable, "-P", "-c", code], environment(Settings()), Cell(Walls("none")))
+        until(lambda: len([entry for entry in logged if entry["event"] == "child"]) == len(lines))
+        child.kill()
+    levels = {entry["line"]: entry["log_level"] for entry in logged if entry["event"] == "child"}
+    assert levels == dict(zip(lines, ["info", "warning", "error", "info"], strict=True))
 
 
 def test_a_child_is_offline() -> None:
