@@ -190,5 +190,5 @@ def _error(request: Request, exc: Exception) -> AppError:
         case DataError() | IntegrityError():
             raise exc  # a fault of ours
         case _:
-            log.warning("%s: the database does not answer: %s", where, type(exc).__name__)
+            log.warning("%s: the database does not answer: %s", where, db.why(exc))
             return Unavailable("The database does not answer at the moment; try again.")

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.checkpoints.records import taken_until
-from app.db import read, transaction
+from app.db import read, transaction, why
 from app.db.tables import TERMINAL, Job
 from app.jobs import attempts, lease
 from app.jobs.lease import Claim
@@ -209,7 +209,7 @@ class Attempt:
                         raise Lost
                 return
             except DATABASE_AWAY as error:
-                self._log.warning("the database does not answer", error=type(error).__name__)
+                self._log.warning("the database does not answer", error=why(error))
                 if self._heart.lost.wait(_RETRY_S):
                     raise Lost from error
 

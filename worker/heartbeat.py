@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.db import transaction
+from app.db import transaction, why
 from app.errors import Unfit
 from app.jobs import lease
 from app.jobs.lease import Claim, Pulse
@@ -87,7 +87,7 @@ class Heart:
             try:
                 self.beat()
             except SQLAlchemyError as error:
-                self._log.warning("no heartbeat", error=type(error).__name__)
+                self._log.warning("no heartbeat", error=why(error))
 
     def _watch(self) -> None:
         while self._beaten.wait(self._lease_s * _FENCE):

@@ -8,6 +8,7 @@ from threading import Event
 import structlog
 
 from app.checkpoints.records import EpochResult
+from app.db import why
 from app.db.tables.checkpoints import EPOCH
 from app.settings import Settings
 from worker.checkpoint_archives import CheckpointArchives
@@ -119,7 +120,7 @@ class Listener:
         try:
             self._heart.beat(self._journal.write)
         except DATABASE_AWAY as error:
-            self._log.warning("the news wait for the database", error=type(error).__name__)
+            self._log.warning("the news wait for the database", error=why(error))
         else:
             self._journal.clear()
             self._keeper.delete_surplus()

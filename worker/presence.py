@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.db import transaction
+from app.db import transaction, why
 from app.jobs import fleet
 from app.jobs.fleet import Presence
 from app.jobs.needs import Room
@@ -39,5 +39,5 @@ def tell(
                     has = room.memory_bytes, room.gpus
                     fleet.note(session, Presence(name, host, ours, devices, sorted(troubles()), *has))
         except SQLAlchemyError as error:
-            log.warning("the database does not hear that this worker is there", error=type(error).__name__)
+            log.warning("the database does not hear that this worker is there", error=why(error))
         stop.wait(every_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.db.errors import holds_nul, is_conflict
+from app.db.errors import holds_nul, is_conflict, why
 from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
@@ -40,4 +40,5 @@ __all__ = [
     "timestamp",
     "transaction",
     "upgrade_schema",
+    "why",
 ]

@@ -6,13 +6,20 @@ Drivers sort errors into classes of their own; here they are told apart by the d
 from __future__ import annotations
 
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
+_WITHOUT_VALUES = (OperationalError, InterfaceError)  # others may quote a customer's text
 # Of PostgreSQL a duplicate, a row that is gone, a serialization failure, a deadlock; of SQLite the first two.
 _CONFLICTS = {"23505", "23503", "40001", "40P01"}
 _CONFLICTS |= {f"SQLITE_CONSTRAINT_{kind}" for kind in ("UNIQUE", "PRIMARYKEY", "FOREIGNKEY")}
 # A server that only reads, as after a failover; a session that it ended since it slept, or its transaction lasted long.
 _AWAY = {"25006", "25P03", "25P04"}
+
+
+def why(error: Exception) -> str:
+    """Say in a line for the log why a database does not answer: in its own words where these name no value."""
+    words = str(error.orig).strip().splitlines() if isinstance(error, _WITHOUT_VALUES) else []
+    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
 
 
 def is_conflict(error: DBAPIError) -> bool:

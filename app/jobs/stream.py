@@ -143,7 +143,7 @@ class Streams:
                 cursors = {each.cursor for each in asking}
                 news = await to_thread.run_sync(_look, self._engine, cursors, due, limiter=streams.thread)
             except Exception as error:  # the database may be away for a while; the streams wait for it
-                log.warning("the streams get no news: %s", type(error).__name__)
+                log.warning("the streams get no news: %s", db.why(error))
             else:
                 await _hand_out(asking, news, due)
             await sleep(_LEAST_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,7 @@ from sqlalchemy import Engine, func, select, text, update
 from sqlalchemy.exc import IntegrityError, InternalError, OperationalError
 from sqlalchemy.orm import Session
 
-from app.db import make_engine, now, read, timestamp, transaction
+from app.db import make_engine, now, read, timestamp, transaction, why
 from app.db.tables import Project
 
 
@@ -151,6 +152,13 @@ def test_an_error_of_the_database_does_not_show_what_was_to_be_written(engine: E
     with pytest.raises(IntegrityError) as raised, transaction(engine) as session:
         session.add_all([Project(id="org-1", name="one"), Project(id="org-1", name="a secret")])
     assert "a secret" not in str(raised.value)
+
+
+def test_the_log_says_why_a_database_does_not_answer_and_quotes_no_value() -> None:
+    full, quoting = sqlite3.OperationalError("database or disk is full"), Exception("invalid text: 'secret'")
+    assert why(OperationalError("INSERT", {}, full)) == "OperationalError: database or disk is full"
+    assert why(InternalError("INSERT", {}, quoting)) == "InternalError"
+    assert why(OperationalError("INSERT", {}, Exception())) == "OperationalError"
 
 
 def test_a_session_that_the_server_ended_is_as_if_it_did_not_answer(postgres_url: str) -> None:

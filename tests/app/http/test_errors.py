@@ -140,11 +140,13 @@ def test_an_error_of_ours_tells_nothing_but_an_id(service: Service, customer: Te
     assert "NoneType" not in got.text
 
 
-def test_a_database_that_is_away_is_503(tmp_path: Path) -> None:
+def test_a_database_that_is_away_is_503(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     url = SecretStr("postgresql+psycopg://nobody@127.0.0.1:1/none")
     http = TestClient(create_app(Settings(data_dir=tmp_path, database_url=url)))
     got = http.get(FILES, headers={"authorization": "Bearer sk-spard-00000000"})
     assert (got.status_code, got.headers["retry-after"]) == (503, "1")
+    assert "127.0.0.1" in caplog.text  # the log says why; the client is not told
+    assert "127.0.0.1" not in got.text
     assert http.get("/healthz").status_code == 200
     assert http.get("/readyz").status_code == 503
 
