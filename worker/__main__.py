@@ -28,12 +28,12 @@ def main() -> None:
         if asked.job is None and get_settings().nodes_per_job > 1:
             raise Unfit("SPARD_NODES_PER_JOB is for `--job`: a launcher gives one job its machines.")
         worker = Worker(get_settings())
+        if asked.job is None:
+            serve(worker, worker.run)
+        else:
+            raise SystemExit(serve(worker, lambda: worker.run_one(asked.job, asked.token)))
     except Unfit as error:
         raise SystemExit(f"spard: {error}") from None
-    if asked.job is None:
-        serve(worker, worker.run)
-    else:
-        raise SystemExit(serve(worker, lambda: worker.run_one(asked.job, asked.token)))
 
 
 def serve(worker: Worker, work: Callable[[], Result]) -> Result:

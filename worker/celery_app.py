@@ -68,8 +68,8 @@ def wake(job_id: str) -> None:
 def _run() -> None:
     try:
         _worker.run()
-    except Exception:
-        log.exception("the worker broke down")
+    except Exception as error:
+        log.error("the worker broke down: %s", error, exc_info=not isinstance(error, Unfit))
         os.kill(os.getpid(), signal.SIGTERM)  # whoever supervises this process starts a new one
 
 

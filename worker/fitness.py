@@ -23,6 +23,7 @@ from spard.config.patience import Patience
 from worker import gpu, judge_probe
 from worker.failures import Failure
 from worker.metrics import WorkerMetrics
+from worker.workdir import alone_in
 
 _LACKS_S = 3600.0  # after which a base model that could not be loaded is tried again though nothing about it changed
 _THINGS = {  # what a failure says about
@@ -117,7 +118,7 @@ class Fitness:
         return gpu.works(self._gpu_probe, self._environment, self._settings.gpus_per_job)
 
     def _disk(self) -> bool:
-        return _passes(preflight.check_folder, self._settings)
+        return _passes(check_disk, self._settings)
 
     def _storage(self) -> bool:
         return _passes(preflight.check_storage, self._settings)
@@ -126,6 +127,18 @@ class Fitness:
         spec = self._judge or self._settings.judge
         asked = [each for each in spec.with_members() if each.name == "llm"]
         return all(judge_probe.answers(each, self._settings.judge_key(each)) for each in asked)
+
+
+def check_disk(settings: Settings) -> None:
+    """Raise `Unfit` where no attempt could have its folder: on a full disk, or where the folders are another user's."""
+    preflight.check_folder(settings)
+    work_dir = settings.work_dir()
+    preflight.check_takes_files(work_dir)
+    try:
+        with alone_in(work_dir):
+            pass
+    except OSError as error:
+        raise Unfit(f"{error.filename} cannot be opened: {error.strerror}. Delete it, or set SPARD_DATA_DIR.") from None
 
 
 def _passes(check: Callable[[Settings], None], settings: Settings) -> bool:

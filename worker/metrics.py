@@ -10,6 +10,7 @@ import prometheus_client
 from opentelemetry.trace import Span
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
 
+from app.errors import Unfit
 from app.ops import tracing
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # when a series began: nobody reads it
@@ -115,11 +116,18 @@ class StageClock:
 
 @contextmanager
 def served(metrics: WorkerMetrics, port: int | None) -> Iterator[None]:
-    """Serve `/metrics` on a port while the block runs; it needs no key: keep it within your network."""
+    """Serve `/metrics` on a port while the block runs; it needs no key: keep it within your network.
+
+    `Unfit` where another program has the port.
+    """
     if port is None:
         yield
         return
-    server, thread = start_http_server(port, registry=metrics.registry)
+    try:
+        server, thread = start_http_server(port, registry=metrics.registry)
+    except OSError as error:
+        text = f"SPARD_METRICS_PORT is {port}, where this worker cannot listen: {error.strerror}."
+        raise Unfit(f"{text} Each worker of a machine needs a port of its own.") from None
     try:
         yield
     finally:

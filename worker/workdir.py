@@ -189,7 +189,7 @@ def read_assignment(folder: Folder) -> Assignment:
 def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
     """Make an empty folder for one attempt and remove it at the end; its lock shows others that it is in use."""
     folder = Folder(work_dir / name)
-    with _alone_in(work_dir):
+    with alone_in(work_dir):
         for path in (folder.root / "in" / "suites", folder.stage, folder.resume_states, folder.out):
             path.mkdir(mode=0o700, parents=True)
         lock = _locked(folder.root)
@@ -203,7 +203,7 @@ def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
 
 def remove_abandoned(work_dir: Path) -> None:
     """Remove what workers that were killed left behind; the kernel has opened their locks."""
-    with _alone_in(work_dir):
+    with alone_in(work_dir):
         for root in work_dir.glob("*/"):
             lock = _locked(root)
             if lock is not None:
@@ -212,7 +212,7 @@ def remove_abandoned(work_dir: Path) -> None:
 
 
 @contextmanager
-def _alone_in(work_dir: Path) -> Iterator[None]:
+def alone_in(work_dir: Path) -> Iterator[None]:
     """Keep other workers from beginning and removing folders, so that none is seen before it is locked.
 
     The lock is a file of its own: network file systems lock only what is open for writing, which a folder never is.

@@ -27,11 +27,12 @@ from spard.config.audit_engine import installed
 from worker import gpu, heartbeat, presence
 from worker.attempt import Attempt, Backend
 from worker.cell import Cell
-from worker.fitness import Fitness, look
+from worker.fitness import Fitness, check_disk, look
 from worker.metrics import served
 from worker.nodes import Nodes
 from worker.process import COMMAND, Child, environment
 from worker.read_ahead import Wanted, wanted_by
+from worker.sinks import feed
 from worker.workdir import Folder, read_assignment, remove_abandoned
 
 log = structlog.get_logger(__name__)
@@ -53,8 +54,10 @@ class Worker:
 
     def __init__(self, settings: Settings, command: Sequence[str] = COMMAND, probe: Sequence[str] = gpu.PROBE) -> None:
         preflight.check(settings)
+        check_disk(settings)
         heartbeat.check(settings)
         gpu.check(settings)
+        feed.check(settings)
         self._room = gpu.room(settings)
         self._stop = Event()
         self._wakes: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be set while it is being set
@@ -62,7 +65,6 @@ class Worker:
         storage = open_storage(settings.storage(), settings.s3_endpoint_url)
         self._backend = Backend(settings, make_engine(settings.database()), storage, signing_key(settings))
         self._fitness = Fitness(settings, self._backend.metrics, environment(settings), probe)
-        settings.work_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._cell = Cell.of(settings)
         self._warm_pool = _WarmPool(command, environment(settings), self._cell, warm=settings.warm_child)

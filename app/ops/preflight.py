@@ -21,12 +21,15 @@ from app.storage import StorageError, open_storage
 log = logging.getLogger(__name__)
 
 _MIN_FREE_BYTES = 64 << 20
-_BACKENDS = ("sqlite", "postgresql")
+_HINTS = {  # by the kind of database, for one that cannot be used
+    "postgresql": "Check SPARD_DATABASE_URL and that the server runs.",
+    "sqlite": "Restore the file from a backup, or name another one with SPARD_DATA_DIR or SPARD_DATABASE_URL.",
+}
 _BAD_URL = "SPARD_DATABASE_URL is none that is known here: postgresql://user:password@host/name or sqlite:///path."
 
 
 def check(settings: Settings) -> None:
-    """Raise `Unfit` for the first thing that is wrong: judge, its errors, broker, folder, database, schema, storage."""
+    """Raise `Unfit` for the first thing that is wrong: judge, its errors, broker, folder, database, storage."""
     check_judge(settings.judge, settings.judge_key)
     if is_at_openai(settings.judge):
         log.warning(AT_OPENAI)
@@ -34,6 +37,7 @@ def check(settings: Settings) -> None:
     check_broker(settings)
     check_folder(settings)
     check_schema(settings)
+    check_writable(settings)
     check_storage(settings)
 
 
@@ -58,7 +62,11 @@ def check_broker(settings: Settings) -> None:
 
 def check_folder(settings: Settings) -> None:
     """Check that the data folder takes files and that its disk has room."""
-    folder = settings.data_dir
+    check_takes_files(settings.data_dir)
+
+
+def check_takes_files(folder: Path) -> None:
+    """Check that a folder, made here if it is missing, takes files and that its disk has room."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = folder / f".probe-{token_hex(4)}"
@@ -66,8 +74,8 @@ def check_folder(settings: Settings) -> None:
         probe.unlink()
         check_room(folder)
     except OSError as error:
-        text = f"The data folder {folder} cannot be used: {error.strerror}. Set SPARD_DATA_DIR to one that can."
-        raise Unfit(text) from None
+        text = f"The folder {folder} cannot be used: {error.strerror}. Give it to the user that this process runs as,"
+        raise Unfit(f"{text} or set SPARD_DATA_DIR to another one.") from None
 
 
 def check_room(folder: Path) -> None:
@@ -88,11 +96,22 @@ def check_schema(settings: Settings) -> None:
 
 def check_database(settings: Settings) -> None:
     """Check that there is a database to work on, with the schema of this version; none is made where there is none."""
-    if settings.is_embedded():
-        path = make_url(settings.database()).database
-        if path and not Path(path).exists():
-            raise Unfit(f"There is no database at {path}: name its place with SPARD_DATA_DIR or SPARD_DATABASE_URL.")
+    path = _sqlite_file(settings)
+    if path and not path.exists():
+        raise Unfit(f"There is no database at {path}: name its place with SPARD_DATA_DIR or SPARD_DATABASE_URL.")
     check_schema(settings)
+
+
+def check_writable(settings: Settings) -> None:
+    """Check that the file of an SQLite database may be written: one that may not is read, and each write fails."""
+    path = _sqlite_file(settings)
+    if path and not os.access(path, os.W_OK):
+        raise Unfit(f"The database {path} cannot be written. Give it to the user that this process runs as.")
+
+
+def _sqlite_file(settings: Settings) -> Path | None:
+    path = make_url(settings.database()).database if settings.is_embedded() else None
+    return Path(path) if path else None
 
 
 def schema_state(settings: Settings) -> db.SchemaState:
@@ -101,7 +120,7 @@ def schema_state(settings: Settings) -> db.SchemaState:
         url = make_url(settings.database())
     except ArgumentError:
         raise Unfit(_BAD_URL) from None
-    if url.get_backend_name() not in _BACKENDS:
+    if url.get_backend_name() not in _HINTS:
         raise Unfit(_BAD_URL)
     try:
         engine = db.make_engine(settings.database())
@@ -112,7 +131,7 @@ def schema_state(settings: Settings) -> db.SchemaState:
     except (OSError, DBAPIError) as error:
         why = str(getattr(error, "orig", error)).strip().splitlines()[0]
         shown = url.render_as_string(hide_password=True)
-        hint = "Check SPARD_DATABASE_URL and that the server runs."
+        hint = _HINTS[url.get_backend_name()]
         raise Unfit(f"The database {shown} cannot be used: {why}. {hint}") from None
 
 

@@ -47,6 +47,18 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(settings: 
     assert "\n" not in message
 
 
+def test_an_sqlite_database_that_cannot_be_read_is_no_server(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "damaged.db").write_bytes(b"no database" * 100)
+    message = _refusal(settings, database_url=f"sqlite:///{tmp_path / 'damaged.db'}")
+    assert "file is not a database. Restore the file from a backup" in message
+    assert "server" not in message
+
+
+def test_an_sqlite_database_that_cannot_be_written_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write what nobody may
+    assert "cannot be written" in _refusal(settings)
+
+
 @pytest.mark.parametrize("url", ["ftp://somewhere", "s3://", "file://relative"])
 def test_a_storage_url_that_is_none_is_refused(settings: Settings, url: str) -> None:
     assert "SPARD_STORAGE_URL is wrong" in _refusal(settings, storage_url=url)

@@ -9,13 +9,14 @@ from threading import Event
 import pytest
 
 from app.db.tables import Job
+from app.errors import Unfit
 from app.settings import Settings
 from spard.config import JudgeSpec
 from tests.app.parts import SPEC
 from tests.judge_server import judge_server
 from worker import judge_probe
 from worker.failures import DISK_FULL, OUT_OF_MEMORY, around
-from worker.fitness import Fitness, look
+from worker.fitness import Fitness, check_disk, look
 from worker.metrics import WorkerMetrics
 
 
@@ -88,6 +89,15 @@ def test_a_worker_is_at_fault_when_its_probe_fails(tmp_path: Path) -> None:
 def test_a_data_folder_that_cannot_be_used_is_the_worker_s(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert fitness(tmp_path / "file")[0].is_at_fault(DISK_FULL)
+
+
+@pytest.mark.parametrize("where", ["work", "work.lock"])
+def test_a_folder_of_attempts_that_cannot_be_used_is_the_worker_s(tmp_path: Path, where: str) -> None:
+    in_the_way = tmp_path / where
+    in_the_way.touch() if where == "work" else in_the_way.mkdir()  # what another user owns, to root as well
+    assert fitness(tmp_path)[0].is_at_fault(DISK_FULL)
+    with pytest.raises(Unfit, match=f"{in_the_way} cannot be"):
+        check_disk(Settings(data_dir=tmp_path))
 
 
 def test_a_worker_waits_until_its_probe_passes_or_it_is_to_stop(tmp_path: Path) -> None:

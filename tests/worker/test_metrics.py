@@ -8,11 +8,15 @@ from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 
+import pytest
+
 from app.db import transaction
 from app.db.tables import Job
+from app.errors import Unfit
 from tests import spans
 from tests.servers import free_port
 from tests.worker.shop import Shop, until
+from worker.worker import Worker
 
 
 def answers(port: int) -> bool:
@@ -25,6 +29,13 @@ def metrics(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def test_a_worker_whose_port_is_taken_says_so(light_shop: Shop) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unfit, match=f"SPARD_METRICS_PORT is {port}, where this worker cannot listen"):
+            Worker(light_shop.settings(metrics_port=port)).run()
 
 
 def test_an_attempt_continues_the_trace_of_its_job_and_its_stages_are_spans(light_shop: Shop) -> None:

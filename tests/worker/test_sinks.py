@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from app.errors import Unfit
 from app.settings import Settings
 from worker.sinks import SINKS
 from worker.sinks.base import RunFacts
-from worker.sinks.feed import Feed, Sinks, environment
+from worker.sinks.feed import Feed, Sinks, check, environment
 
 REPORT = {
     "asr": {"base": 0.0, "adapter": 0.05, "n": 40},
@@ -183,6 +184,13 @@ def test_a_report_that_cannot_be_read_is_for_others_to_tell(tmp_path: Path) -> N
     sinks.hear_end(tmp_path / "none.json", {"kind": "done"})
     sinks.close()
     made.thread.join(60)
+
+
+@pytest.mark.parametrize("name", ["sinks", "integrations"])
+def test_a_worker_refuses_a_tracker_that_nobody_knows(name: str) -> None:
+    check(Settings().model_copy(update={name: ("tensorboard", "wandb")}))
+    with pytest.raises(Unfit, match=f"SPARD_{name.upper()} names 'wandbb': it should be one of mlflow"):
+        check(Settings().model_copy(update={name: ("tensorboard", "wandbb")}))
 
 
 def test_there_are_none_unless_the_provider_turns_them_on(monkeypatch: pytest.MonkeyPatch) -> None:

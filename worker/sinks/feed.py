@@ -21,9 +21,11 @@ import structlog
 
 from app.db.tables import Job
 from app.db.tables.job_spec import IntegrationRef
+from app.errors import Unfit
 from app.ops.processes import python, safe_path
 from app.settings import Settings
 from spard.release.step_metrics import renamed
+from worker.sinks import SINKS
 from worker.sinks.base import PROJECT, RunFacts, Status
 
 _QUEUED = 10_000  # lines that wait for a sink that is slower than the training
@@ -35,6 +37,14 @@ _PREFIXES = ("LC_", "MLFLOW_", "TENSORBOARD_", "TRACKIO_", "WANDB_", "SPARD_SINK
 _FIGURES = ("asr", "over_refusal", "harmfulness_score", "utility")
 
 Line = Mapping[str, Any]
+
+
+def check(settings: Settings) -> None:
+    """Raise `Unfit` for a tracker that has no such name: every job would go on without it."""
+    known = SINKS.names()
+    for variable, names in (("SPARD_SINKS", settings.sinks), ("SPARD_INTEGRATIONS", settings.integrations)):
+        if unknown := [name for name in names or () if name not in known]:
+            raise Unfit(f"{variable} names {unknown[0]!r}: it should be one of {', '.join(known)}.")
 
 
 class Sinks:
