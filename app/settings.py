@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +19,8 @@ from spard.config import AuditEngine, GateThresholds, JudgeSpec, Sharding
 from spard.config.agent import KEY as AGENT_KEY
 from spard.errors import InvalidRecipe
 
+_ALIKE = 0.88  # of two names, as difflib counts it: a letter or two are wrong, or a short word is missing
+_OF_OTHERS = {"SPARD_API_KEY", "SPARD_BASE_URL", "SPARD_DEMO_DIR"}  # read by the command line and the demo
 GROUPS = {"audit_engine": Group(AuditEngine), "judge": Group(JudgeSpec), "gate": Group(GateThresholds, None)}
 
 
@@ -43,13 +47,13 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = None  # the first key; None: one is made and shown once
     signing_key: Path | None = None  # a PEM file (Ed25519) that adapters are signed with; None: made under data_dir
 
-    max_upload_mb: int = 512
-    max_multipart_mb: int = 8192  # of a file that comes in parts
-    max_line_bytes: int = 1_048_576
-    max_rows: int = 1_000_000
-    min_rows: int = 10
+    max_upload_mb: int = Field(default=512, ge=1)
+    max_multipart_mb: int = Field(default=8192, ge=1)  # of a file that comes in parts
+    max_line_bytes: int = Field(default=1_048_576, ge=1)
+    max_rows: int = Field(default=1_000_000, ge=1)
+    min_rows: int = Field(default=10, ge=0)
     bad_files: Literal["reject", "fail"] = "reject"  # fail: a job on a bad file is made and fails, as at OpenAI
-    download_url_ttl_s: int = 300
+    download_url_ttl_s: int = Field(default=300, ge=1)
     results_csv_base64: bool = False  # for scripts that decode the metrics CSV, as OpenAI's content was at times
 
     requests_per_minute: int | None = Field(default=12_000, ge=1)  # of a project, at one API process; None: no limit
@@ -79,7 +83,7 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=1, le=65_535)  # of each worker; None: it shows no metrics
     log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
-    worker_threads: int | None = None  # torch threads of a child; None: all cores but one, which the service keeps
+    worker_threads: int | None = Field(default=None, ge=1)  # torch threads of a child; None: all cores but one
     pass_tokens: int | None = Field(default=None, ge=64)  # padded ones at once; None: as many as memory is free for
     launcher: Literal["workers", "kubernetes"] = "workers"  # who starts jobs: workers look for them, or app.launchers
     launch_namespace: str = "spard"  # of the cluster's Jobs
@@ -197,6 +201,16 @@ def read_settings() -> Settings:
 def get_settings() -> Settings:
     """Return what `read_settings` found first."""
     return read_settings()
+
+
+def misspelled(settings: Settings) -> dict[str, str]:
+    """Return the variables that are no settings but nearly: each with the setting whose name is like it."""
+    ours = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} - {"SPARD_GATE"}
+    ours |= {group.variable(name, field.name) for name, group in GROUPS.items() for field in fields(group.kind)}
+    meant = {each.api_key_env for each in settings.judge.with_members()} | _OF_OTHERS
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in ours | meant)
+    likes = {name: get_close_matches(name, ours, n=1, cutoff=_ALIKE) for name in unknown}
+    return {name: like[0] for name, like in likes.items() if like}
 
 
 def _explained(error: ValidationError) -> str:

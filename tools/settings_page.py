@@ -21,8 +21,9 @@ from app.settings import GROUPS, Names, Settings
 ROOT = Path(__file__).resolve().parents[1]
 _HEAD = """# Settings
 
-Settings are read from the environment when a process starts. An unknown `SPARD_...` is ignored; an empty one counts as
-unset; a wrong value stops the process with one line that names it. "API" is each API process, "engine" a process of the
+Settings are read from the environment when a process starts. An unknown `SPARD_...` is ignored, with a warning
+where its name is nearly a setting's; an empty one counts as unset; a wrong value stops the process with one line that
+names it. "API" is each API process, "engine" a process of the
 API that answers for models, "worker" each worker with its jobs. This page is written by `python -m tools.references`
 from `app/settings.py` and the meanings in [compatibility](compatibility.md#settings).
 """

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from app.commands import doctor
 from app.db import upgrade_schema
 from app.errors import Unfit
 from app.ops import preflight
 from app.ops.children import secret_places
-from app.settings import Settings, read_settings
+from app.settings import Settings, misspelled, read_settings
 from app.storage import open_storage
 from spard.config import GateThresholds, JudgeSpec
 
@@ -55,6 +56,46 @@ def test_every_threshold_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None
     for name, value in values.items():
         monkeypatch.setenv(f"SPARD_GATE_{name.upper()}", str(value))
     assert read_settings().gate == GateThresholds(**values)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("SPARD_GATE_MAX_ASRR", "SPARD_GATE_MAX_ASR"),
+        ("SPARD_MAX_UPLAOD_MB", "SPARD_MAX_UPLOAD_MB"),
+        ("SPARD_JUDGE_KEY", "SPARD_JUDGE_API_KEY"),
+    ],
+)
+def test_a_misspelled_setting_is_named_with_the_one_that_is_meant(
+    wrong: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    upgrade_schema(settings.database())
+    monkeypatch.setenv(wrong, "1")
+    preflight.check(settings)
+    assert f"{wrong} is no setting and is ignored; {meant} is one" in caplog.text
+    (found,) = [each for each in doctor._service(1) if each.name == "settings"]
+    assert (found.state, meant in found.cure) == ("problem", True)
+
+
+@pytest.mark.parametrize(
+    "name", ["SPARD_BASE_URL", "SPARD_JUDGE2_API_KEY", "SPARD_SERVING_PORT", "SPARD_SERVING_SERVICE_HOST", "SPARD_NODE"]
+)
+def test_variables_of_others_are_no_misspelled_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge's own key, what a cluster sets for its services, what parents tell their children."""
+    monkeypatch.setenv(name, "1")
+    judge = JudgeSpec(name="consensus", members=(JudgeSpec(api_key_env="SPARD_JUDGE2_API_KEY"), JudgeSpec()))
+    assert misspelled(Settings(judge=judge)) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["max_upload_mb", "max_multipart_mb", "max_line_bytes", "max_rows", "min_rows", "download_url_ttl_s"],
+)
+def test_a_number_below_its_least_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"SPARD_{name.upper()}", "-1")
+    with pytest.raises(Unfit, match=f"SPARD_{name.upper()} is '-1': it should be greater than or equal to"):
+        read_settings()
 
 
 @pytest.mark.parametrize("name", ["of one", "no#1", "what?", "100%41", "für;x"])
