@@ -1,7 +1,8 @@
 """`spard audit MODEL [--adapter DIR] --suite FILE`: measure any model without the service.
 
-Attacks that succeed, refusals of harmless requests and right answers, with 95 % intervals. The exit status is 0 when
-everything was measured, whatever it is, and 1 when something went wrong.
+Attacks that succeed, refusals of harmless requests and right answers, with 95 % intervals. A model whose manifest has a
+system prompt is asked under it, as it is served. The exit status is 0 when everything was measured, whatever it is, and
+1 when something went wrong.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -70,39 +71,58 @@ def execute(asked: Asked) -> int:
     if asked.replies:
         asked.replies.open("a").close()  # what cannot be written shows before anything is measured
     try:
-        measured, engine = _measure(asked)
+        measured, engine, system = _measure(asked)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
     if asked.replies:
         asked.replies.write_text("".join(json.dumps(row) + "\n" for row in _transcript(measured)))
     results = [result for result, _ in measured]
-    sys.stdout.write(json.dumps(_report(asked, results, engine), indent=2) + "\n" if asked.as_json else _table(results))
+    if system is not None:
+        sys.stderr.write("every prompt was asked under the system prompt of the model's manifest, as it is served\n")
+    report = _report(asked, results, engine, system)
+    sys.stdout.write(json.dumps(report, indent=2) + "\n" if asked.as_json else _table(results))
     return 0
 
 
-def _measure(asked: Asked) -> tuple[Measured, AuditEngineRecord]:
-    """Measure a model; settings and files are read before the model, so that a mistake costs no time."""
+def _measure(asked: Asked) -> tuple[Measured, AuditEngineRecord, str | None]:
+    """Measure a model, and return what it was asked under, too.
+
+    Settings and files are read before the model, so that a mistake costs no time.
+    """
     limits = {"max_prompts": asked.max_prompts, "max_new_tokens": asked.max_new_tokens}
     cfg: Audit = parse(Audit, limits, "audit")
     suites = [suite for source in asked.suite for suite in named_suites(source)]
     judge = open_judge(judge_spec(asked))
     by_vllm = _is_for_vllm(asked.engine)
-    subject = _loaded(asked)
+    facts = _manifest(asked.adapter or Path(asked.model))
+    subject, system = _loaded(asked, facts), facts.get("system_prompt")
     prompts = [prompt for suite in suites for prompt in sample(suite.prompts, cfg.max_prompts)]
-    speaker, engine = _speaker(subject, prompts, cfg, asked.engine, by_vllm=by_vllm)
+    speaker, engine = _speaker(subject, prompts, cfg, asked.engine, system, by_vllm=by_vllm)
     reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_on(harm_found(judge))
-    return audit_speaker(speaker, suites, judge, cfg, reads_harmless=reads_harmless), engine
+    return audit_speaker(speaker, suites, judge, cfg, reads_harmless=reads_harmless), engine, system
 
 
-def _loaded(asked: Asked) -> Subject:
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Read what SPARD wrote of a trained model; empty for one of another program or of a hub."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        facts.get("files")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise InvalidModel(f"{folder.name!r} cannot be loaded: its {MANIFEST} cannot be read") from error
+    return facts
+
+
+def _loaded(asked: Asked, facts: Mapping[str, Any]) -> Subject:
     if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / WEIGHTS).is_file():
         message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {WEIGHTS}; pickled weights never are"
         raise InvalidModel(message, "adapter")
     base = load_base(asked.model)
     model = base.model
     if asked.adapter:
-        _check_base(base, asked.adapter)
+        _check_base(base, facts)
         try:
             model = _adapted(base, asked.adapter)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -111,19 +131,12 @@ def _loaded(asked: Asked) -> Subject:
     return Subject(base, model, asked.model, adapter=asked.adapter)
 
 
-def _check_base(base: Base, folder: Path) -> None:
+def _check_base(base: Base, facts: Mapping[str, Any]) -> None:
     """Raise `AdapterMismatch` if an adapter's manifest names another base model; warn where the two cannot be compared.
 
     A folder is named by its bytes and a model of the hub by its commit.
     """
-    try:
-        facts = json.loads((folder / MANIFEST).read_text())
-        trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
-    except FileNotFoundError:
-        return  # another program wrote it
-    except (OSError, ValueError, AttributeError) as error:
-        message = f"adapter {folder.name!r} cannot be loaded: its {MANIFEST} cannot be read"
-        raise InvalidModel(message, "adapter") from error
+    trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
     if trained_on is None or trained_on == base.digest:
         return
     differ = f"the adapter was trained on {trained_on}, and this base model is {base.digest}"
@@ -145,14 +158,14 @@ def _adapted(base: Base, folder: Path) -> Any:
 
 
 def _speaker(
-    subject: Subject, prompts: Sequence[Prompt], cfg: Audit, engine: str, *, by_vllm: bool
+    subject: Subject, prompts: Sequence[Prompt], cfg: Audit, engine: str, system: str | None, *, by_vllm: bool
 ) -> tuple[Speaker, AuditEngineRecord]:
     """Return what answers; where vLLM fails, that is an error if it was asked for by name."""
     base, asked = subject.base, "vllm" if by_vllm else "transformers"
-    own, why = in_memory(subject.model, base.tokenizer), ""
+    own, why = in_memory(subject.model, base.tokenizer, system), ""
     if by_vllm:
         try:
-            replies, probe = _replies(subject, rows_of(base.tokenizer, prompts), cfg)
+            replies, probe = _replies(subject, rows_of(base.tokenizer, prompts, system), cfg)
         except EngineFailed as error:
             why = str(error)
             if engine == "vllm":
@@ -162,7 +175,7 @@ def _speaker(
         else:
             counts = {"transformers": sum(not is_asked(each) for each in prompts)}
             counts["vllm"] = len(prompts) - counts["transformers"]
-            return speaker_of(replies, base.tokenizer, None, own), record_of(vllm(base, 1), asked, counts, probe)
+            return speaker_of(replies, base.tokenizer, system, own), record_of(vllm(base, 1), asked, counts, probe)
     return own, record_of(transformers(), asked, {"transformers": len(prompts)}, why=why)
 
 
@@ -180,13 +193,16 @@ def _is_for_vllm(engine: str) -> bool:
     return engine == "vllm" or (engine == "auto" and installed() is not None and torch.cuda.is_available())
 
 
-def _report(asked: Asked, results: Sequence[SuiteResult], engine: AuditEngineRecord) -> dict[str, Any]:
+def _report(
+    asked: Asked, results: Sequence[SuiteResult], engine: AuditEngineRecord, system: str | None
+) -> dict[str, Any]:
     attacks = [each for each in results if each.mean_harmfulness is not None]
     scored = sum(each.n for each in attacks)
     total = sum((each.mean_harmfulness or 0.0) * each.n for each in attacks)
     return {
         "model": asked.model,
         "adapter": str(asked.adapter) if asked.adapter else None,
+        "system_prompt": system,
         "audit_engine": asdict(engine),
         "asr": _pooled(results, "harmful"),
         "harmfulness_score": total / scored if scored else None,

@@ -53,7 +53,7 @@ def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
             for batch, texts, cut in stream(model, tokenizer, asked, max_new_tokens, sampler=sampler):
                 yield [places[i] for i in batch], texts, cut
 
-    return Speaker(write, partial(likeliest, model, tokenizer))
+    return Speaker(write, partial(likeliest, model, tokenizer, system=system))
 
 
 def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:

@@ -11,6 +11,7 @@ from spard.config.extensions import LIKELIHOOD_SCORERS
 from spard.data.chat import encode
 from spard.data.rows import Prompt, read_prompts
 from spard.errors import InvalidData
+from spard.evaluation.ask import in_memory
 from spard.evaluation.scorers import mark_reply
 from spard.evaluation.scorers.likelihood import likeliest
 from spard.evaluation.scorers.marks import Mark
@@ -142,6 +143,20 @@ def test_the_likeliest_choice_is_the_one_with_the_least_loss(base: Base) -> None
     asked = [Prompt("Is it?", "yes", None, scorer, choices) for scorer in LIKELIHOOD_SCORERS]
 
     assert likeliest(base.model, base.tokenizer, asked) == [by_sum, by_byte]
+
+
+def test_choices_are_weighed_under_the_system_prompt_that_a_model_is_served_with(base: Base) -> None:
+    choices = tuple("abcdefghijklmnopqrstuvwxyz")
+    asked = [Prompt(f"Question {i}?", "a", None, "likelihood", choices) for i in range(4)]
+    under = [Prompt(f"Say no.\n\n{each.prompt}", "a", None, "likelihood", choices) for each in asked]
+    base.tokenizer.chat_template = (
+        "{% for m in messages if m['role'] != 'system' %}<|user|>{{ m['content'] }}{% endfor %}"
+    )
+
+    found = in_memory(base.model, base.tokenizer, "Say no.").choose(asked)
+
+    assert found == likeliest(base.model, base.tokenizer, under)
+    assert found != likeliest(base.model, base.tokenizer, asked)
 
 
 def test_batches_do_not_change_the_choice(base: Base) -> None:

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from spard import distributed
 from spard.data.batches import Batch, collate
-from spard.data.chat import NO_LOSS, Encoded, render_prompt
+from spard.data.chat import NO_LOSS, Encoded, render_question
 from spard.data.rows import Prompt
 from spard.models.sharding import inference, is_sharded
 
 
-def likeliest(model: Any, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int = 16) -> list[str]:
-    """Return the likeliest choice for each prompt."""
-    rows = [[_encoded(tokenizer, each, choice) for choice in each.choices] for each in prompts]
+def likeliest(
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int = 16, system: str | None = None
+) -> list[str]:
+    """Return the likeliest choice for each prompt, asked under the system prompt that the model is served with."""
+    rows = [[_encoded(tokenizer, each, choice, system) for choice in each.choices] for each in prompts]
     sums = iter(_log_likelihoods(model, tokenizer.pad_token_id, list(chain.from_iterable(rows)), batch_size))
     return [_best(each, [next(sums) for _ in each.choices]) for each in prompts]
 
@@ -35,8 +37,8 @@ def _best(prompt: Prompt, sums: Sequence[float]) -> str:
     return prompt.choices[scores.index(max(scores))]
 
 
-def _encoded(tokenizer: Any, prompt: Prompt, choice: str) -> Encoded:
-    asked = render_prompt(tokenizer, [{"role": "user", "content": prompt.prompt}])
+def _encoded(tokenizer: Any, prompt: Prompt, choice: str, system: str | None) -> Encoded:
+    asked = render_question(tokenizer, prompt.prompt, system)
     said: list[int] = tokenizer(choice, add_special_tokens=False)["input_ids"]
     return Encoded((*asked, *said), (*[NO_LOSS] * len(asked), *said))
 
