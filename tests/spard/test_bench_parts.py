@@ -167,7 +167,8 @@ def test_the_bound_of_the_anchor_and_the_row_signal_are_parts() -> None:
     assert ("dressed-safe-anchor", "left out of the whole, no row dropped") in asked
 
 
-def test_a_lab_s_table_of_parts_takes_the_pool_with_a_benign_side() -> None:
+@pytest.mark.parametrize("kind", ["parts", "curves"])
+def test_a_lab_s_parts_and_curves_take_the_pool_with_a_benign_side(kind: str) -> None:
     source = LabSource(LabSpec(), Path("labs"))
-    assert _pools("parts", source) == ("two_sided",)
+    assert _pools(kind, source) == ("two_sided",)
     assert _pools("methods", source) == ("full",)

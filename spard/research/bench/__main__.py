@@ -158,8 +158,8 @@ def _asked(asked: Given, source: Source) -> Asked:
 
 
 def _pools(kind: str, source: Source) -> tuple[str, ...]:
-    """Return the pools that are taken unless others are asked for; the whole has anchors on benign rows."""
-    return (TWO_SIDED,) if kind == "parts" and TWO_SIDED in source.more_pools else source.pools
+    """Return the pools that are taken unless others are asked for; what ships has anchors on benign rows."""
+    return (TWO_SIDED,) if kind in ("parts", "curves") and TWO_SIDED in source.more_pools else source.pools
 
 
 def _with_full(methods: tuple[str, ...], asked: bool) -> tuple[str, ...]:
