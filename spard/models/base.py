@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from spard.models import nf4
 from spard.models.origin import Origin, origin
 from spard.models.peft import BaseTunerLayer
 from spard.models.sharding import shard_
+
+_CACHE = "past_key_values"  # how transformers' models are handed what they have read
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,8 @@ def _load(
     model, info = loaded
     if info["missing_keys"]:
         raise ValueError(f"its weights lack {sorted(info['missing_keys'])[0]}")
+    if _CACHE not in inspect.signature(model.forward).parameters:  # it would take no notice of one, and forget
+        raise ValueError(f"a {type(model).__name__} takes no {_CACHE}, which its replies are written by")
     return model, read_tokenizer(source, revision)
 
 

@@ -2,7 +2,8 @@
 
 The first tokens that all rows share, a template's and a system prompt's, go through the model once (`shared`), and the
 few rows that are long in ending go on beside the next ones (`join_`) instead of alone. Both need a cache that is plain
-keys and values; with any other (sliding windows, states of a recurrence) rows are asked whole and batch by batch.
+keys and values; with any other (sliding windows, states of a recurrence) rows are asked whole and batch by batch. What
+is shared has a row's padding behind it, so models that count columns (`counts_columns`) are asked whole rows too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from spard.models.kv_cache import RoomyLayer, is_plain, open_cache
+from spard.models.kv_cache import RoomyLayer, counts_columns, is_plain, open_cache
 from spard.models.sampling import Pick
 
 LOOK_EVERY = 8  # tokens: on an accelerator, asking which rows have ended waits for all that was computed
@@ -121,7 +122,8 @@ class Rows:
 def shared(model: Any, rows: Sequence[Sequence[int]]) -> Prefix:
     """Ask the model the tokens that all rows begin with, if there are enough; each row has one more at least."""
     cache = open_cache(model)
-    common = _common(rows) if len(rows) > 1 and is_plain(model) else []
+    can_share = len(rows) > 1 and is_plain(model) and not counts_columns(model)
+    common = _common(rows) if can_share else []
     if len(common) < LEAST_SHARED:
         return Prefix([], cache)
     model(

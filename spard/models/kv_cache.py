@@ -68,5 +68,15 @@ def open_cache(model: Any) -> DynamicCache:
     return cache
 
 
+def counts_columns(model: Any) -> bool:
+    """Tell whether the model sees how far apart tokens stand in its cache, padding between them too.
+
+    GPT-Neo's local attention and MPT's biases do; others go by the positions that they are told, or by the mask.
+    """
+    config = model.config.get_text_config()
+    has_biases = getattr(getattr(config, "attn_config", None), "alibi", False)
+    return bool(has_biases) or "local" in (getattr(config, "attention_layers", None) or ())
+
+
 def _widened(states_BHTD: Tensor, width: int) -> Tensor:
     return functional.pad(states_BHTD, (0, 0, width - states_BHTD.shape[2], 0))

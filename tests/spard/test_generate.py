@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, GPTNeoConfig, MptConfig, PretrainedConfig
 
 from spard.data.chat import render_prompt
 from spard.data.control_tokens import end_tokens
@@ -19,6 +19,13 @@ from tests.spard.waits import Waits
 
 PROMPTS = [f"Do the thing {i}{'!' * (i % 11)}" for i in range(20)]
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma"]
+_SMALL: dict[str, Any] = {"vocab_size": 262, "bos_token_id": 256, "eos_token_id": 256, "initializer_range": 0.2}
+COUNTING: dict[str, PretrainedConfig] = {  # models for which padding between two tokens is distance
+    "gpt_neo": GPTNeoConfig(
+        **_SMALL, hidden_size=32, num_layers=2, num_heads=4, window_size=8, attention_types=[[["global", "local"], 1]]
+    ),
+    "mpt": MptConfig(**_SMALL, d_model=32, n_heads=4, n_layers=2),
+}
 
 
 def one_by_one(base: Base, prompt: str, max_new_tokens: int) -> str:
@@ -61,6 +68,17 @@ def test_rows_of_a_recurrent_model_that_end_early_leave_the_others_alone(base: B
 
     assert len({len(reply) for reply in replies}) > 1
     assert replies == [one_by_one(recurrent, prompt, 40) for prompt in PROMPTS[:8]]
+
+
+@pytest.mark.parametrize("config", COUNTING.values(), ids=COUNTING)
+def test_a_shared_beginning_is_as_near_as_where_each_row_has_its_own(base: Base, config: PretrainedConfig) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()  # MPT masks in float32 alone
+    counting = replace(base, model=model)
+
+    replies = generate(model, base.tokenizer, PROMPTS, 12, batch_size=8)
+
+    assert replies == [one_by_one(counting, prompt, 12) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("system", [None, "You are a careful assistant of a small shop, and brief."])

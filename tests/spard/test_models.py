@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import RwkvConfig, RwkvForCausalLM
 
 from spard.data.chat import PLAIN_TEMPLATE
 from spard.errors import InvalidModel
@@ -74,6 +75,13 @@ def test_missing_weights_are_not_made_up(copied: Path) -> None:
     tensors.pop("model.norm.weight")
     save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InvalidModel, match=r"lack model\.norm\.weight"):
+        load_base(copied)
+
+
+def test_a_model_that_takes_no_notice_of_its_cache_is_refused(copied: Path) -> None:
+    """It would write each token of a reply from the last one alone."""
+    RwkvForCausalLM(RwkvConfig(hidden_size=32, num_hidden_layers=2, vocab_size=262)).save_pretrained(copied)
+    with pytest.raises(InvalidModel, match="a RwkvForCausalLM takes no past_key_values"):
         load_base(copied)
 
 
