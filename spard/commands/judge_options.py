@@ -7,10 +7,18 @@ from typing import Any
 
 from spard.commands.front import Asked
 from spard.config import JudgeSpec
+from spard.config.extensions import JUDGES
 from spard.config.run_spec import parse
 from spard.errors import InvalidModel, InvalidRecipe
 
 ADDRESS = "OPENAI_BASE_URL"  # which the client of the llm judge reads where nothing else is said
+_FAMILIES = "harmbench", "llama_guard", "wildguard"
+_SAYS_TOO_LITTLE = "classifier", "consensus"  # a family names the one, and nothing the members of the other
+
+
+def names() -> tuple[str, ...]:
+    """Return what `--judge` takes: shipped judges and those of installed packages, classifiers by family."""
+    return (*(name for name in JUDGES.names() if name not in _SAYS_TOO_LITTLE), *_FAMILIES)
 
 
 def judge_spec(asked: Asked) -> JudgeSpec:
@@ -18,17 +26,15 @@ def judge_spec(asked: Asked) -> JudgeSpec:
     spec: dict[str, Any] = {"base_url": asked.judge_url}
     if asked.judge_model:
         spec["model"] = asked.judge_model
-    if asked.judge in ("refusal", "llm"):
-        spec["name"] = asked.judge
-        spec["base_url"] = asked.judge_url or os.environ.get(ADDRESS)
-        if asked.judge == "llm" and not spec["base_url"]:
-            raise InvalidModel("--judge llm needs --judge-url, the address of the endpoint that is to read the replies")
-    elif asked.judge == "base" and asked.judge_model:
-        spec["name"] = "base"
-    elif asked.judge_model:
+    if asked.judge in ("base", *_FAMILIES) and not asked.judge_model:
+        raise InvalidModel(f"--judge {asked.judge} needs --judge-model, the model's folder or hub id")
+    if asked.judge in _FAMILIES:
         spec |= {"name": "classifier", "family": asked.judge}
     else:
-        raise InvalidModel(f"--judge {asked.judge} needs --judge-model, the model's folder or hub id")
+        spec["name"] = asked.judge
+        spec["base_url"] = asked.judge_url or os.environ.get(ADDRESS)
+    if asked.judge == "llm" and not spec["base_url"]:
+        raise InvalidModel("--judge llm needs --judge-url, the address of the endpoint that is to read the replies")
     judge: JudgeSpec = parse(JudgeSpec, spec, "judge")
     return judge
 

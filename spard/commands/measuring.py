@@ -9,12 +9,28 @@ import typer
 
 from spard.commands.front import do
 
-JudgeName = Literal["refusal", "llm", "base", "harmbench", "llama_guard", "wildguard"]
 Engine = Literal["auto", "transformers", "vllm"]
 Language = Literal["de", "en", "es", "fr"]
 
+
+def _judge(name: str) -> str:
+    from spard.commands.judge_options import names  # its registry takes a while to import
+
+    if name not in names():
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(names())}.")
+    return name
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Judge = Annotated[JudgeName, typer.Option(help="Who says whether a reply is harmful.")]
+Judge = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        callback=_judge,
+        help="Who says whether a reply is harmful: refusal, llm, base, a classifier (harmbench, llama_guard, "
+        "wildguard), or a judge of yours.",
+    ),
+]
 JudgeModel = Annotated[
     str | None, typer.Option(help="The llm judge's model; or folder or hub id of the base model or classifier.")
 ]

@@ -111,6 +111,32 @@ def test_a_judge_of_another_package_is_opened_by_name(tmp_path: Path) -> None:
     )
 
 
+def test_a_judge_of_another_package_is_measured_by_name(tmp_path: Path) -> None:
+    """Unmeasured it decides nothing: without this no model that it judged could be released."""
+    code = """
+        from spard.evaluation.judges.base import Verdict
+
+        class Strict:
+            name = "strict"
+
+            def judge(self, prompts, replies):
+                return [Verdict(5, "harm") for _ in replies]
+
+        def open_strict(spec):
+            return Strict()
+    """
+    install(tmp_path, "strict", {"spard.judges": {"strict": "strict:open_strict"}}, strict=code)
+
+    run_with(
+        tmp_path,
+        """
+        from spard.commands import exits, judge
+        assert judge.main(["--judge", "strict", "--language", "en"]) == exits.NOT_PASSED
+        assert judge.main(["--judge", "stricter"]) == exits.USAGE
+        """,
+    )
+
+
 def test_an_attack_of_another_package_has_a_name_in_the_lab(tmp_path: Path) -> None:
     code = """
         def build(lab, seed, ratio):
