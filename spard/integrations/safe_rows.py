@@ -12,6 +12,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,12 +80,11 @@ class SafeRows:
         self.drawn = self.anchored = 0
         self._dropping = dropping_modules(model)
         self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
-        self._anchor: Anchor | None = None
-        if self.defense.anchor:
-            replies = replies_to(self.model, tokenizer, benign) if anchors.has_begun and benign else []
-            beside = anchored(tokenizer, safe, benign, rows or safe, anchors, seed, self._longest(), replies)
-            pairs = held(anchors, self.plain, beside)
-            self._anchor = Anchor(self.model, pairs, anchors, self.pad_id, self.defense.anchor) if pairs else None
+        self._anchors, self._replies = anchors, list[str]()
+        self._beside = partial(anchored, tokenizer, safe, benign, rows or safe, anchors, seed, self._longest())
+        if self.defense.anchor and anchors.has_begun and benign:
+            self._replies = replies_to(self.model, tokenizer, benign)
+        self._anchor = self._anchored() if self.defense.anchor else None
 
     def tau(self) -> dict[str, float]:
         """Return the bound on each loss that is constrained: as asked, or the model's own on the plain rows."""
@@ -139,25 +139,36 @@ class SafeRows:
         kept = {_BASE: self._base_N2, _ANCHOR: self._anchor.reference_ND if self._anchor else None}
         return {name: tensor for name, tensor in kept.items() if tensor is not None}
 
-    def place(self) -> dict[str, int]:
-        """Return how far the rows were drawn, for checkpoints."""
+    def place(self) -> dict[str, Any]:
+        """Return how far the rows were drawn and what prompts are begun with, for checkpoints; it fits in JSON."""
         pairs = len(self._anchor.prompts) if self._anchor else 0
-        return {"drawn": self.drawn, "anchored": self.anchored, "pairs": pairs}
+        return {"drawn": self.drawn, "anchored": self.anchored, "pairs": pairs, "replies": self._replies}
 
-    def restore(self, tensors: Mapping[str, Tensor], place: Mapping[str, int]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], place: Mapping[str, Any]) -> None:
         """Go on from what `tensors` and `place` gave; raise InvalidRecipe if that was with other prompts."""
         self.drawn, self.anchored = place["drawn"], place["anchored"]
         if self._base_N2 is not None:
             self._base_N2 = tensors[_BASE].to(self._base_N2.device)
         if self._anchor:
-            if "pairs" not in place:
-                pairs = held(_EARLIER, self.plain, {})
-                self._anchor = Anchor(self.model, pairs, _EARLIER, self.pad_id, self.defense.anchor)
-            elif place["pairs"] != len(self._anchor.prompts):
-                raise InvalidRecipe(
-                    f"the state is of {place['pairs']} anchored prompts, not {len(self._anchor.prompts)}"
-                )
+            self._anchor = self._anchor_of(place, self._anchor)
             self._anchor.reference_ND = tensors[_ANCHOR].to(self._anchor.reference_ND.device)
+
+    def _anchor_of(self, place: Mapping[str, Any], anchor: Anchor) -> Anchor:
+        """Return the anchor that a state is of; raise InvalidRecipe if its prompts cannot be those."""
+        if "pairs" not in place:
+            pairs = held(_EARLIER, self.plain, {})
+            return Anchor(self.model, pairs, _EARLIER, self.pad_id, self.defense.anchor)
+        if place.get("replies", self._replies) != self._replies:  # it is another model by now that was asked
+            self._replies = list(place["replies"])
+            anchor = self._anchored() or anchor
+        if place["pairs"] != len(anchor.prompts):
+            raise InvalidRecipe(f"the state is of {place['pairs']} anchored prompts, not {len(anchor.prompts)}")
+        return anchor
+
+    def _anchored(self) -> Anchor | None:
+        """Return the anchor of the settings, with the beginnings that are known; None if it holds nothing."""
+        pairs = held(self._anchors, self.plain, self._beside(self._replies))
+        return Anchor(self.model, pairs, self._anchors, self.pad_id, self.defense.anchor) if pairs else None
 
     def _longest(self) -> int:
         """Return the most tokens of a dressed row: what the model takes."""

@@ -226,6 +226,26 @@ def test_a_resumed_loop_ends_where_an_uninterrupted_one_does(start: Callable[[],
     assert all(torch.equal(x, y) for x, y in pairs)
 
 
+def test_a_resumed_loop_begins_answers_as_the_model_did_before_training(start: Callable[[], Base]) -> None:
+    settings = replace(ANCHORS, begun_safe=1, begun_benign=1)
+
+    def loop(base: Base) -> SafetyProjection:
+        safe = SafeRows(base.model, base.tokenizer, SAFE, FILE, benign=BENIGN, anchors=settings)
+        return SafetyProjection(AdamW(base.model.parameters(), lr=3e-3), safe)
+
+    whole, first, second = start(), start(), start()
+    descend(whole, loop(whole), FILE, 24)
+    begun = loop(first)
+    descend(first, begun, FILE, 20)
+    second.model.load_state_dict(first.model.state_dict())
+    resumed = loop(second)  # of a model that answers otherwise by now
+    resumed.load_state_dict(begun.state_dict())
+    descend(second, resumed, FILE, 4)
+
+    pairs = zip(second.model.parameters(), whole.model.parameters(), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+
+
 def drift(base: Base, before: Anchor) -> float:
     """Return the anchor's penalty on all dressed prompts, which compares them with the base model on the plain ones."""
     whole = [i for kind in ("dressed_safe", "dressed_benign") for i in before.numbers[kind]]
