@@ -20,6 +20,7 @@ from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
+_ADAPTER = "adapter_config.json"  # spard.models.lora, which has its name, loads torch
 
 
 def export(
@@ -93,6 +94,8 @@ def _copied(adapter: Path, to: Path) -> Path:
 
 def _merged(adapter: Path, base: str | None) -> Path:
     """Merge the adapter in a folder into its base model, and return the folder of the whole model beside it."""
+    if not (adapter / _ADAPTER).is_file():
+        raise UserError("There is nothing to merge: it is a whole model. Leave --merged out.")
     source: dict[str, Any] = json.loads((adapter / MANIFEST).read_text()).get("base_source") or {}
     revision = None if base else source.get("revision")
     if base is None and revision is None:

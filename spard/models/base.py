@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
 from spard.config.quantization import digest_of
@@ -93,6 +94,7 @@ def read_base(
     usual = torch.bfloat16 if place.type == "cuda" else torch.float32
     kind: torch.dtype | Literal["auto"] = "auto" if as_stored else dtype or usual
     try:
+        _refuse_adapter(source, revision, name)
         _refuse_own_code(source, revision, name)
         how = nf4.options(quantization, dtype or usual, place)
         model, tokenizer = _load(str(source), revision, kind, how)
@@ -134,6 +136,12 @@ def adapters_off(model: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+def _refuse_adapter(source: str | Path, revision: str | None, name: str) -> None:
+    """Refuse an adapter, for which transformers would load whatever is there under its base model's name."""
+    if find_adapter_config_file(str(source), revision=revision):
+        raise InvalidModel(f"model {name!r} is an adapter: name its base model, and the adapter beside it", "model")
 
 
 def _refuse_own_code(source: str | Path, revision: str | None, name: str) -> None:

@@ -267,6 +267,20 @@ def test_an_adapter_whose_layers_are_not_those_of_the_model_is_refused(
     assert "its layers are not those of the base model: base_model.model.model." in capsys.readouterr().err
 
 
+def test_an_adapter_in_the_place_of_a_model_is_refused(
+    model_folder: Callable[..., Path],
+    suite: Path,
+    adapter: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(model_folder().parent)  # where a folder has the name of the base model
+
+    assert main([str(adapter), "--suite", str(suite)]) == 1
+
+    assert "model 'adapter' is an adapter: name its base model, and the adapter beside it" in capsys.readouterr().err
+
+
 def test_an_adapter_of_another_base_model_is_refused(
     model_folder: Callable[..., Path], suite: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,15 @@ def test_an_adapter_that_is_merged_where_it_stands_is_kept(
     assert {path.name for path in own.parent.iterdir() if path.is_dir()} == {NAME, "ftjob-1-merged"}
 
 
+def test_a_whole_model_has_nothing_to_merge(run: Any, model_folder: Callable[..., Path], tmp_path: Path) -> None:
+    base = load_base(model_folder(), device="cpu")
+    save_adapter(base.model, base, PUBLIC, tmp_path / "whole", FACTS)
+    sign(tmp_path / "whole", KEY)
+    code, told = run(tmp_path / "whole", "--to", tmp_path / "out", "--merged", "--base", model_folder())
+    assert (code, "it is a whole model. Leave --merged out." in told) == (1, True), told
+    assert run(tmp_path / "whole", "--to", tmp_path / "out")[0] == 0
+
+
 def test_a_tar_without_compression_is_exported(run: Any, made: Path, tmp_path: Path) -> None:
     path = tmp_path / f"{NAME}.tar"
     subprocess.run(["tar", "-cf", path, "-C", made.parent, f"./{NAME}"], check=True)
