@@ -106,12 +106,13 @@ def _measure(asked: Asked) -> tuple[Measured, AuditEngineRecord, str | None]:
 def _manifest(folder: Path) -> dict[str, Any]:
     """Read what SPARD wrote of a trained model; empty for one of another program or of a hub."""
     try:
-        facts: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        facts.get("files")
+        facts: object = json.loads((folder / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidModel(f"{folder.name!r} cannot be loaded: its {MANIFEST} cannot be read") from error
+    if not isinstance(facts, dict):
+        raise InvalidModel(f"{folder.name!r} cannot be loaded: its {MANIFEST} is no JSON object")
     return facts
 
 

@@ -310,6 +310,22 @@ def test_a_base_model_that_cannot_be_compared_is_warned_of(
     assert ("the adapter was trained on" in capsys.readouterr().err) is (other is not None)
 
 
+@pytest.mark.parametrize(("text", "why"), [("{", "cannot be read"), ("[]", "is no JSON object")])
+def test_a_manifest_that_says_nothing_is_told(
+    text: str,
+    why: str,
+    model_folder: Callable[..., Path],
+    suite: Path,
+    adapter: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (adapter / "manifest.json").write_text(text)
+
+    assert main([str(model_folder()), "--suite", str(suite), "--adapter", str(adapter)]) == 1
+
+    assert f"'{adapter.name}' cannot be loaded: its manifest.json {why}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_a_model_is_asked_under_the_system_prompt_that_it_is_served_with(
