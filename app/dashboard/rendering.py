@@ -75,11 +75,10 @@ def _duration(seconds: float | None) -> str:
 
 
 def _job_name(job: JobOut) -> str:
-    """Return the suffix that a job was given, where it has made a model, else the beginning of its id."""
-    parts = (job.fine_tuned_model or "").split(":")
-    return (parts[3] if len(parts) > 3 else "") or job.id.removeprefix("ftjob-")[:12]
+    """Return the suffix that a job was given, else the beginning of its id."""
+    return job.suffix or job.id.removeprefix("ftjob-")[:12]
 
 
 _TEMPLATES.filters |= {"job_name": _job_name, "size": _size, "ago": _ago, "duration": _duration}
-_TEMPLATES.filters |= {"percent": percent, "with_code": with_code}
+_TEMPLATES.filters |= {"percent": percent, "count": "{:,}".format, "with_code": with_code}
 _TEMPLATES.globals |= {"asset": assets.url}

@@ -40,6 +40,7 @@ class JobRow(NamedTuple):
     error: JobError | None
     cancel_requested_at: datetime | None
     launch_reason: str | None
+    suffix: str | None
     fine_tuned_model: str | None
     trained_tokens: int | None
     result_files: list[str] | None

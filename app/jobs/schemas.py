@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, JsonValue, with_config
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, with_config
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
@@ -108,6 +108,7 @@ class JobOut(BaseModel):
     safety: JobSafety
     lora: LoraJson | None
     warnings: list[str]
+    suffix: Annotated[str | None, Field(exclude=True)] = None  # for pages; programs know what they sent
 
 
 class JobList(BaseModel):
@@ -190,6 +191,7 @@ def shown(job: AnyJob, place: Place | None) -> JobOut:
         safety=_safety(job, place or Place()),
         lora=job.recipe["lora"],
         warnings=job.warnings or [],
+        suffix=job.suffix,
     )
 
 

@@ -391,6 +391,14 @@ def test_jobs_are_found_by_text_and_status(sign_in: SignIn, rejected: str) -> No
         assert (f'href="/jobs/{rejected}"' in browser.get(f"/jobs?{query}").text) is is_found, query
 
 
+def test_a_job_bears_its_name_from_the_start(sign_in: SignIn, customer: TestClient, asked: dict[str, Any]) -> None:
+    job = customer.post(JOBS, json=asked | {"suffix": "support-bot"}).json()
+    browser = sign_in()
+    for page in (browser.get("/jobs").text, browser.get(f"/jobs/{job['id']}").text):
+        assert "support-bot" in page
+    assert "suffix" not in job  # OpenAI's object has none
+
+
 def test_two_jobs_stand_side_by_side(
     sign_in: SignIn, customer: TestClient, rejected: str, asked: dict[str, Any]
 ) -> None:
