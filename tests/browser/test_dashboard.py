@@ -118,6 +118,17 @@ def test_a_link_that_is_followed_too_late_asks_to_sign_in(
     page.context.clear_cookies()
     page.get_by_role("link", name=link).click()
     expect(page.get_by_label("API key")).to_be_visible()
+    page.get_by_label("API key").fill(service.add_key("org-customer", "customer"))
+    if link == "Download adapter":
+        with page.expect_download() as started:
+            page.get_by_role("button", name="Sign in").click()
+        assert started.value.path().read_bytes() == ARCHIVE
+        expect(page.get_by_label("API key")).to_have_count(0)
+        page.get_by_role("link", name="Go to the jobs").click()
+        expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    else:
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_text("Safety report")).to_be_visible()
 
 
 def test_a_refused_form_is_gone_on_with_at_the_first_wrong_field(

@@ -64,8 +64,12 @@ def sign_in(
         return page(request, "sign_in", status=error.status, next=going, error=error)
     with begin() as session:
         cookie = browser_sessions.begin(session, principal)
-    is_provider_alone = principal.scopes == {"admin"}
-    answer = RedirectResponse("/provider" if is_provider_alone and going == _HOME else going, 303)
+    home = "/provider" if principal.scopes == {"admin"} else _HOME
+    answer: Response
+    if going.startswith("/v1/"):  # most likely a file, which leaves the browser on the page that it was on
+        answer = page(request, "signed_in", going=going, home=home)
+    else:
+        answer = RedirectResponse(home if going == _HOME else going, 303)
     answer.set_cookie(
         browser_sessions.COOKIE,
         cookie,
