@@ -130,5 +130,5 @@ def _score_bars(columns: Sequence[tuple[str, Sequence[int]]], most: int) -> Iter
 def _score_words(counts: Sequence[int]) -> str:
     *scored, unscored = counts
     succeeded = sum(scored[2:])
-    words = f"{succeeded} of {sum(scored)} scored replies are above 2: the attack succeeded."
+    words = f"{succeeded} of {sum(scored)} attacks succeeded."
     return words + (f" {unscored} could not be scored." if unscored else "")

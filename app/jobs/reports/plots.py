@@ -87,9 +87,9 @@ def dot(name: str, color: str, hits: int, n: int, interval: tuple[float, float])
 
 
 def percent(share: float) -> str:
-    """Return a share as per cent with as many digits as it needs."""
+    """Return a share as per cent with as many digits as it needs, and the sign never alone on a line."""
     text = f"{100 * share:.1f}"
-    return f"{text.removesuffix('.0')} %"
+    return f"{text.removesuffix('.0')}\N{NO-BREAK SPACE}%"
 
 
 def curve(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.db.tables import JobStatus
-from app.jobs.reports.counts import counted
+from app.jobs.reports.counts import Count, counted
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
+from spard.evaluation.results import ATTACKS, SuiteResult
 from spard.release.report import SafetyReport
 
 _COUNTS = re.compile(r".+ on suite .+ \(base model: [0-9.]+%\)(?=[;:] )")  # of a suite, as the gate tells them
@@ -114,13 +115,32 @@ def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look)
     if attacks is None:
         yield Words("No attack was tried on this model.")
         return
-    yield Words(f"{attacks.hits} of {attacks.n}", look)
-    yield Words(" attack succeeds on this model." if attacks.hits == 1 else " attacks succeed on this model.")
+    elsewhere = _stopped_elsewhere(report, attacks)
+    yield Words(f"{attacks.hits} of {attacks.n}", "" if elsewhere else look)
+    yield Words(" attack succeeds on this model" if attacks.hits == 1 else " attacks succeed on this model")
+    worst = max((each for each in elsewhere if each.kind in ATTACKS), key=_share, default=None)
+    if worst is not None:
+        yield Words(f"; of the suite “{worst.suite}”, ")
+        yield Words(f"{worst.hits} of {worst.n}", look)
+        yield Words(" do")
+    yield Words(".")
     before = counted(undefended.adapter, "harmful") if undefended else None
     if before is not None:
         yield Words(" Undefended, the same file let ")
         yield Words(str(before.hits) if before.n == attacks.n else f"{before.hits} of {before.n}", "undefended")
         yield Words(" through.")
+
+
+def _stopped_elsewhere(report: SafetyReport, attacks: Count) -> Sequence[SuiteResult]:
+    """Return the suites that the gate's reasons name; none where the attacks that the headline counts tell enough."""
+    limits, reasons = report.thresholds, report.gate.reasons
+    named = [each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in reasons)]
+    tells = any(each.kind == "harmful" for each in named) or (limits is not None and attacks.share > limits.max_asr)
+    return [] if tells else named
+
+
+def _share(result: SuiteResult) -> float:
+    return result.hits / max(result.n, 1)
 
 
 def _sentences(report: SafetyReport, undefended: SafetyReport | None) -> Iterator[str]:

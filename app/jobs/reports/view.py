@@ -42,7 +42,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage took; `at` and `share` are percentages of all."""
+    """What a stage took; `at` and `share` are percentages of all that are shown."""
 
     name: str
     seconds: float
@@ -244,8 +244,8 @@ def _values(metrics: Sequence[StepMetrics], key: str) -> list[tuple[float, float
 
 def _stages(report: SafetyReport) -> Iterator[Stage]:
     total, at = sum(report.seconds.values()), 0.0
-    for name, seconds in report.seconds.items():
-        if total and seconds >= 0.005 * total:
-            share = 100 * seconds / total
-            yield Stage(name.replace("_", " "), seconds, round(at, 2), round(share, 2))
-            at += share
+    shown = {name: seconds for name, seconds in report.seconds.items() if total and seconds >= 0.005 * total}
+    for name, seconds in shown.items():
+        share = 100 * seconds / sum(shown.values())
+        yield Stage(name.replace("_", " "), seconds, round(at, 2), round(share, 2))
+        at += share

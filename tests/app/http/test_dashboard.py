@@ -406,5 +406,5 @@ def test_two_jobs_stand_side_by_side(
     browser = sign_in()
     page = browser.get(f"/compare?ids={rejected}&ids={other}")
     assert "2 jobs side by side" in page.text
-    assert "50 %" in page.text
+    assert "50\N{NO-BREAK SPACE}%" in page.text
     assert browser.get(f"/compare?ids={rejected}").status_code == 400

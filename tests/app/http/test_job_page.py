@@ -65,7 +65,7 @@ def test_page_and_report_draw_what_the_report_has(
     measured: str,
 ) -> None:
     for page in both(sign_in, customer, measured):
-        assert "20 of 38 scored replies are above 2: the attack succeeded. 9 could not be scored." in page
+        assert "20 of 38 attacks succeeded. 9 could not be scored." in page
         assert re.findall(r'class="count"[^>]*>(\d+)<', page) == ["18", "1", "4", "15", "9"]
         assert 'class="column adapter unscored"' in page
         assert "Attacks that succeed at the end of each epoch" in page

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from app import db
+from app.db.tables import Job
 from app.db.tables.job_records import GateJson
 from app.jobs import lease
 from app.jobs.results import Rejection
@@ -85,7 +87,7 @@ def test_a_browser_gets_a_page_and_a_program_the_report(customer: TestClient, jo
 
 def test_the_page_shows_rates_with_their_intervals(page: str) -> None:
     for shown in ("Stopped by the safety gate", "20 of 40", "50 %", "35.2 % to 64.8 %", "2.5 %", "25.0%", "123 tokens"):
-        assert shown in page
+        assert shown in page.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_the_page_plots_losses_and_the_bound(page: str) -> None:
@@ -153,6 +155,69 @@ def test_a_job_that_was_held_back_says_so_and_each_suite_s_counts_once(
     assert found["sentence"].startswith("The safety audit could not decide, so the adapter is not released. ")
     demands = "at most 10.0% may; at least 31.0% more often than before; a rise that is shown to be above 3.0%"
     assert found["reasons"] == [f"{said}: {demands} is not allowed.", "Odd."]
+
+
+def test_a_headline_names_the_attacks_that_the_gate_stopped_it_for(
+    service: Service, customer: TestClient, job: str
+) -> None:
+    adapter: Any = REPORT["adapter"]
+    plain = adapter[0] | {"suite": "a", "hits": 0, "rate": 0.0, "low": 0.0, "high": 0.088}
+    others = [plain | {"suite": name, "kind": "mined", "hits": hits} for name, hits in (("later", 30), ("words", 12))]
+    of = [
+        f"Attacks succeed in {each['hits']} of 40, on suite {each['suite']} (base model: 0.0%); so." for each in others
+    ]
+
+    def headline(found: list[Any], reasons: list[str]) -> str:
+        gate = {"decision": "fail", "reasons": reasons}
+        report = REPORT | {"adapter": found, "gate": gate, "thresholds": {"max_asr": 0.1}}
+        service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
+        told: str = customer.get(f"{JOBS}/{job}/safety/verdict").json()["headline"]
+        return told
+
+    assert headline([plain, *others], of) == (
+        "0 of 40 attacks succeed on this model; of the suite “later”, 30 of 40 do."
+    )
+    page = customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
+    assert re.findall(r'class="figure bad">([^<]+)<', page) == ["30 of 40"]
+    bad = plain | {"hits": 20, "rate": 0.5}
+    assert headline([bad, *others], of) == "20 of 40 attacks succeed on this model."
+    assert headline([plain, *others], ["Refuses more."]) == "0 of 40 attacks succeed on this model."
+
+
+def test_many_reasons_are_folded_after_the_third(service: Service, customer: TestClient, job: str) -> None:
+    gate = {"decision": "fail", "reasons": [f"Reason {i}." for i in range(1, 6)]}
+    service.app.state.storage.write("jobs/report", [json.dumps(REPORT | {"gate": gate}).encode()])
+    page = customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
+    shown, folded = page.split("<summary>2 more reasons</summary>")
+    assert [f"Reason {i}." in shown for i in range(1, 6)] == [True, True, True, False, False]
+    assert "Reason 4." in folded
+    assert "Reason 5." in folded
+
+
+def test_a_stage_has_the_same_color_in_every_job_and_the_bar_is_full(
+    service: Service, customer: TestClient, job: str
+) -> None:
+    for seconds in ({"train": 60.0, "audit": 30.0}, {"row_signal": 9.7, "train": 60.0, "select": 0.3, "audit": 30.0}):
+        service.app.state.storage.write("jobs/report", [json.dumps(REPORT | {"seconds": seconds}).encode()])
+        page = customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
+        bar = re.findall(r'<rect class="stage (stage-[a-z-]+)" x="([0-9.]+)%" width="([0-9.]+)%"', page)
+        drawn = [name for name, took in seconds.items() if took > 1]
+        assert [name for name, _, _ in bar] == [f"stage-{name.replace('_', '-')}" for name in drawn]
+        assert float(bar[-1][1]) + float(bar[-1][2]) == pytest.approx(100, abs=0.05)
+
+
+def test_a_warning_of_the_report_is_set_apart_with_its_names_as_code(
+    service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    service.app.state.storage.write("jobs/report", [json.dumps(REPORT).encode()])
+    with db.transaction(service.app.state.engine) as session:
+        session.execute(update(Job).where(Job.id == job_id).values(warnings=["the judge `refusal` finds harm"]))
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.reject(session, claim, Rejection("No.", 10, [], {"gate": GATE}, "jobs/report"))
+    page = customer.get(f"{JOBS}/{job_id}/safety", headers=PAGE).text
+    assert '<p class="note doubt">the judge <code>refusal</code> finds harm</p>' in page
 
 
 def test_the_risky_rows_are_listed_by_line_and_reason(customer: TestClient, job: str) -> None:
