@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from fastapi import Request
@@ -55,10 +56,10 @@ def _size(count: int) -> str:
     return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
-def _ago(at: datetime | None) -> str:
+def _ago(at: datetime | int | None) -> str:
     if at is None:
         return "-"
-    seconds = (datetime.now(UTC) - at).total_seconds()
+    seconds = time.time() - (at if isinstance(at, int) else at.timestamp())
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             count = int(seconds // length)

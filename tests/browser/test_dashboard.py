@@ -154,7 +154,35 @@ def test_a_phone_shows_the_status_of_each_job(
     assert box is not None
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
+    name = page.get_by_role("link", name="a-name-of-some-length").bounding_box()
+    assert name is not None
+    assert name["x"] + name["width"] <= box["x"]
     assert serious(page) == []
+
+
+def test_fields_of_a_line_stand_at_one_height(page: Page, service: Service, offered: TestClient) -> None:
+    sign_in(page, service, "customer", "admin")
+    for path, fields in (
+        ("/jobs", ["Search", "Status"]),
+        ("/provider/policies", ["Attacks that succeed, at most", "In a dress of the file's rows, at most"]),
+        ("/provider/policies", ["Its endpoint, of OpenAI's form", "Its name there"]),
+    ):
+        page.goto(path)
+        boxes = [page.get_by_label(name).first.bounding_box() for name in fields]
+        places = {(round(box["y"]), round(box["height"])) for box in boxes if box is not None}
+        assert len(places) == 1, (path, boxes)
+
+
+def test_what_is_folded_is_printed(page: Page, service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    publish(service, "pass")
+    service.app.state.storage.write("jobs/report", [json.dumps(MEASURED).encode()])
+    sign_in(page, service)
+    page.goto(f"/v1/fine_tuning/jobs/{job_id}/safety")
+    can_be_seen = "document.querySelector('details td').checkVisibility({contentVisibilityAuto: true})"
+    assert not page.evaluate(can_be_seen)
+    page.emulate_media(media="print")
+    page.wait_for_function(can_be_seen)  # a style is computed anew with the next frame
 
 
 LONG = "a_file_with_a_long_name" * 8 + ".jsonl"

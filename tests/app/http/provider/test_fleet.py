@@ -97,6 +97,7 @@ def test_the_pages_show_it(service: Service, browser: TestClient, provider: Test
     assert "1 of 1 workers at work, 1 job waits." in page
     assert "trouble: disk" in page
     assert "gpu-&lt;1&gt;" in page
+    assert f'href="/provider/jobs/{running}"' in page
     jobs = browser.get(f"/provider/jobs?search={running}").text
     assert running in jobs
     assert "second" not in jobs
