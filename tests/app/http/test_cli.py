@@ -169,14 +169,14 @@ def test_up_serves_until_it_is_told_to_stop(number: signal.Signals, tmp_path: Pa
     assert (tmp_path / "data" / "spard.db").exists()
 
 
-def test_a_second_start_on_a_folder_names_the_first_one(run: Any, tmp_path: Path) -> None:
-    second = ("up", "--data", str(tmp_path / "data"), "--port", "0", "--no-worker")
+def test_a_second_start_on_a_folder_names_the_first_one(tmp_path: Path) -> None:
     with up(tmp_path) as service:
         url, _ = _announced(service)
-        code, printed = run(*second)
+        with up(tmp_path) as second:
+            printed, _ = second.communicate(timeout=PATIENCE_S)
         service.kill()
         service.wait(timeout=PATIENCE_S)
-    assert (code, printed.count("\n")) == (1, 1)
+    assert (second.returncode, printed.count("\n")) == (1, 1)
     assert f"already, at {url.removesuffix('/v1')}." in printed
     with up(tmp_path) as service:  # no lock outlives a process that was killed
         assert _announced(service)
