@@ -60,7 +60,7 @@ def test_looks_at_texts_are_logged_with_who_looked(provider: TestClient, job: st
 def test_the_page_shows_it_and_changes_nothing(browser: TestClient, provider: TestClient, job: str) -> None:
     assert f'href="/provider/jobs/{job}"' in browser.get("/provider/jobs").text
     page = browser.get(f"/provider/jobs/{job}").text
-    assert "20 of 38 scored replies are above 2" in page
+    assert "20 of 38 attacks succeeded" in page
     assert re.findall(r'<form[^>]*action="([^"]*)"', page) == ["/sign-out"]
     links = set(re.findall(r'(?:href|hx-get)="(/[^"#]*)"', page))
     links -= {"/jobs", "/v1/signing_keys"}  # for customers; and this service has none
