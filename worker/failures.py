@@ -165,7 +165,7 @@ def failure(error: BaseException) -> Failure:
 
 
 def logged(error: BaseException, log: logging.Logger) -> Failure:
-    """Return the failure of an exception, and log it: a stop that was asked for is no error."""
+    """Log an exception and return its failure; a stop that was asked for is logged as information, not as an error."""
     if isinstance(error, Stopped):
         log.info("%s", error.message)
     else:

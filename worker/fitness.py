@@ -130,7 +130,7 @@ class Fitness:
 
 
 def check_disk(settings: Settings) -> None:
-    """Raise `Unfit` where no attempt could have its folder: on a full disk, or where the folders are another user's."""
+    """Raise `Unfit` if no attempt could make its folder: the disk is full, or the folders belong to another user."""
     preflight.check_folder(settings)
     work_dir = settings.work_dir()
     preflight.check_takes_files(work_dir)

@@ -86,7 +86,7 @@ def listen(host: str, port: int) -> socket.socket:
 def _alone_in(folder: Path) -> Iterator[TextIO]:
     """Keep a second `spard up` out of a data folder; the lock's file holds the address of the first.
 
-    The kernel opens the lock of a process that was killed.
+    The kernel releases the lock of a process that was killed.
     """
     try:
         lock = (folder / "up.lock").open("a+")

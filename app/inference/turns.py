@@ -33,7 +33,7 @@ class TextPart(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """What an earlier turn has called; `arguments` is JSON."""
+    """The function that an earlier turn called, and its arguments as JSON text."""
 
     name: Name
     arguments: Arguments

@@ -211,7 +211,7 @@ def read_suites(context: Context) -> list[Suite]:
 
 
 def mined_of(context: Context, examples: Sequence[Example], asking: Asking | None = None) -> list[Suite]:
-    """Return the suites that the training rows give: prompts dressed as the rows are, and the harmful rows' requests.
+    """Return the suites made from the training rows: prompts in the rows' dresses, and the requests of harmful rows.
 
     `asking`, if given, is used instead of the recipe's.
     """

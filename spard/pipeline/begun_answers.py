@@ -30,7 +30,7 @@ _REPLIES = "begun_answers"
 
 
 def run(context: Context, benign: Sequence[Example]) -> list[str]:
-    """Return the base model's answers to benign rows, or those of an earlier attempt; none where nothing is begun."""
+    """Return the base model's answers to benign rows, kept for later attempts; none if the anchor begins no answer."""
     if not benign or not context.recipe.anchors.has_begun:
         return []
     replies: list[str] | None = context.outputs.read(_REPLIES)

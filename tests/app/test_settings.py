@@ -82,7 +82,7 @@ def test_a_misspelled_setting_is_named_with_the_one_that_is_meant(
     "name", ["SPARD_BASE_URL", "SPARD_JUDGE2_API_KEY", "SPARD_SERVING_PORT", "SPARD_SERVING_SERVICE_HOST", "SPARD_NODE"]
 )
 def test_variables_of_others_are_no_misspelled_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A judge's own key, what a cluster sets for its services, what parents tell their children."""
+    """A judge's own key, variables that Kubernetes sets for services, and those that parents set for children."""
     monkeypatch.setenv(name, "1")
     judge = JudgeSpec(name="consensus", members=(JudgeSpec(api_key_env="SPARD_JUDGE2_API_KEY"), JudgeSpec()))
     assert misspelled(Settings(judge=judge)) == {}

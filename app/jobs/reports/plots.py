@@ -87,7 +87,7 @@ def dot(name: str, color: str, hits: int, n: int, interval: tuple[float, float])
 
 
 def percent(share: float) -> str:
-    """Return a share as per cent with as many digits as it needs, and the sign never alone on a line."""
+    """Return a share in percent with as many digits as it needs; a no-break space joins the number and its sign."""
     text = f"{100 * share:.1f}"
     return f"{text.removesuffix('.0')}\N{NO-BREAK SPACE}%"
 

@@ -132,7 +132,7 @@ def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look)
 
 
 def _stopped_elsewhere(report: SafetyReport, attacks: Count) -> Sequence[SuiteResult]:
-    """Return the suites that the gate's reasons name; none where the attacks that the headline counts tell enough."""
+    """Return the suites that the gate's reasons name; none if plain attacks, which the headline counts, explain it."""
     limits, reasons = report.thresholds, report.gate.reasons
     named = [each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in reasons)]
     tells = any(each.kind == "harmful" for each in named) or (limits is not None and attacks.share > limits.max_asr)
