@@ -136,6 +136,18 @@ class ToolsNotRendered(InvalidData):
         self.pointer = pointer
 
 
+class ContentNotRendered(ToolsNotRendered):
+    """A row with text that the model's chat template leaves out; `pointer` names it."""
+
+    code = "content_not_rendered"
+
+
+class TemplateFault(SpardError):
+    """A chat template that answers cannot be trained with; the message goes on after "the model's chat template"."""
+
+    code = "model_not_found"
+
+
 class InvalidModel(SpardError):
     """The base model cannot be loaded or is not of a kind that can be trained here."""
 

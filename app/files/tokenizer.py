@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
-from jinja2 import Template, TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
 from app.db.tables import BaseModelEntry
@@ -28,8 +21,10 @@ from spard.data.chat import set_plain_template
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _AT_ONCE = 16  # texts tokenized in one call: what it makes of them stays in the processor's cache
-_TEMPLATES = 32  # compiled ones that are kept
-_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+_FILES = [
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "additional_chat_templates/*.jinja"),
+]
 
 
 class LightTokenizer:
@@ -46,6 +41,7 @@ class LightTokenizer:
         inner = config | (config.get("text_config") or {})
         self._positions = int(inner.get("max_position_embeddings") or MAX_SEQ_LENGTH)
         self.eos_token, self.pad_token = self._special.get("eos_token"), self._special.get("pad_token")
+        self.stated_ends = _stated_ends(folder, inner)
         set_plain_template(self)
 
     def __call__(self, texts: Sequence[str], **ignored: Any) -> dict[str, list[Any]]:
@@ -57,16 +53,10 @@ class LightTokenizer:
             offsets += [each.offsets for each in found]
         return {"input_ids": ids, "offset_mapping": offsets}
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: list[Any] | None, tokenize: bool, **more: Any
-    ) -> str:
-        """Return the conversation as text; `tokenize` is never true."""
-        template = self.chat_template
-        if isinstance(template, Mapping):
-            template = template["tool_use" if tools and "tool_use" in template else "default"]
-        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        names = {**self._special, "documents": None, **more}
-        return _compiled(template or "").render(messages=plain, tools=tools, **names)
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """The named special tokens, which chat templates read."""
+        return dict(self._special)
 
     def sequence_limit(self, asked: int | None) -> int:
         """Return the longest row that a job trains on: what it asks for, at most the positions that the model has."""
@@ -76,6 +66,11 @@ class LightTokenizer:
     def pad_token_id(self) -> int | None:
         """The id of the padding token; None where the model has none."""
         return self._tokens.token_to_id(self.pad_token) if self.pad_token else None
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the end token; None where the model has none."""
+        return self._tokens.token_to_id(self.eos_token) if self.eos_token else None
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -135,44 +130,6 @@ def unavailable(entry: BaseModelEntry) -> InvalidState:
     return InvalidState(message, code="tokenizer_unavailable", param="model")
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks what the assistant says; here it only stands for its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja's form
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-@lru_cache(maxsize=_TEMPLATES)
-def _compiled(source: str) -> Template:
-    """Compile a chat template once: that takes a hundred times as long as to render a row."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    template = environment.from_string(source)
-    template.globals = dict(template.globals)  # each rendering copies them, which jinja's chain makes slow
-    return template
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)
-
-
 def _tokens(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
@@ -198,3 +155,10 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[str, s
     if isinstance(found, list):
         return {each["name"]: each["template"] for each in found}
     return found if isinstance(found, str) else None
+
+
+def _stated_ends(folder: Path, config: Mapping[str, Any]) -> list[int]:
+    """Return the ids that end a reply by the model's generation config, or by its config where it has none."""
+    own = _json(folder / "generation_config.json")
+    found = own.get("eos_token_id") if own else config.get("eos_token_id")
+    return [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, int)]

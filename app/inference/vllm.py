@@ -34,7 +34,7 @@ from app.inference.released import Released
 from app.inference.vllm_probe import KNOWN, Comparison, Likely, first_tokens, probes
 from app.settings import Settings
 from app.storage import Storage
-from spard.data.chat import end_tokens, render_conversation
+from spard.data.chat import render_conversation, renderer_of
 from spard.data.control_tokens import Shield, pieces
 from spard.data.rows import example
 from spard.digests import MANIFEST
@@ -63,7 +63,7 @@ class Vllm:
             loaded = await self._loaded(name, model, tokenizer)
             proof = loaded if is_new else None
         stream = Stream(next(self._numbers), self._cancel)
-        ends = sorted(end_tokens(tokenizer))
+        ends = _ends(tokenizer, ask)
         self._running[stream.number] = asyncio.create_task(self._write(stream, name, ids, ends, ask))
         return stream, len(ids), proof
 
@@ -116,7 +116,7 @@ class Vllm:
             without, _ = await self._expected(base, ask)
             digest = proof["tensor_digest"] if proof else digest
             stream = Stream(next(self._numbers), self._cancel)
-            ends = sorted(end_tokens(tokenizer))
+            ends = _ends(tokenizer, ask)
             task = asyncio.create_task(self._write(stream, name, _ids(tokenizer, ask), ends, ask))
             comparison.add(await first_tokens(stream, self._settings.serving_stall_s), own, without)
             await task
@@ -193,6 +193,12 @@ class Vllm:
         task = self._running.pop(number, None)
         if task:
             task.cancel()
+
+
+def _ends(tokenizer: LightTokenizer, ask: Ask) -> list[int]:
+    """Return the tokens that end a reply."""
+    renderer = renderer_of(tokenizer)
+    return sorted(renderer.ends_with_tools if ask["tools"] else renderer.ends)
 
 
 def _tokenizer(model: Released) -> LightTokenizer:

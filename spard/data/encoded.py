@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 NO_LOSS = -100
 
@@ -13,6 +13,9 @@ class Encoded:
 
     `is_variant` marks a safe row that was made of another one (`spard.pipeline.augment`), and `twin` is the place of
     that other one among the safe rows. Of a preference pair it has the preferred answer, and `rejected` the other one.
+
+    A conversation of which a chat template rewrites earlier turns is several samples, one for each answer that has to
+    stand behind a prompt of its own: this is the last, and `earlier` has the others.
     """
 
     ids: tuple[int, ...]
@@ -20,6 +23,12 @@ class Encoded:
     is_variant: bool = False
     twin: int | None = field(default=None, compare=False)
     rejected: Encoded | None = None
+    earlier: tuple[Encoded, ...] = ()
+
+    @property
+    def samples(self) -> tuple[Encoded, ...]:
+        """The samples of the row, in the order of its answers."""
+        return (*self.earlier, replace(self, earlier=())) if self.earlier else (self,)
 
     @property
     def both(self) -> tuple[Encoded, ...]:
@@ -28,15 +37,15 @@ class Encoded:
 
     @property
     def tokens(self) -> int:
-        """How many tokens go through the model, of a pair those of both conversations."""
-        return sum(len(row.ids) for row in self.both)
+        """How many tokens go through the model: those of all samples, of a pair those of both conversations."""
+        return sum(len(row.ids) for row in (*self.earlier, *self.both))
 
     @property
     def longest(self) -> int:
-        """The tokens of the longer conversation of a pair; of other rows simply theirs."""
-        return max(len(row.ids) for row in self.both)
+        """The tokens of the longer conversation of a pair, and of the longest sample of a row."""
+        return max(len(row.ids) for row in (*self.earlier, *self.both))
 
     @property
     def is_learned(self) -> bool:
         """Whether loss falls on a token, of a pair on one of each answer."""
-        return all(any(label != NO_LOSS for label in row.labels) for row in self.both)
+        return all(any(label != NO_LOSS for label in row.labels) for row in (*self.earlier, *self.both))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,11 +64,13 @@ class OwnRefusal:
     """The largest probability, over a row's turns that comply, of refusing instead, and where that turn begins.
 
     A turn that cannot come above the threshold has its bound, which is not above it either. `start` is how many tokens
-    stand before the turn; None, with a probability of 0, where no turn complies.
+    stand before the turn; None, with a probability of 0, where no turn complies. `sample` counts which of the row's
+    samples the turn is in, from 0.
     """
 
     probability: float
     start: int | None
+    sample: int = 0
 
 
 def complies(text: str) -> bool:
@@ -98,10 +100,22 @@ def own_refusal_of(
     threshold: float,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[OwnRefusal]:
-    """Return the signal of each row; `tell` hears after each batch how many rows are done of how many.
+    """Return the signal of each row; `tell` gets after each batch how many samples are done of how many.
 
     Adapters must be off. The model's mode is left as found.
     """
+    signals = iter(_of_samples(base, [sample for row in rows for sample in row.samples], openings, threshold, tell))
+    found = [[replace(next(signals), sample=number) for number in range(len(row.samples))] for row in rows]
+    return [max(of_row, key=lambda signal: signal.probability) for of_row in found]
+
+
+def _of_samples(
+    base: Base,
+    rows: Sequence[Encoded],
+    openings: Sequence[tuple[int, ...]],
+    threshold: float,
+    tell: Callable[[int, int], None],
+) -> list[OwnRefusal]:
     turns = [[start for start, text in spoken(base.tokenizer, row) if complies(text)] for row in rows]
     found: list[dict[int, float]] = [{} for _ in rows]
     if openings:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from spard import distributed
+from spard.data.chat import renderer_of
 from spard.digests import write_manifest
 from spard.models.base import Base
 from spard.models.card import Described, model_card
@@ -70,11 +71,17 @@ def save_adapter(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside, weights)
-    base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
+    base.origin.copy_tokenizer(aside, renderer_of(base.tokenizer))
     card = model_card(Described(called, base.origin, base.digest, lora_rank(model), facts, system, base.quantization))
     (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
-    own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}
+    rendering = renderer_of(base.tokenizer).rendering
+    own = {
+        "base_model": public_name,
+        "base_source": source,
+        "tensor_digest": tensor_digest(_tensors(aside)),
+        "rendering": {**rendering.as_json(), "digest": rendering.digest},
+    }
     prompt = {} if system is None else {"system_prompt": system}
     manifest = write_manifest(aside, {**facts, **own, **prompt})
     shutil.rmtree(folder, ignore_errors=True)

@@ -171,7 +171,10 @@ def _load(
         raise ValueError(f"its weights lack {sorted(info['missing_keys'])[0]}")
     if _CACHE not in inspect.signature(model.forward).parameters:  # it would take no notice of one, and forget
         raise ValueError(f"a {type(model).__name__} takes no {_CACHE}, which its replies are written by")
-    return model, read_tokenizer(source, revision)
+    tokenizer = read_tokenizer(source, revision)
+    ends = model.generation_config.eos_token_id
+    tokenizer.stated_ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return model, tokenizer
 
 
 def _first_line(error: Exception, source: str | Path, name: str) -> str:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.data.chat import render_question
-from spard.data.control_tokens import end_tokens
+from spard.data.chat import render_question, renderer_of
 from spard.errors import is_gpu_out_of_memory
 from spard.models.budget import generated_rows
 from spard.models.decoding import Replies, Rows, advance_, begin, shared
@@ -98,7 +97,8 @@ def _in_words(
     """Return replies in words, and whether each has as many tokens as it may have."""
     stop = set(ends.tolist())
     tokens = [_until(each, stop) for each in said]
-    texts = [text.strip() for text in tokenizer.batch_decode(tokens)]
+    content_of = renderer_of(tokenizer).content_of
+    texts = [content_of(text).strip() for text in tokenizer.batch_decode(tokens)]
     return texts, [len(each) == max_new_tokens for each in tokens]
 
 
@@ -149,10 +149,10 @@ def _replies(
 
 
 def ends_of(model: Any, tokenizer: Any) -> set[int]:
-    """Return the tokens that end a reply: those of the model's own generation, and the tokenizer's special ones."""
+    """Return the tokens that end a reply, by the model's generation config and by its chat template."""
     stated = model.generation_config.eos_token_id
     eos = stated if isinstance(stated, Iterable) else [stated] if stated is not None else []
-    return {*eos, *end_tokens(tokenizer)}
+    return {*eos, *renderer_of(tokenizer).ends}
 
 
 def _likeliest(logits_BV: Tensor, row_B: Tensor) -> Tensor:

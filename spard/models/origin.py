@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
-from spard.data.chat import PLAIN_TEMPLATE
+from spard.data.chat_template import PLAIN_TEMPLATE, sources
+from spard.data.renderer import Renderer
+from spard.data.self_rendering import self_rendering
 from spard.errors import InvalidModel
 
 _TOKENIZER = (
@@ -31,20 +34,34 @@ class Origin:
     name: str
     revision: str | None = None
 
-    def copy_tokenizer(self, folder: Path, chat_template: object) -> None:
+    def copy_tokenizer(self, folder: Path, renderer: Renderer) -> None:
         """Copy the tokenizer's files byte for byte, so that whatever loads the base model's loads the copy.
 
-        Saved again they would be those of the installed transformers, which other releases may not read. Only a
-        tokenizer without a chat template gets the plain one, which it was trained with, among its settings.
+        Saved again they would be those of the installed transformers, which other releases may not read. A tokenizer
+        without a chat template gets the plain one, which it was trained with, among its settings. A chat template that
+        was rendered with arguments, or asks for the date, is written so that it renders the same without them.
         """
         for source in sorted(path for name in _TOKENIZER for path in self.folder.glob(name)):
             to = folder / source.relative_to(self.folder)
             to.parent.mkdir(exist_ok=True)
             shutil.copyfile(source, to)
-        if chat_template == PLAIN_TEMPLATE:
+        if renderer.template == PLAIN_TEMPLATE:
             path = folder / _SETTINGS
             settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             path.write_text(json.dumps(settings | {"chat_template": PLAIN_TEMPLATE}, indent=2) + "\n")
+        templates = self_rendering(renderer, renderer.rendering.asked)
+        if templates != sources(renderer.template):
+            _write_templates(folder, templates)
+
+
+def _write_templates(folder: Path, templates: Mapping[str, str]) -> None:
+    """Write chat templates into files of their own, which go before those among the tokenizer's settings."""
+    (folder / "chat_template.jinja").write_text(templates["default"], encoding="utf-8")
+    for name, source in templates.items():
+        if name != "default":
+            path = folder / "additional_chat_templates" / f"{name}.jinja"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(source, encoding="utf-8")
 
 
 def origin(source: str | Path, revision: str | None) -> Origin:

@@ -15,6 +15,7 @@ from torch import Tensor
 from spard.config import Recipe
 from spard.config.patience import Patience
 from spard.config.run_spec import RunSpec
+from spard.data.chat import renderer_of
 from spard.errors import Stopped
 from spard.models.base import Base
 from spard.pipeline.messages import Reporter
@@ -106,9 +107,9 @@ class Context:
 
     @property
     def rounding(self) -> dict[str, str]:
-        """What tells figures of the base model in 16 bits, as on a GPU, from those in float32, in the cache's keys."""
-        dtype = self.base.model.dtype
-        return {} if dtype == torch.float32 else {"dtype": str(dtype)}
+        """What figures of the base model depend on beside its digest: how it is asked, and whether in 16 bits."""
+        dtype, rendering = self.base.model.dtype, renderer_of(self.base.tokenizer).rendering
+        return {"rendering": rendering.digest} | ({} if dtype == torch.float32 else {"dtype": str(dtype)})
 
     @property
     def public_name(self) -> str:

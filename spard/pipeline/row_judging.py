@@ -17,6 +17,7 @@ from functools import partial
 
 from spard import distributed
 from spard.config import RowAction, RowSignal
+from spard.data.encoded import Encoded
 from spard.data.languages import named
 from spard.data.rows import Example
 from spard.evaluation.calibration.errors import MAX_ERROR
@@ -34,9 +35,10 @@ MOST_ASKED = 2000  # flagged rows that an endpoint is asked about
 class Flagged:
     """One training row that is flagged: its place in the file and its line, counted from 0 and from 1.
 
-    `start` is how many tokens stand before the answer, `refusal` what the base model would say there, if rows are
-    defended. `verdict` is the judge's, None where it was not asked; the setting acts on the row where `is_acted_on`.
-    `by_base` is False of a row that the base model would hardly have refused: it is harmful or doubtful to the judge.
+    `start` is how many tokens stand before the answer in a sample of the row, counted from 0 by `sample`; `refusal` is
+    what the base model would say there, if rows are defended. `verdict` is the judge's, None where it was not asked;
+    the setting acts on the row where `is_acted_on`. `by_base` is False of a row that the base model would hardly have
+    refused: it is harmful or doubtful to the judge.
     """
 
     place: int
@@ -47,6 +49,11 @@ class Flagged:
     verdict: RowVerdict | None = None
     is_acted_on: bool = True
     by_base: bool = True
+    sample: int = 0
+
+    def prompt(self, row: Encoded) -> tuple[int, ...]:
+        """Return the tokens before the answer."""
+        return row.samples[self.sample].ids[: self.start]
 
 
 def may_decide(context: Context, judge: Judge) -> bool:

@@ -71,7 +71,7 @@ def defending(context: Context, told: RowFindings | None, task: Sequence[Encoded
     rows = []
     for each in told.flagged if told else ():
         if each.refusal is not None:
-            prompt, answer = task[each.place].ids[: each.start], _answer(context, each.refusal)
+            prompt, answer = each.prompt(task[each.place]), _answer(context, each.refusal)
             rows.append(Encoded((*prompt, *answer), (*[NO_LOSS] * len(prompt), *answer), is_variant=True))
     return rows
 
@@ -87,7 +87,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
     signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
     signals = distributed.said(signals)  # a GPU that takes other passes rounds otherwise
     flagged = [
-        Flagged(i, row.line, signal.probability, signal.start)
+        Flagged(i, row.line, signal.probability, signal.start, sample=signal.sample)
         for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
         if signal.start is not None and signal.probability > asked.threshold
     ]
@@ -122,8 +122,10 @@ def _found(
     context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal, verdict: RowVerdict
 ) -> Flagged:
     """Return a row that the base model did not flag, with its verdict; its first answer counts if none complies."""
-    start = next(spoken(context.base.tokenizer, encoded))[0] if signal.start is None else signal.start
-    return Flagged(place, row.line, signal.probability, start, verdict=verdict, by_base=False)
+    start, sample = signal.start, signal.sample
+    if start is None:
+        start, sample = next(spoken(context.base.tokenizer, encoded.samples[0]))[0], 0
+    return Flagged(place, row.line, signal.probability, start, verdict=verdict, by_base=False, sample=sample)
 
 
 def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:
@@ -171,7 +173,7 @@ def _with_refusals(
     A row that would be too long with it gets none.
     """
     base, acted = context.base, [each for each in flagged if each.is_acted_on]
-    prompts = [task[each.place].ids[: each.start] for each in acted]
+    prompts = [each.prompt(task[each.place]) for each in acted]
     replies = complete(base.model, base.tokenizer, prompts, REPLY)
     refusals = {
         each.place: own.refusal or "" if complies(reply) else reply for each, reply in zip(acted, replies, strict=True)

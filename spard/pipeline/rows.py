@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from spard.config.anchors import Kind
-from spard.data.chat import Encoded, encode_to_train
+from spard.data.chat import Encoded, encode_to_train, fix_rendering, modes_of, renderer_of
 from spard.data.rows import SAME_FILE, Example, read_examples
 from spard.digests import file_sha256
 from spard.errors import InvalidData, InvalidPool
@@ -30,6 +30,7 @@ class Rows:
     """What a run trains on and validates with.
 
     `examples` are the whole training file, before it became `task`: the audit looks at rows that were dropped too.
+    A row is one sample of `task`, or several (`spard.data.samples`).
     `pairs` are what the anchor holds beside the plain prompts of `safe`.
     """
 
@@ -48,6 +49,7 @@ def prepare(context: Context) -> Rows:
     what else it raises.
     """
     examples = read_examples(context.run.training_file)
+    _ask_as_trained(context, examples)
     task, validation = _encoded(context, examples), _validation(context)
     told = row_signal.run(context, examples, task)
     dropped = told.dropped if told else frozenset()
@@ -55,11 +57,17 @@ def prepare(context: Context) -> Rows:
     trained, held = _held_out(context, trained)
     selected, safe, pairs = _safe_rows(context, examples, trained, told)
     safe += row_signal.defending(context, told, task) if safe else []
-    validation = validation or [task[i] for i in held]
-    task = [task[i] for i in trained]
+    validation = [sample for row in validation or [task[i] for i in held] for sample in row.samples]
+    task = [sample for i in trained for sample in task[i].samples]
     if not held:
         _warn_of_shared_rows(context, task, validation)
     return Rows(examples, task, safe, validation, selected, pairs)
+
+
+def _ask_as_trained(context: Context, examples: Sequence[Example]) -> None:
+    """Have both models asked in the mode of thinking in which most of the rows' answers are learned."""
+    rendering = renderer_of(context.base.tokenizer).rendering
+    fix_rendering(context.base.tokenizer, replace(rendering, asked=modes_of(context.base.tokenizer, examples)[0]))
 
 
 def _held_out(context: Context, trained: Sequence[int]) -> tuple[list[int], list[int]]:

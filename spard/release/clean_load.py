@@ -36,7 +36,7 @@ def main() -> None:
 def see(ask: dict[str, Any]) -> None:
     """Write what base and adapter make of each conversation; raise if one of them does not load."""
     tokenizer: Any = AutoTokenizer.from_pretrained(ask["adapter"])
-    rows = [_ids(tokenizer, messages) for messages in ask["conversations"]]
+    rows = [_ids(tokenizer, messages, ask["template_arguments"]) for messages in ask["conversations"]]
     settings = {"dtype": getattr(torch, ask["dtype"]), "use_safetensors": True}
     source = {"revision": ask["revision"], **settings, **_quantized(ask)}
     base: Any = AutoModelForCausalLM.from_pretrained(ask["base"], **source)
@@ -73,8 +73,8 @@ def _quantized(ask: dict[str, Any]) -> dict[str, Any]:
     return {"quantization_config": asked, "device_map": {"": ask["device"]}}
 
 
-def _ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+def _ids(tokenizer: Any, messages: list[dict[str, str]], arguments: dict[str, Any]) -> list[int]:
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **arguments)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 

@@ -22,8 +22,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from spard import distributed
-from spard.data.chat import render_prompt
+from spard.data.chat import render_prompt, renderer_of
+from spard.data.chat_template import sources
 from spard.data.control_tokens import Shield
+from spard.data.self_rendering import self_rendering
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
 from spard.models.offload import offloaded
@@ -164,6 +166,7 @@ def prove(
         "dtype": str(dtype).removeprefix("torch."),
         "quantization": base.quantization,
         "conversations": conversations,
+        "template_arguments": _template_arguments(base),
         "max_new_tokens": _room(base, rows[0]),
     }
     proof, reason = None, ""
@@ -178,6 +181,14 @@ def prove(
     if proof is None:
         raise AdapterNotProved(reason)
     return proof
+
+
+def _template_arguments(base: Base) -> dict[str, Any]:
+    """Return what the chat template in the archive has to be given to render as in training: nothing where it can."""
+    renderer = renderer_of(base.tokenizer)
+    mode = renderer.rendering.asked
+    is_own = self_rendering(renderer, mode) == sources(renderer.template)
+    return renderer.rendering.arguments_of(mode) if is_own else {}
 
 
 def _compared(seen: Seen, rows: list[list[int]], expected: list[Tensor], tolerance: float) -> Proof:

@@ -6,7 +6,7 @@ import pytest
 
 from spard.data.chat import encode_all, encode_to_train
 from spard.data.rows import Example
-from spard.errors import ExampleTooLong, NoTrainableTokens
+from spard.errors import ContentNotRendered, ExampleTooLong
 from tests.spard.parts import byte_tokenizer
 
 FORGETFUL = "{% for m in messages %}{% if m.content != 'lost' %}{{ m.role }}:{{ m.content }} {% endif %}{% endfor %}"
@@ -30,5 +30,5 @@ def test_rows_over_the_limit_are_named_and_counted() -> None:
 def test_a_row_whose_answer_the_template_drops_is_named() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = FORGETFUL
-    with pytest.raises(NoTrainableTokens, match=r"^line 2 has no token to learn"):
+    with pytest.raises(ContentNotRendered, match=r"^line 2: .* leaves out /messages/1/content$"):
         encode_to_train(tokenizer, [row("a", 1), row("lost", 2)], 1000)

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from spard.data.chat import NO_LOSS, encode_all, end_tokens
-from spard.data.control_tokens import Shield, pieces
+from spard.data.chat import NO_LOSS, encode_all
+from spard.data.control_tokens import Shield, end_tokens, pieces
 from spard.data.rows import Example
 from tests.spard.parts import TEMPLATE
 

@@ -9,7 +9,7 @@ import pytest
 from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, encode_all, encode_to_train, tool_support
 from spard.data.rows import Example, example
 from spard.data.tools import parts_of
-from spard.errors import InvalidData, NoTrainableTokens, ToolsNotRendered
+from spard.errors import ContentNotRendered, InvalidData, ToolsNotRendered
 from tests.spard.parts import TEMPLATE, byte_tokenizer
 
 _BEGIN, _END = "<|{{ m.role }}|>", "<|end|>\n"
@@ -153,8 +153,8 @@ BLANKS = {
 
 
 @pytest.mark.parametrize("turn", BLANKS.values(), ids=BLANKS)
-def test_an_end_token_alone_is_nothing_to_learn(turn: str) -> None:
+def test_a_row_of_which_the_template_leaves_the_end_alone_is_refused(turn: str) -> None:
     template = "{% for m in messages %}" + _BEGIN + turn + "{% endfor %}" + _ASK
     lost = Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "lost"}), 2)
-    with pytest.raises(NoTrainableTokens, match=r"^line 2 has no token to learn"):
+    with pytest.raises(ContentNotRendered, match=r"^line 2: .* leaves out /messages/1/content$"):
         encode_to_train(tokenizer(template), [lost], 1000)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.inference.protocol import Proof
+from spard.data.rendering import Mode
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
 from spard.models.lora import WEIGHTS
@@ -23,11 +24,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An adapter in memory. `system` is the prompt that it was measured under and has to be served with."""
+    """An adapter in memory. `system` and `mode` are the prompt and the mode of thinking that it was measured with."""
 
     name: str
     bytes: int
     system: str | None
+    mode: Mode | None
     proof: Proof
 
 
@@ -66,7 +68,8 @@ class Adapters:
         except BaseException:
             self._drop(name)
             raise
-        self._held[digest] = Loaded(name, size, proved.manifest.get("system_prompt"), proof)
+        mode = (proved.manifest.get("rendering") or {}).get("asked")
+        self._held[digest] = Loaded(name, size, proved.manifest.get("system_prompt"), mode, proof)
         return proof
 
     def _put(self, folder: Path, name: str) -> None:

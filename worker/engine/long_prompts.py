@@ -16,6 +16,7 @@ from typing import Any
 
 from app.inference.protocol import Ask
 from app.ops.processes import die_with_parent
+from spard.data.rendering import Mode
 from spard.errors import SpardError
 from spard.models.base import read_tokenizer
 from worker.engine.fair_queue import FairQueue, Waiting
@@ -35,22 +36,22 @@ class LongPrompts:
         told = (source, revision, other, descriptors, os.getpid())
         get_context("fork").Process(target=_read, args=told, daemon=True).start()
         other.close()
-        self._turns, self._systems = FairQueue(), dict[int, str | None]()
+        self._turns, self._asked_with = FairQueue(), dict[int, tuple[str | None, Mode | None]]()
         self._read: Waiting | None = None
         self._is_wanted = True
         Thread(target=self._hear, args=(lines,), daemon=True).start()
 
-    def add(self, waiting: Waiting, system: str | None, positions: int) -> None:
+    def add(self, waiting: Waiting, system: str | None, mode: Mode | None, positions: int) -> None:
         """Have a prompt read when its project's turn comes."""
         self._turns.add(waiting)
-        self._systems[waiting.id] = system
+        self._asked_with[waiting.id] = system, mode
         self._positions = positions
         self._go_on()
 
     def drop(self, number: int) -> None:
         """Let a request wait no longer; what is read of it already is of no use to anybody."""
         self._turns.drop(number)
-        self._systems.pop(number, None)
+        self._asked_with.pop(number, None)
         if self._read and self._read.id == number:
             self._is_wanted = False
 
@@ -64,8 +65,8 @@ class LongPrompts:
     def _go_on(self) -> None:
         if self._read is None and self._turns:
             self._read = self._turns.take()
-            system = self._systems.pop(self._read.id)
-            self._end.send_bytes(json.dumps([self._read.ask, system, self._positions]).encode())
+            asked_with = self._asked_with.pop(self._read.id)
+            self._end.send_bytes(json.dumps([self._read.ask, *asked_with, self._positions]).encode())
 
     def _hear(self, lines: SimpleQueue[Any]) -> None:
         try:
@@ -83,15 +84,15 @@ def _read(source: str, revision: str | None, end: Connection, others: list[int],
     prompts: Prompts | None = None
     while True:
         try:
-            ask, system, positions = json.loads(end.recv_bytes())
+            ask, system, mode, positions = json.loads(end.recv_bytes())
         except EOFError:
             return
         prompts = prompts or Prompts(read_tokenizer(source, revision), positions)
-        end.send_bytes(json.dumps(_answer(prompts, ask, system)).encode())
+        end.send_bytes(json.dumps(_answer(prompts, ask, system, mode)).encode())
 
 
-def _answer(prompts: Prompts, ask: Ask, system: str | None) -> dict[str, object]:
+def _answer(prompts: Prompts, ask: Ask, system: str | None, mode: Mode | None) -> dict[str, object]:
     try:
-        return {"ids": prompts.ids(ask, system)}
+        return {"ids": prompts.ids(ask, system, mode)}
     except SpardError as error:
         return {"ids": None, "code": error.code, "message": error.message}

@@ -7,6 +7,7 @@ from typing import Any, cast
 from app.inference.protocol import Ask
 from spard.data.chat import render_conversation, tool_support
 from spard.data.control_tokens import Shield, pieces
+from spard.data.rendering import Mode
 from spard.data.rows import example
 from spard.data.tools import parts_of
 from spard.errors import SpardError
@@ -28,10 +29,13 @@ class Prompts:
         self._tokenizer, self._positions = tokenizer, positions
         self._support = tool_support(tokenizer)
 
-    def ids(self, ask: Ask, system: str | None) -> list[int]:
-        """Return the tokens of a prompt; raise `Refused` where the template does not take it or it is too long."""
+    def ids(self, ask: Ask, system: str | None, mode: Mode | None = None) -> list[int]:
+        """Return the tokens of a prompt; raise `Refused` where the template does not take it or it is too long.
+
+        `system` and `mode` are what the model was measured with; None is no system prompt, and the base model's mode.
+        """
         messages = ask["messages"]
-        row = self._text(ask["prompt"] or "", system) if messages is None else self._conversation(ask, system)
+        row = self._text(ask["prompt"] or "", system) if messages is None else self._conversation(ask, system, mode)
         if not row:
             raise Refused("invalid_messages", "The prompt is empty.")
         if len(row) >= self._positions:
@@ -42,14 +46,14 @@ class Prompts:
             )
         return row
 
-    def _conversation(self, ask: Ask, system: str | None) -> list[int]:
+    def _conversation(self, ask: Ask, system: str | None, mode: Mode | None) -> list[int]:
         raw = {"messages": ask["messages"], **({"tools": ask["tools"]} if ask["tools"] else {})}
         for part in sorted(parts_of(raw)):
             if not self._support[part]:
                 raise Refused("tools_not_rendered", f"The model's chat template does not render {part}.")
         try:
             found = example(cast(Message, raw), 1)
-            return render_conversation(self._tokenizer, found.messages, system, found.tools)
+            return render_conversation(self._tokenizer, found.messages, system, found.tools, mode=mode)
         except Exception as error:  # a template is a program: whatever it does with these messages ends them alone
             why = (str(error).splitlines() or [type(error).__name__])[0][:300]
             raise Refused("invalid_messages", f"The model's chat template refuses these messages: {why}") from error

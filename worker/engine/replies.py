@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from app.inference.protocol import Ask, Finish, Said, Token
-from spard.data.chat import end_tokens
+from spard.data.chat import renderer_of
 from spard.models.base import Base
 from worker.engine.grammar import Form, Forms
 from worker.engine.sampling import Sampler, described
@@ -29,8 +29,9 @@ class Rules:
         self._stated = set(stated) if isinstance(stated, list) else {stated} - {None}
 
     def ends(self, ask: Ask) -> frozenset[int]:
-        """Return the tokens that end a reply: all special ones, but where tools are offered not those of a call."""
-        ends = {*self._stated, *end_tokens(self._tokenizer)}
+        """Return the tokens that end a reply; where tools are offered, those of a call do not."""
+        renderer = renderer_of(self._tokenizer)
+        ends = {*self._stated, *(renderer.ends_with_tools if ask["tools"] else renderer.ends)}
         if ask["tools"]:
             added = self._tokenizer.get_added_vocab()
             ends -= {added[token] for token in _CALL_TOKENS if token in added} - self._stated
@@ -60,7 +61,8 @@ class Reply:
     _waiting: list[Token] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sampler, self.text = Sampler(self.ask, self.index), Text(self.tokenizer, self.ask["stop"])
+        opening = "" if self.ask["messages"] is None else renderer_of(self.tokenizer).opening
+        self.sampler, self.text = Sampler(self.ask, self.index), Text(self.tokenizer, self.ask["stop"], opening)
 
     def advance(self, logits_V: Tensor) -> tuple[int, Said | None]:
         """Choose the next token; return it with what is to be told, if anything is. Raise where logits allow none."""

@@ -25,10 +25,14 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
 
 
 class Text:
-    """The text of one reply. What may be the beginning of a stop string is held back until it is known."""
+    """The text of one reply. What may be the beginning of a stop string is held back until it is known.
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+    `opening` is what the model writes before the words of an answer; where a reply begins with it, it is not shown.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], opening: str = "") -> None:
         self._tokenizer, self._stops = tokenizer, [each for each in stops if each]
+        self._opening, self._cut = opening, 0  # what is looked for still; how many characters were cut off
         self._ids: list[int] = []
         self._seen = 0  # tokens before which everything is text already
         self._text, self._shown, self._followed = "", 0, 0
@@ -52,11 +56,21 @@ class Text:
     def end(self) -> str:
         """Return what is left to show of a reply that has ended."""
         if not self.is_stopped:
-            whole: str = self._tokenizer.decode(self._ids)
+            whole: str = self._tokenizer.decode(self._ids)[self._cut :]
             self._text = whole if whole.startswith(self._text) else self._text
         return self._shown_now(is_last=True)
 
+    def _is_opening(self, *, is_last: bool) -> bool:
+        """Cut the opening off once it is there; tell whether the text so far may become it."""
+        if self._opening and self._text.startswith(self._opening):
+            self._cut, self._text, self._opening = len(self._opening), self._text[len(self._opening) :], ""
+        elif is_last or not self._opening.startswith(self._text):
+            self._opening = ""
+        return bool(self._opening)
+
     def _shown_now(self, *, is_last: bool) -> str:
+        if self._is_opening(is_last=is_last):
+            return ""
         places = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
         if places:
             self.is_stopped = True

@@ -25,10 +25,11 @@ from tests.spard.parts import byte_tokenizer
 from tests.spard.test_data import REWRITING
 
 TOOLS = (
+    "{{ date_string }} "
     "{% if tools %}[{% for t in tools %}{{ t | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}"
     "{%- for m in messages %}\n<|{{ m.role }}|>{% if m.tool_calls is defined %}{{ m.tool_calls[0].function | tojson }}"
     "{% continue %}{% endif %}{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% endfor %}"
-    "{% if add_generation_prompt %}\n<|assistant|>{% endif %} {{ date_string }}"
+    "{% if add_generation_prompt %}\n<|assistant|>{% endif %}"
 )
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": "\u00e9"}'}}
 ROWS: list[dict[str, Any]] = [
@@ -42,7 +43,7 @@ ROWS: list[dict[str, Any]] = [
             {"role": "user", "content": "again <|end|> and"},
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
             {"role": "tool", "tool_call_id": "1", "content": "3"},
-            {"role": "assistant", "content": "three", "name": "bot"},
+            {"role": "assistant", "content": "three"},
         ],
         "tools": [{"type": "function", "function": {"name": "add", "description": "<adds>", "parameters": {}}}],
     },

@@ -1,0 +1,125 @@
+"""Chat templates as programs: compiled in a sandbox, with the arguments that they take read from their syntax tree.
+
+A template is rendered here as transformers renders it, but for the clock: `strftime_now` gives `DATE` on every day,
+since a row would otherwise train on other tokens tomorrow. `with_defaults` writes the arguments into the template
+itself, so that whoever renders it without any gets the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+DATE = datetime(2024, 7, 26)
+DATE_TEXT = "26 Jul 2024"  # for templates that take it as an argument, in the words of Llama 3
+_TEMPLATES = 32  # compiled ones that are kept
+_NOW = "strftime_now"
+
+# For tokenizers that bring no template: headed paragraphs, an end-of-text token after each answer.
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '' }}\n{% endfor %}"
+    "{% if add_generation_prompt %}### assistant:\n{% endif %}"
+)
+
+
+def source_for(chat_template: str | Mapping[str, str] | None, *, tools: bool) -> str:
+    """Return the source that renders a conversation; a model may have one of its own for conversations with tools."""
+    if isinstance(chat_template, Mapping):
+        return chat_template["tool_use" if tools and "tool_use" in chat_template else "default"]
+    return chat_template or PLAIN_TEMPLATE
+
+
+def sources(chat_template: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Return all sources of a model by name; a single one is the `default`."""
+    return dict(chat_template) if isinstance(chat_template, Mapping) else {"default": chat_template or PLAIN_TEMPLATE}
+
+
+@lru_cache(maxsize=_TEMPLATES)
+def compiled(source: str) -> Template:
+    """Compile a template once: that takes a hundred times as long as to render a row. Raise jinja's `TemplateError`."""
+    template = _environment().from_string(source)
+    template.globals = dict(template.globals)  # each rendering copies them, which jinja's chain makes slow
+    return template
+
+
+@lru_cache(maxsize=_TEMPLATES)
+def arguments_read(source: str) -> frozenset[str]:
+    """Return every name that a template reads and that nothing before has to have set; its own variables may be among.
+
+    Raise jinja's `TemplateError` for a source that is no template.
+    """
+    return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+
+
+def with_defaults(source: str, arguments: Mapping[str, Any]) -> str | None:
+    """Return a template that renders by itself as the source does with these arguments, on `DATE`.
+
+    Whoever passes an argument still decides it. None where the template asks for the date in a form that it works out
+    while it renders, which nothing written down beforehand can answer.
+    """
+    lines = [
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
+        for name, value in sorted(arguments.items())
+    ]
+    forms = _date_forms(source)
+    if forms is None:
+        return None
+    if forms:
+        dates = json.dumps({form: DATE.strftime(form) for form in sorted(forms)})
+        lines.append(f"{{%- macro {_NOW}(form) %}}{{{{- {dates}[form] }}}}{{%- endmacro %}}")
+    return "".join(lines) + source if lines else source
+
+
+def _date_forms(source: str) -> set[str] | None:
+    """Return the forms in which a template asks for today's date; None if one of them is no plain text."""
+    calls = [call for call in _environment().parse(source).find_all(nodes.Call) if _asks_for_date(call)]
+    forms = [call.args[0].value if call.args and isinstance(call.args[0], nodes.Const) else None for call in calls]
+    return None if None in forms else {str(form) for form in forms}
+
+
+def _asks_for_date(call: nodes.Call) -> bool:
+    return isinstance(call.node, nodes.Name) and call.node.name == _NOW
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant says; here it only stands for its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's form
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals[_NOW] = DATE.strftime
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)

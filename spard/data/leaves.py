@@ -1,0 +1,92 @@
+"""What a row says and a chat template leaves out would be trained as if it had never been written.
+
+Templates write calls, tools, reasoning and names in forms of their own, and some leave some of them out. Whether a
+part is in what is trained shows when a name that nothing else has stands in its place: the row with such names is
+rendered as the row itself is, and each name is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spard.data.renderer import Renderer
+from spard.data.rows import Message
+from spard.data.samples import samples, teaches
+
+Name = Callable[[str], str]
+"""From a JSON pointer to a name that stands for what is there."""
+
+_MOST_SHAPES = 4096  # that are remembered
+
+
+def left_out(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[str]:
+    """Return what of a conversation is in none of its samples, as JSON pointers.
+
+    An answer that is learned must be in what has loss. Rows of one shape differ in their words alone, so that the
+    answer is remembered for each shape. Raise one of `REFUSED` or `TemplateFault` as `samples` does.
+    """
+    names: dict[str, str] = {}
+    named, offered = _with_names(names, messages, tools)
+    shape = repr((named, offered))
+    known = renderer.known_shapes
+    if shape not in known:
+        if len(known) >= _MOST_SHAPES:
+            known.clear()
+        found = samples(renderer, named, offered)
+        whole = "".join(segment.text for sample in found for segment in sample)
+        learned = "".join(segment.text for sample in found for segment in sample if segment.is_learned)
+        places = {f"/messages/{i}" for i, message in enumerate(messages) if teaches(message)}
+        lost = (at for name, at in names.items() if name not in (learned if _message_of(at) in places else whole))
+        known[shape] = tuple(dict.fromkeys(lost))
+    return list(known[shape])
+
+
+def _message_of(pointer: str) -> str:
+    return "/".join(pointer.split("/")[:3])
+
+
+def _with_names(
+    names: dict[str, str], messages: Sequence[Message], tools: Sequence[Message]
+) -> tuple[list[Message], list[Message]]:
+    """Return a conversation with a name of ours in each of its parts; `names` says which pointer each stands for."""
+
+    def name(at: str) -> str:
+        own = f"stand_in_{len(names):06d}_of_a_part"
+        names[own] = at
+        return own
+
+    turns = [_turn(name, turn, f"/messages/{i}") for i, turn in enumerate(messages)]
+    return turns, [_tool(name, tool, f"/tools/{i}") for i, tool in enumerate(tools)]
+
+
+def _turn(name: Name, turn: Message, at: str) -> Message:
+    """Name a turn's text, reasoning, speaker and calls; a tool's name stands in the call that it answers already."""
+    parts = ("content", "reasoning_content") if turn["role"] == "tool" else ("content", "reasoning_content", "name")
+    named = turn | {part: name(f"{at}/{part}") for part in parts if str(turn.get(part) or "").strip()}
+    if calls := turn.get("tool_calls"):
+        named["tool_calls"] = [_call(name, call, f"{at}/tool_calls/{i}") for i, call in enumerate(calls)]
+    return named
+
+
+def _call(name: Name, call: Message, at: str) -> Message:
+    arguments = {name(at): name(at)} if call["function"]["arguments"] else {}
+    return call | {"function": call["function"] | {"name": name(at), "arguments": arguments}}
+
+
+def _tool(name: Name, tool: Message, at: str) -> Message:
+    function = tool["function"]
+    named = function | {"name": name(at)}
+    if function.get("description"):
+        named["description"] = name(f"{at}/function/description")
+    if properties := (function.get("parameters") or {}).get("properties"):
+        place = f"{at}/function/parameters/properties"
+        own = {name(f"{place}/{key}"): _property(name, value, f"{place}/{key}") for key, value in properties.items()}
+        named["parameters"] = function["parameters"] | {"properties": own, "required": []}
+    return tool | {"function": named}
+
+
+def _property(name: Name, value: Any, at: str) -> Any:
+    if isinstance(value, dict) and isinstance(value.get("description"), str) and value["description"]:
+        return value | {"description": name(f"{at}/description")}
+    return value

@@ -1,0 +1,233 @@
+"""The one place where a chat template is rendered: prompts, conversations, and what the model has to write itself.
+
+A `Renderer` joins a tokenizer, its chat template and the record of how that is rendered (`spard.data.rendering`). Rows,
+previews, audits, proofs and engines ask it, so that what is trained stands behind the tokens that are served later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from jinja2 import TemplateError
+
+from spard.data.chat_template import compiled, source_for
+from spard.data.control_tokens import MARK, end_tokens
+from spard.data.rendering import Mode, Rendering
+from spard.data.rows import Message
+from spard.errors import TemplateFault
+
+REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a template raises: by itself, or by what it does with a value."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for reasoning
+_THOUGHT = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
+_OPEN = re.compile(r"<([A-Za-z_]+)>\s*\Z")
+_BEGINNINGS = ("a", " a", "\na", "1", "\u4e2d", "(")  # of answers
+_ASK: Message = {"role": "user", "content": "stand_in_of_a_question"}
+_ANSWER: Message = {"role": "assistant", "content": "stand_in_of_an_answer"}
+_THOUGHTS: Message = _ANSWER | {"reasoning_content": "stand_in_of_reasoning"}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer as the model has to write it: the prompt before it, its text up to the end token, and what follows."""
+
+    prompt: str
+    text: str
+    rest: str
+
+
+@dataclass
+class Renderer:
+    """A tokenizer with its chat template and the record of how it is rendered; a `Shield` has marked the texts."""
+
+    tokenizer: Any
+    rendering: Rendering
+    template: str | Mapping[str, str] | None  # the tokenizer's, when this was made
+    known_shapes: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # see `spard.data.leaves`
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), *, generation: bool, mode: Mode | None = None
+    ) -> str:
+        """Return a conversation as text, up to where the assistant begins if `generation`; raise one of `REFUSED`."""
+        source = source_for(self.template, tools=bool(tools))
+        names: dict[str, Any] = {**self.tokenizer.special_tokens_map, "documents": None}
+        return compiled(source).render(
+            **names | self.rendering.arguments_of(mode),
+            messages=[_as_read(message) for message in messages],
+            tools=list(tools) or None,
+            add_generation_prompt=generation,
+        )
+
+    def split_reasoning(self, message: Message) -> Message:
+        """Return an answer with the reasoning that its text begins with, in tags, apart from the text."""
+        found = _THOUGHT.match(message["content"]) if message["role"] == "assistant" else None
+        if found is None or not self.knows_reasoning or message.get("reasoning_content"):
+            return message
+        return message | {"reasoning_content": found.group(1), "content": message["content"][found.end() :]}
+
+    @cached_property
+    def knows_reasoning(self) -> bool:
+        """Whether a model with this template writes reasoning, in tags or in a part of its own."""
+        source = source_for(self.template, tools=False)
+        return "</think>" in source or any(f"{name}" in source for name in _REASONING[:1])
+
+    def mode_for(self, answer: Message) -> Mode:
+        """Return the mode in which an answer is learned: with thinking on if it has reasoning."""
+        return self.rendering.thinking if answer.get("reasoning_content") else self.rendering.answering
+
+    def turn(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Turn:
+        """Return the last message, an answer, as the model has to write it behind what serving puts before it.
+
+        Raise `TemplateFault` where the template writes an answer otherwise than its generation prompt has begun it.
+        """
+        *before, answer = messages
+        mode = self.mode_for(answer)
+        prompt = self.render(before, tools, generation=True, mode=mode)
+        whole = self.render(messages, tools, generation=False, mode=mode)
+        if whole.startswith(prompt):
+            return self._ended(prompt, whole[len(prompt) :])
+        history = self.render(before, tools, generation=False, mode=mode)
+        header = self._headers[mode]
+        begun = prompt.removeprefix(history + header)
+        if not whole.startswith(history + header) or begun == prompt:
+            return self._ended(prompt, self._plain_text(messages, tools, mode, whole))
+        return self._ended(prompt, _bridge(begun, answer) + whole[len(history + header) :])
+
+    def _plain_text(self, messages: Sequence[Message], tools: Sequence[Message], mode: Mode, whole: str) -> str:
+        """Return an answer's text where the conversation before it is written otherwise once it is answered.
+
+        Templates do that which put the system prompt into the last turn. It is what the model writes before every
+        answer, the words, and what stands behind a name of ours in their place. Raise `TemplateFault` for an answer
+        with more than words.
+        """
+        *before, answer = messages
+        if not answer.get("tool_calls") and not answer.get("reasoning_content"):
+            named = [*before, answer | {"content": _ANSWER["content"]}]
+            _, _, behind = self.render(named, tools, generation=False, mode=mode).rpartition(_ANSWER["content"])
+            for words in (answer["content"], answer["content"].strip()):
+                if whole.endswith(words + behind):
+                    return self.opening + words + behind
+        raise TemplateFault("writes an answer otherwise than its generation prompt begins one")
+
+    def _ended(self, prompt: str, text: str) -> Turn:
+        """Cut an answer behind its first end token, where engines stop; one without is closed with one."""
+        ends = [at + len(stop) for stop in self.stop_texts if (at := text.find(stop)) >= 0]
+        if not ends:
+            return Turn(prompt, text.rstrip() + (self.rendering.closing or self.tokenizer.eos_token), "")
+        end = min(ends)
+        if self._special.sub("", text[end:]).strip():
+            raise TemplateFault("writes more of an answer behind its end token")
+        return Turn(prompt, text[:end], text[end:])
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """What matches a special token."""
+        special, added = end_tokens(self.tokenizer), self.tokenizer.added_tokens_decoder
+        texts = sorted((re.escape(added[i].content) for i in special if i in added), key=len, reverse=True)
+        return re.compile("|".join(texts) or r"(?!)")
+
+    @cached_property
+    def reads_apart(self) -> bool:
+        """Whether the tokenizer reads the text of an answer by itself as it does behind its prompt."""
+        prompt = self.render([_ASK], generation=True)
+        texts = [text for begin in _BEGINNINGS for text in (begin, prompt + begin)]
+        alone, *others = self.token_ids([prompt, *texts])
+        return all(alone + others[i] == others[i + 1] for i in range(0, len(others), 2))
+
+    @cached_property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts of the tokens at which engines stop."""
+        added = self.tokenizer.added_tokens_decoder
+        return tuple(added[stop].content for stop in self.rendering.stops if stop in added)
+
+    @cached_property
+    def _headers(self) -> dict[Mode, str]:
+        """What stands between a question and its answer in a conversation, in each mode."""
+        found: dict[Mode, str] = {}
+        for mode in self.rendering.modes:
+            asked = self.render([_ASK], generation=False, mode=mode)
+            whole = self.render([_ASK, _ANSWER], generation=False, mode=mode)
+            if not whole.startswith(asked):
+                raise TemplateFault("writes a question otherwise once it is answered")
+            found[mode] = whole[len(asked) :].partition(_ANSWER["content"])[0]
+        return found
+
+    @cached_property
+    def opening(self) -> str:
+        """What the model writes itself between the generation prompt and the words of an answer without reasoning."""
+        return self.turn([_ASK, _ANSWER]).text.partition(_ANSWER["content"])[0]
+
+    def content_of(self, reply: str) -> str:
+        """Return the words of a reply, without what opens an answer, reasoning, or tokens of the template's.
+
+        A reply that ends within its reasoning is returned whole.
+        """
+        for mark in filter(None, ("</think>" if self.knows_reasoning else "", self.opening.strip())):
+            _, found, behind = reply.rpartition(mark)
+            reply = behind if found and behind.strip() else reply
+        return self._special.sub("", reply) if self.ends < end_tokens(self.tokenizer) else reply
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Ids of the tokens that end a reply: special ones, but those that the template writes inside of answers."""
+        return self._ends_but(self._inner_texts([_ANSWER, _THOUGHTS]))
+
+    @cached_property
+    def ends_with_tools(self) -> frozenset[int]:
+        """The same for a reply that may call tools: tokens that the template writes inside of calls do not end it."""
+        return self._ends_but(self._inner_texts([_ANSWER, _THOUGHTS, _CALLS]))
+
+    def _ends_but(self, inner: Sequence[str]) -> frozenset[int]:
+        special, added = end_tokens(self.tokenizer), self.tokenizer.added_tokens_decoder
+        inside = {i for i in special if i in added and any(added[i].content in text for text in inner)}
+        return (special - inside) | frozenset(self.rendering.stops)
+
+    def _inner_texts(self, answers: Sequence[Message]) -> list[str]:
+        """Return what the template writes inside of answers, without their ends; nothing of one that it refuses."""
+        found = []
+        for answer in answers:
+            try:
+                text = self.turn([_ASK, answer]).text
+            except (*REFUSED, TemplateFault):
+                continue
+            ends = [stop for stop in self.stop_texts if text.endswith(stop)]
+            found.append(text.removesuffix(max(ends, key=len, default="")))
+        return found
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokenize marked texts in one call, without further special tokens, each piece between marks by itself."""
+        parts = [text.split(MARK) for text in texts]
+        flat = list(chain.from_iterable(parts))
+        if not flat:
+            return []
+        ids = iter(self.tokenizer(flat, add_special_tokens=False)["input_ids"])
+        return [next(ids) if len(each) == 1 else list(chain.from_iterable(next(ids) for _ in each)) for each in parts]
+
+
+_CALL: Message = {"name": "stand_in_of_a_name", "arguments": {"stand_in": "stand_in"}}
+_CALLS: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "abcdefghi", "type": "function", "function": _CALL}],
+}
+
+
+def _bridge(begun: str, answer: Message) -> str:
+    """Return what closes the reasoning that a generation prompt has opened: the model writes it before its answer."""
+    opened = _OPEN.search(begun)
+    if opened is None:
+        return ""
+    return f"{answer.get('reasoning_content') or ''}\n</{opened.group(1)}>\n\n"
+
+
+def _as_read(message: Message) -> Message:
+    """Return a message as templates read it: without what concerns training alone, its reasoning under every name."""
+    plain = {key: value for key, value in message.items() if key != "weight" and value is not None}
+    reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+    return plain if reasoning is None else {**plain, **dict.fromkeys(_REASONING, reasoning)}

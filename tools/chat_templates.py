@@ -1,0 +1,264 @@
+"""Which of the chat templates that other packages ship are trained and served alike, conversation by conversation.
+
+python -m tools.chat_templates [FOLDER]  prints the table for the templates of the installed TRL, or of a folder
+
+No package brings the tokenizers of these models, so each template gets one that knows the control tokens that it
+writes; the tokens at which its engines stop are those that its model states. A cell says of how many samples a
+conversation is trained, or why it is refused. Whatever is trained was compared: the words that are learned with what
+the assistant says, the tokens before them with the prompt that is served, and both with what transformers renders by
+itself from the template in the adapter's archive.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from spard.data.chat import NO_LOSS, Encoded, encode, render_prompt, renderer_of
+from spard.data.rows import Example, Message, is_learned
+from spard.data.self_rendering import self_rendering
+from spard.errors import SpardError
+
+# By the beginning of a template's name: the tokens at which the engines of its model stop, the end token first.
+STOPS = {
+    "cohere": ("<|END_OF_TURN_TOKEN|>",),
+    "command": ("<|END_OF_TURN_TOKEN|>",),
+    "deepseek": ("<｜end▁of▁sentence｜>",),
+    "diffusion_gemma": ("<turn|>", "<eos>"),
+    "gemma4": ("<turn|>", "<eos>"),
+    "gemma": ("<end_of_turn>", "<eos>"),
+    "glm": ("<|endoftext|>", "<|user|>", "<|observation|>"),
+    "gptoss": ("<|return|>", "<|call|>", "<|endoftext|>"),
+    "idefics": ("<end_of_utterance>", "</s>"),
+    "smolvlm": ("<end_of_utterance>", "</s>"),
+    "llama3": ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
+    "llava": ("</s>",),
+    "muse": ("<|eot|>",),
+    "mistral": ("</s>",),
+    "phi": ("<|end|>", "<|endoftext|>"),
+    "": ("<|im_end|>", "<|endoftext|>"),
+}
+_CONTROL = re.compile(
+    r"<\|[A-Za-z0-9_]+\|>|<｜[^｜<>' ]+｜>|<(?:start|end)_of_turn>|<\|?turn\|?>|<end_of_utterance>|<[be]os>|</?s>"
+)
+_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # tokens of their own that are no control tokens
+
+_TOOL: Message = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "Which one."}}},
+    },
+}
+
+
+def _asks(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _says(text: str, **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+def _calls(number: int, text: str = "") -> tuple[Message, Message]:
+    """Return a call of the tool and its answer."""
+    call = {"id": f"abcdefgh{number}", "type": "function"}
+    call["function"] = {"name": "weather", "arguments": {"city": f"Rome {number}"}}  # type: ignore[assignment]
+    answer = {"role": "tool", "tool_call_id": call["id"], "name": "weather", "content": f"{number} degrees"}
+    return _says(text, tool_calls=[call]), answer
+
+
+CONVERSATIONS = {
+    "one turn": Example((_asks("Hi"), _says("Hello there.")), 1),
+    "system": Example(({"role": "system", "content": "Be kind."}, _asks("Hi"), _says("Hello.")), 1),
+    "three turns": Example(
+        (_asks("q1"), _says("<b>one</b>"), _asks("q2"), _says("two"), _asks("q3"), _says("three")), 1
+    ),
+    "tools, two rounds": Example(
+        (_asks("w?"), *_calls(1), _says("It is 1."), _asks("and?"), *_calls(2), _says("It is 2.")), 1, (_TOOL,)
+    ),
+    "text beside a call": Example((_asks("w?"), *_calls(1, "Let me look."), _says("It is 1.")), 1, (_TOOL,)),
+    "reasoning": Example(
+        (
+            *(_asks("q1"), _says("one", reasoning_content="because")),
+            *(_asks("q2"), _says("two", reasoning_content="hence")),
+        ),
+        1,
+    ),
+    "weight 0 first": Example((_asks("q1"), _says("one", weight=0), _asks("q2"), _says("two")), 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a conversation becomes: its samples, or why it is refused; `faults` are differences that must not be."""
+
+    samples: int = 0
+    refusal: str = ""
+    faults: tuple[str, ...] = ()
+
+    @property
+    def cell(self) -> str:
+        """A word or two for the table."""
+        return "FAULT" if self.faults else str(self.samples) if self.samples else self.refusal
+
+
+def trl_templates() -> dict[str, str]:
+    """Return the chat templates of the installed TRL by name."""
+    found = find_spec("trl")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("TRL is not installed")
+    return templates_in(Path(found.origin).parent / "chat_templates")
+
+
+def templates_in(folder: Path) -> dict[str, str]:
+    """Return the chat templates of a folder by name."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
+
+
+def tokenizer_for(name: str, template: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes with the control tokens that a template writes, and its model's stop tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    stops = next(tokens for begin, tokens in STOPS.items() if name.startswith(begin))
+    control = {*_CONTROL.findall(template), *stops, "<|pad|>", "<bos>"}
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(control)])
+    made.add_tokens([AddedToken(token, normalized=False) for token in _PLAIN if token in template])
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=stops[0], pad_token="<|pad|>", bos_token="<bos>", chat_template=template
+    )
+    found.stated_ends = [found.convert_tokens_to_ids(token) for token in stops]
+    return found
+
+
+def outcome(tokenizer: Any, conversation: Example) -> Outcome:
+    """Train a conversation's tokens, and compare them with what is served and what transformers renders by itself."""
+    try:
+        encoded = encode(tokenizer, conversation, 1 << 20)
+    except SpardError as error:
+        return Outcome(refusal=error.message.removeprefix("line 1: the model's chat template "))
+    faults = [*_learned_faults(tokenizer, conversation, encoded), *_prompt_faults(tokenizer, conversation, encoded)]
+    return Outcome(len(encoded.samples), faults=tuple(faults))
+
+
+def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> Iterator[str]:
+    """Yield where what is learned is not what the assistant says, to its end."""
+    renderer = renderer_of(tokenizer)
+    turns = [turn for turn in conversation.messages if is_learned(turn)]
+    runs = [run for sample in encoded.samples for run in _learned(sample)]
+    if len(runs) != len(turns):
+        yield f"{len(runs)} answers are learned of {len(turns)}"
+        return
+    for turn, (_, ids) in zip(turns, runs, strict=True):
+        text = tokenizer.decode(ids)
+        calls = [call["function"] for call in turn.get("tool_calls") or ()]
+        words = [turn["content"], turn.get("reasoning_content") or "", *(call["name"] for call in calls)]
+        words += [str(value) for call in calls for value in call["arguments"].values()]
+        if missing := [word for word in words if word not in text]:
+            yield f"{missing[0]!r} is not learned in {text!r}"
+        if ids[-1] not in renderer.rendering.stops:
+            yield f"{text!r} does not end at a stop token"
+
+
+def _prompt_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> Iterator[str]:
+    """Yield where the tokens before an answer are not those of the prompt that is served."""
+    renderer = renderer_of(tokenizer)
+    places = [i for i, turn in enumerate(conversation.messages) if is_learned(turn)]
+    runs = [(sample, at) for sample in encoded.samples for at, _ in _learned(sample)]
+    for place, (sample, at) in zip(places, runs, strict=False):
+        before = conversation.messages[:place]
+        mode = renderer.mode_for(conversation.messages[place])
+        prompt = render_prompt(tokenizer, before, conversation.tools, mode=mode)
+        if list(sample.ids[:at]) != prompt:
+            yield f"the prompt before answer {place} is served otherwise than it is trained"
+        if _by_transformers(tokenizer, before, conversation.tools, mode) != prompt:
+            yield f"transformers renders the prompt before answer {place} otherwise"
+
+
+def _by_transformers(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], mode: Any) -> list[int]:
+    """Return a prompt as transformers renders it from the template that goes into the adapter's archive."""
+    renderer = renderer_of(tokenizer)
+    source = self_rendering(renderer, mode)["tool_use" if tools and "tool_use" in sources_of(tokenizer) else "default"]
+    plain = [{key: value for key, value in turn.items() if key != "weight"} for turn in messages]
+    asked: dict[str, Any] = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
+    text = tokenizer.apply_chat_template(plain, chat_template=source, **asked)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def sources_of(tokenizer: Any) -> dict[str, str]:
+    """Return a tokenizer's chat templates by name."""
+    template = tokenizer.chat_template
+    return template if isinstance(template, dict) else {"default": template}
+
+
+def _learned(sample: Encoded) -> list[tuple[int, list[int]]]:
+    """Return where each run of learned tokens begins, and the tokens."""
+    found: list[tuple[int, list[int]]] = []
+    for at, label in enumerate(sample.labels):
+        if label == NO_LOSS:
+            continue
+        if not found or found[-1][0] + len(found[-1][1]) != at:
+            found.append((at, []))
+        found[-1][1].append(label)
+    return found
+
+
+def table(templates: dict[str, str]) -> list[tuple[str, str, list[Outcome]]]:
+    """Return for each template its name, what is known of it, and what becomes of each conversation."""
+    rows = []
+    for name, template in templates.items():
+        tokenizer = tokenizer_for(name, template)
+        try:
+            rendering = renderer_of(tokenizer).rendering
+        except SpardError as error:
+            rows.append((name, f"refused: {error.message}", []))
+            continue
+        facts = [
+            f"thinking {rendering.default} by default" if rendering.default != "plain" else "",
+            f"closed with `{rendering.closing}`" if rendering.closing else "",
+        ]
+        outcomes = [outcome(tokenizer, each) for each in CONVERSATIONS.values()]
+        rows.append((name, ", ".join(filter(None, facts)), outcomes))
+    return rows
+
+
+def markdown(rows: Sequence[tuple[str, str, list[Outcome]]]) -> str:
+    """Return the table in Markdown, each refusal as a numbered note below it."""
+    notes: dict[str, int] = {}
+    lines = [f"| template | | {' | '.join(CONVERSATIONS)} |", f"|---|---|{'---|' * len(CONVERSATIONS)}"]
+    for name, facts, outcomes in rows:
+        cells = []
+        for each in outcomes:
+            if each.refusal:
+                number = notes.setdefault(each.refusal, len(notes) + 1)
+                cells.append(f"({number})")
+            else:
+                cells.append(each.cell)
+        lines.append(f"| {name} | {facts} | {' | '.join(cells or [''] * len(CONVERSATIONS))} |")
+    told = [f"{number}. The template {text.replace('|', '&#124;')}" for text, number in notes.items()]
+    return "\n".join([*lines, "", *told]) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table; the exit status is 1 where something is trained otherwise than it is served."""
+    rows = table(templates_in(Path(argv[0])) if argv else trl_templates())
+    sys.stdout.write(markdown(rows))
+    faults = [f"{name}: {fault}" for name, _, found in rows for each in found for fault in each.faults]
+    sys.stdout.write("\n".join([*faults, f"{len(faults)} differences"]) + "\n")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
