@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-SPREAD := -n 2 --dist loadfile --no-loadscope-reorder  # a file's tests in one process, in the order of collection
+SPREAD := -n 2 --dist loadfile --no-loadscope-reorder  # a file's tests in one process; tests/file_order.py sorts the files
 LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests/spard/test_ranks.py \
   tests/spard/test_broken_off.py tests/spard/test_mapped_memory.py tests/spard/test_nf4.py \
   tests/app/inference/test_released.py tests/app/launchers/test_reconcile.py tests/app/test_held_out.py \

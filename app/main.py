@@ -25,7 +25,7 @@ from app.dashboard.rendering import problem_page
 from app.dashboard.viewer import needs_sign_in
 from app.errors import AppError, Conflict, InvalidRequest, NotFound, TooLarge, Unavailable, Unfit, UnsupportedMedia
 from app.files.counting import Counters
-from app.http import bodies, openapi, unknown_url
+from app.http import bodies, openapi, shared_routes, unknown_url
 from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lanes
 from app.http.middleware import Envelope, problem
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _OF_DATABASE = (DataError, IntegrityError, OperationalError, PoolTimeout)
 _JOIN_S = 3.0  # that background threads have to end in
+_ROUTES = shared_routes.include(reference_pages.router, *ROUTERS, *PAGES)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -61,7 +62,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         title="SPARD",
         version=version_of("spard-service"),
         description=words,
-        responses=openapi.ERRORS,
+        routes=list(_ROUTES),
+        webhooks=WEBHOOKS,
         lifespan=_running,
         docs_url=None,
         redoc_url=None,
@@ -82,9 +84,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.rate_limits, app.state.key_throttle = limits, KeyThrottle(limits)
     app.state.serving = Serving(settings, app.state.engine, app.state.storage, limits)
     app.state.worker = None  # the supervisor of the embedded mode's worker, where there is one
-    for router in (reference_pages.router, *ROUTERS, *PAGES):
-        app.include_router(router)
-    app.webhooks.include_router(WEBHOOKS)
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, *_OF_DATABASE):
         app.add_exception_handler(kind, _answer)
@@ -104,8 +103,9 @@ def checked_app() -> FastAPI:
 
 
 def served_app(settings: Settings) -> FastAPI:
-    """Return the application for a process that does nothing else."""
+    """Return the application for a process that only serves it, with its routes built before the first request."""
     app = create_app(settings)
+    shared_routes.build(_ROUTES)
     garbage.spare_requests()
     return app
 

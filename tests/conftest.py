@@ -23,6 +23,7 @@ from app.db import make_engine, upgrade_schema
 from app.storage import Storage, open_storage
 from spard.isolation import reach
 from tests import servers, surroundings
+from tests.file_order import FileOrder
 from tools.chromium import chromium, place
 
 # The same examples on every machine, however long one takes there.
@@ -43,8 +44,9 @@ class SaysFailuresAtOnce:
             self.terminal.write_line(f"\n{report.nodeid} ({report.when}) failed:\n{report.longreprtext}")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     surroundings.settle(os.environ)
+    config.pluginmanager.register(FileOrder(config))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

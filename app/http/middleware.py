@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import AppError, NotFound, Unavailable
+from app.http import shared_routes
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Envelope:
             return await self._app(scope, receive, send)
         request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
         scope.setdefault("state", {})["request_id"] = request_id
+        shared_routes.serving.set(scope["app"])
 
         async def send_named(message: Message) -> None:
             nonlocal started

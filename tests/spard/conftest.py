@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from spard.models.base import Base, load_base
 from spard.research.lab.make import make
 from spard.research.lab.natural.make import folder_name, make_natural
+from tests.run_folders import run_folder
 from tests.spard.parts import ANY_BASE, TINY_NATURAL, TINY_PLAN, write_model
 
 
@@ -42,10 +44,11 @@ def base(load: Callable[..., Base]) -> Base:
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lab whose base model was hardly trained."""
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lab whose base model was hardly trained; this process's own copy, for some tests change it and mend it."""
+    source = run_folder(request, "lab", lambda folder: make(folder, 1, TINY_PLAN, ANY_BASE))
     folder = tmp_path_factory.mktemp("labs") / "lab"
-    make(folder, 1, TINY_PLAN, ANY_BASE)
+    shutil.copytree(source, folder)
     return folder
 
 
