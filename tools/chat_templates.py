@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ _CONTROL = re.compile(
 )
 _PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # tokens of their own that are no control tokens
 
-_TOOL: Message = {
+TOOL: Message = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -69,7 +70,7 @@ def _says(text: str, **more: Any) -> Message:
     return {"role": "assistant", "content": text, **more}
 
 
-def _calls(number: int, text: str = "") -> tuple[Message, Message]:
+def call_and_answer(number: int, text: str = "") -> tuple[Message, Message]:
     """Return a call of the tool and its answer."""
     call = {"id": f"abcdefgh{number}", "type": "function"}
     call["function"] = {"name": "weather", "arguments": {"city": f"Rome {number}"}}  # type: ignore[assignment]
@@ -84,9 +85,11 @@ CONVERSATIONS = {
         (_asks("q1"), _says("<b>one</b>"), _asks("q2"), _says("two"), _asks("q3"), _says("three")), 1
     ),
     "tools, two rounds": Example(
-        (_asks("w?"), *_calls(1), _says("It is 1."), _asks("and?"), *_calls(2), _says("It is 2.")), 1, (_TOOL,)
+        (_asks("w?"), *call_and_answer(1), _says("It is 1."), _asks("and?"), *call_and_answer(2), _says("It is 2.")),
+        1,
+        (TOOL,),
     ),
-    "text beside a call": Example((_asks("w?"), *_calls(1, "Let me look."), _says("It is 1.")), 1, (_TOOL,)),
+    "text beside a call": Example((_asks("w?"), *call_and_answer(1, "Let me look."), _says("It is 1.")), 1, (TOOL,)),
     "reasoning": Example(
         (
             *(_asks("q1"), _says("one", reasoning_content="because")),
@@ -142,17 +145,21 @@ def tokenizer_for(name: str, template: str) -> PreTrainedTokenizerFast:
     return found
 
 
-def outcome(tokenizer: Any, conversation: Example) -> Outcome:
-    """Train a conversation's tokens, and compare them with what is served and what transformers renders by itself."""
+def outcome(tokenizer: Any, conversation: Example, *, is_exact: bool = True) -> Outcome:
+    """Compare a conversation's tokens in training with what is served, and with what transformers renders by itself.
+
+    Unless `is_exact`, space around the words of an answer may be missing, since templates cut it.
+    """
     try:
         encoded = encode(tokenizer, conversation, 1 << 20)
     except SpardError as error:
         return Outcome(refusal=error.message.removeprefix("line 1: the model's chat template "))
-    faults = [*_learned_faults(tokenizer, conversation, encoded), *_prompt_faults(tokenizer, conversation, encoded)]
+    faults = [*_learned_faults(tokenizer, conversation, encoded, is_exact=is_exact)]
+    faults += [*_prompt_faults(tokenizer, conversation, encoded)]
     return Outcome(len(encoded.samples), faults=tuple(faults))
 
 
-def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> Iterator[str]:
+def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, is_exact: bool) -> Iterator[str]:
     """Yield where what is learned is not what the assistant says, to its end."""
     renderer = renderer_of(tokenizer)
     turns = [turn for turn in conversation.messages if is_learned(turn)]
@@ -163,7 +170,8 @@ def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> 
     for turn, (_, ids) in zip(turns, runs, strict=True):
         text = tokenizer.decode(ids)
         calls = [call["function"] for call in turn.get("tool_calls") or ()]
-        words = [turn["content"], turn.get("reasoning_content") or "", *(call["name"] for call in calls)]
+        said = turn["content"] if is_exact else turn["content"].strip()
+        words = [said, turn.get("reasoning_content") or "", *(call["name"] for call in calls)]
         words += [str(value) for call in calls for value in call["arguments"].values()]
         if missing := [word for word in words if word not in text]:
             yield f"{missing[0]!r} is not learned in {text!r}"
@@ -249,6 +257,31 @@ def markdown(rows: Sequence[tuple[str, str, list[Outcome]]]) -> str:
         lines.append(f"| {name} | {facts} | {' | '.join(cells or [''] * len(CONVERSATIONS))} |")
     told = [f"{number}. The template {text.replace('|', '&#124;')}" for text, number in notes.items()]
     return "\n".join([*lines, "", *told]) + "\n"
+
+
+_PAGE = """# Chat templates
+
+What is trained has to be what is served: each answer stands behind exactly the tokens that serving puts before it,
+and is learned from its first token to the end token at which engines stop. The table below is made by
+`python -m tools.chat_templates` from the {count} chat templates in the package `trl` {version}, and a test makes it
+again.
+
+A number says of how many samples a conversation is trained. It is one where the template only appends. Where it
+rewrites what was said before (drops reasoning, for example), each answer is a sample of its own, and costs the tokens
+of all that stands before it. A number in brackets is a note below the table: the row is refused, and `/validation`
+says so.
+"Closed with" names the end token that is put behind each answer, because the template writes none at which the model's
+engines stop.
+
+The tokenizers are not the models' own, which no package brings: each knows the control tokens that its template writes.
+
+{table}"""
+
+
+def page() -> str:
+    """Return the page of the documentation."""
+    found = trl_templates()
+    return _PAGE.format(count=len(found), version=version("trl"), table=markdown(table(found)))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import api_page, error_codes_page, settings_page
+from tools import api_page, chat_templates, error_codes_page, settings_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "api.md": api_page.page,
+    "chat-templates.md": chat_templates.page,
     "error-codes.md": error_codes_page.page,
     "settings.md": settings_page.page,
 }

@@ -23,7 +23,7 @@ from spard.data.problems import Problem
 from spard.data.rows import Example, example
 from spard.errors import InvalidData, ToolsNotRendered
 
-MAX_CHARS, MAX_TURNS = 200_000, 100  # a template is rendered once for each turn
+MAX_CHARS, MAX_TURNS = 200_000, 4000
 _NICE = 10
 _ANY_LENGTH = 2**31
 _SHOWN = 4096  # tokens of a row

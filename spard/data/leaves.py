@@ -7,6 +7,7 @@ rendered as the row itself is, and each name is looked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ Name = Callable[[str], str]
 """From a JSON pointer to a name that stands for what is there."""
 
 _MOST_SHAPES = 4096  # that are remembered
+_MANY = 32  # turns
+_PARTS = ("tool_calls", "reasoning_content", "name", "tool_call_id")
+_OWN = re.compile(r"stand_in_\d{6,}_of_a_part")
 
 
 def left_out(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[str]:
@@ -26,6 +30,7 @@ def left_out(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Me
     An answer that is learned must be in what has loss. Rows of one shape differ in their words alone, so that the
     answer is remembered for each shape. Raise one of `REFUSED` or `TemplateFault` as `samples` does.
     """
+    messages = _looked_at(messages)
     names: dict[str, str] = {}
     named, offered = _with_names(names, messages, tools)
     shape = repr((named, offered))
@@ -34,12 +39,21 @@ def left_out(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Me
         if len(known) >= _MOST_SHAPES:
             known.clear()
         found = samples(renderer, named, offered)
-        whole = "".join(segment.text for sample in found for segment in sample)
-        learned = "".join(segment.text for sample in found for segment in sample if segment.is_learned)
+        whole = set(_OWN.findall("".join(segment.text for sample in found for segment in sample)))
+        learned = set(_OWN.findall("".join(part.text for sample in found for part in sample if part.is_learned)))
         places = {f"/messages/{i}" for i, message in enumerate(messages) if teaches(message)}
         lost = (at for name, at in names.items() if name not in (learned if _message_of(at) in places else whole))
         known[shape] = tuple(dict.fromkeys(lost))
     return list(known[shape])
+
+
+def _looked_at(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the first turns of a long conversation that is nothing but text: the others are like them."""
+    if len(messages) <= _MANY or any(turn.get(part) for turn in messages for part in _PARTS):
+        return messages
+    return messages[
+        : next((i for i, turn in enumerate(messages, start=1) if i >= _MANY and teaches(turn)), len(messages))
+    ]
 
 
 def _message_of(pointer: str) -> str:
@@ -52,7 +66,7 @@ def _with_names(
     """Return a conversation with a name of ours in each of its parts; `names` says which pointer each stands for."""
 
     def name(at: str) -> str:
-        own = f"stand_in_{len(names):06d}_of_a_part"
+        own = f"stand_in_{len(names):06d}_of_a_part"  # as `_OWN` finds it
         names[own] = at
         return own
 

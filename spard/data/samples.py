@@ -16,7 +16,7 @@ from spard.data.rows import Message, is_learned
 from spard.errors import TemplateFault
 
 _LONG = 8  # learned answers: more are found in two renderings of the whole, and some of them rendered to compare
-_MOST_CHARS = 40_000_000  # to render for one row: a conversation of many turns is rendered anew for each
+_MOST_CHARS = 4_000_000  # to render for one row: a conversation of many turns is rendered anew for each
 
 
 class Segment(NamedTuple):

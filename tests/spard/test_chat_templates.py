@@ -1,0 +1,105 @@
+"""Whatever chat template a model has: what is trained is what is served, and what transformers renders by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spard.data.chat import encode, renderer_of
+from spard.data.rows import Example
+from spard.data.self_rendering import self_rendering
+from spard.errors import TemplateFault
+from tools import chat_templates
+from tools.chat_templates import CONVERSATIONS, outcome, tokenizer_for, trl_templates
+
+TEMPLATES = trl_templates()
+PAGE = Path(chat_templates.__file__).parents[1] / "docs" / "chat-templates.md"
+# Templates of the models that the paper and the README name: every conversation that they can write is trained.
+FAMILIES = ("qwen2_5", "qwen3", "llama3_2")
+USABLE = [name for name in TEMPLATES if not name.startswith(("idefics", "llava", "smolvlm"))]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_is_trained_is_what_is_served(name: str) -> None:
+    tokenizer = tokenizer_for(name, TEMPLATES[name])
+    if name.startswith("llava"):
+        with pytest.raises(TemplateFault, match="cannot write an answer"):
+            renderer_of(tokenizer)
+        return
+    for kind, conversation in CONVERSATIONS.items():
+        found = outcome(tokenizer, conversation)
+        assert not found.faults, kind
+        assert found.samples or found.refusal, kind
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_families_of_the_paper_train_all_that_they_can_write(name: str) -> None:
+    tokenizer = tokenizer_for(name, TEMPLATES[name])
+    refused = {kind for kind, each in CONVERSATIONS.items() if outcome(tokenizer, each).refusal}
+    cannot = {"qwen2_5": {"reasoning"}, "qwen3": set(), "llama3_2": {"reasoning", "text beside a call"}}
+    assert refused == cannot[name]
+
+
+def test_the_page_has_the_table_of_the_installed_trl() -> None:
+    assert PAGE.read_text(encoding="utf-8") == chat_templates.page()
+
+
+words = st.text(alphabet="ab <>&\n/\\'\"{}é中|", min_size=1, max_size=12)
+answers = st.tuples(words.filter(str.strip), st.booleans(), st.booleans())
+
+
+@st.composite
+def conversations(draw: Any) -> Example:
+    """Draw a conversation, under a system prompt or not, with answers of weight 0 and calls among its turns."""
+    turns: list[dict[str, Any]] = [{"role": "system", "content": draw(words)}] if draw(st.booleans()) else []
+    has_tools = draw(st.booleans())
+    for number in range(draw(st.integers(1, 3))):
+        text, is_learned, calls = draw(answers)
+        turns.append({"role": "user", "content": draw(words)})
+        if has_tools and calls:
+            turns += chat_templates.call_and_answer(number)
+        turns.append({"role": "assistant", "content": text} | ({} if is_learned else {"weight": 0}))
+    turns[-1].pop("weight", None)
+    return Example(tuple(turns), 1, (chat_templates.TOOL,) if has_tools else ())
+
+
+@settings(max_examples=6)
+@pytest.mark.parametrize("name", USABLE)
+@given(conversation=conversations())
+def test_drawn_conversations_are_trained_as_they_are_served_or_refused(name: str, conversation: Example) -> None:
+    tokenizer = _tokenizer(name)
+    found = outcome(tokenizer, conversation, is_exact=False)
+    assert not found.faults
+
+
+_MADE: dict[str, Any] = {}
+
+
+def _tokenizer(name: str) -> Any:
+    if name not in _MADE:
+        _MADE[name] = tokenizer_for(name, TEMPLATES[name])
+    return _MADE[name]
+
+
+def test_a_template_that_asks_for_the_date_gives_the_same_tokens_tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistral Small, gpt-oss, SmolLM3 and Granite write the day: a job would train on other tokens after midnight."""
+    source = "<|system|>Now: {{ strftime_now('%Y-%m-%d %H:%M:%S') }}" + PLAIN
+    tokenizer = tokenizer_for("", source)
+    row = Example(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}), 1)
+    first = encode(tokenizer, row, 1000).ids
+    assert "Now: 2024-07-26 00:00:00" in tokenizer.decode(first)
+    alone = self_rendering(renderer_of(tokenizer), "plain")["default"]
+    text = tokenizer.apply_chat_template(
+        list(row.messages[:1]), chat_template=alone, add_generation_prompt=True, tokenize=False
+    )
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == list(first[: len(tokenizer(text)["input_ids"])])
+
+
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
