@@ -138,7 +138,8 @@ def tokenizer_for(name: str, template: str) -> PreTrainedTokenizerFast:
     control = {*_CONTROL.findall(template), *stops, "<|pad|>", "<bos>"}
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(control)])
     made.add_tokens([AddedToken(token, normalized=False) for token in _PLAIN if token in template])
-    found = PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast
+    found: PreTrainedTokenizerFast = make(
         tokenizer_object=made, eos_token=stops[0], pad_token="<|pad|>", bos_token="<bos>", chat_template=template
     )
     found.stated_ends = [found.convert_tokens_to_ids(token) for token in stops]
@@ -225,7 +226,7 @@ def _learned(sample: Encoded) -> list[tuple[int, list[int]]]:
 
 def table(templates: dict[str, str]) -> list[tuple[str, str, list[Outcome]]]:
     """Return for each template its name, what is known of it, and what becomes of each conversation."""
-    rows = []
+    rows = list[tuple[str, str, list[Outcome]]]()
     for name, template in templates.items():
         tokenizer = tokenizer_for(name, template)
         try:

@@ -24,6 +24,8 @@ class Asking:
                further dresses: as many for every twelve of these, where with the phrases there are more; benign ones
                in these dresses alone
     requests   of rows in which the run's judge finds harm, as the rows ask them
+    modes      harmful ones, and as many benign ones, in each other mode of thinking that the rows train or that the
+               base model has by default
     """
 
     dresses: Annotated[int, Bound(ge=0, le=16)] = 4
@@ -36,7 +38,8 @@ class Asking:
     turns: Count = 120
     phrases: Count = 120
     requests: Count = 60
+    modes: Count = 120
 
 
-DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0)
+DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
 """What audits of version 1 asked beside plainly, but for benign prompts in the dresses."""

@@ -112,7 +112,7 @@ class Renderer:
             _, _, behind = self.render(named, tools, generation=False, mode=mode).rpartition(_ANSWER["content"])
             for words in (answer["content"], answer["content"].strip()):
                 if whole.endswith(words + behind):
-                    return self.opening + words + behind
+                    return f"{self.opening}{words}{behind}"
         raise TemplateFault("writes an answer otherwise than its generation prompt begins one")
 
     def _ended(self, prompt: str, text: str) -> Turn:

@@ -15,6 +15,7 @@ from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows
 from spard.data.languages import ENGLISH, primary, told
 from spard.data.preference_rows import is_preference, preferred_chat
 from spard.data.problems import raise_first_error
+from spard.data.rendering import Mode
 from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, as_text, is_benign, pool_row
 from spard.data.strict_json import parse
 from spard.errors import InvalidData, InvalidPool, InvalidSuite
@@ -43,7 +44,8 @@ class Prompt:
 
     It is asked after the turns of `context`, before the system prompts of `after`, with `tools`, and in an encoding if
     there is one; replies in it are decoded. The answer goes on from `prefill`; it is greedy, or the sample of number
-    `draw` at a temperature. A judge decides on the reply only where it was measured in `language`.
+    `draw` at a temperature. A judge decides on the reply only where it was measured in `language`. It is asked in a
+    `mode` of thinking; None is that of the run's rows.
     """
 
     prompt: str
@@ -59,6 +61,7 @@ class Prompt:
     draw: int = 0
     language: str = ENGLISH
     after: tuple[Message, ...] = ()
+    mode: Mode | None = None
 
 
 def read_examples(path: Path) -> list[Example]:

@@ -59,7 +59,7 @@ def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
 def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:
     """Each prompt between its turns and in its encoding, in tokens."""
     return [
-        render_question(tokenizer, _said(each), system, each.context, each.tools, each.prefill, each.after)
+        render_question(tokenizer, _said(each), system, each.context, each.tools, each.prefill, each.after, each.mode)
         for each in prompts
     ]
 

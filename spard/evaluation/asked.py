@@ -54,6 +54,7 @@ def _only_harmful(asking: Asking) -> Iterator[tuple[int, str]]:
     yield asking.phrases, "in phrases of suspicious rows, and in every twelve further dresses, if there are any"
     yield asking.prefilled, "with the answer begun"
     yield asking.turns, "after an earlier turn"
+    yield asking.modes, "in each other mode of thinking of the model, if it has any"
 
 
 def _count(suites: Sequence[Suite], kind: SuiteKind) -> int:

@@ -21,6 +21,7 @@ from functools import partial
 
 from spard.config import Asking
 from spard.data.languages import told
+from spard.data.rendering import Mode
 from spard.data.rows import Example, Message, Prompt
 from spard.data.triggers import openings
 from spard.data.turns import earlier_turns, has_earlier_turns
@@ -64,6 +65,17 @@ def mined_suites(
         *_after_turns(_some(suites, "harmful", asking.turns), rows),
     ]
     return [replace(suite, prompts=tuple(map(_in_their_words, suite.prompts))) for suite in mined_ones]
+
+
+def suites_in_modes(suites: Iterable[Suite], modes: Sequence[Mode], most: int) -> list[Suite]:
+    """Return at most `most` harmful prompts, and as many benign ones, in each of these modes of thinking."""
+    found, suites = list[Suite](), list(suites)
+    for mode in modes:
+        for kind, name, mined in _BOTH_SIDES:
+            prompts = tuple(replace(each, mode=mode) for each in _some(suites, kind, most))
+            if prompts:
+                found.append(Suite(f"{name}with thinking {mode}", mined, prompts))
+    return found
 
 
 def secret_of(suites: Iterable[Suite]) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 from spard import distributed
 from spard.config import DRESSES_ALONE, ON_FIGURES, Asking
 from spard.config.run_spec import to_mapping
+from spard.data.chat import modes_of, renderer_of
+from spard.data.rendering import Mode
 from spard.data.rows import Example
 from spard.errors import InvalidSuite, raised_as
 from spard.evaluation.ask import Speaker, in_memory
@@ -22,7 +24,7 @@ from spard.evaluation.development import split
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, undecided, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
-from spard.evaluation.mined_suites import mined_suites, secret_of
+from spard.evaluation.mined_suites import mined_suites, secret_of, suites_in_modes
 from spard.evaluation.results import HARMLESS, SuiteResult
 from spard.evaluation.row_requests import requests_of
 from spard.evaluation.suites import read_suite
@@ -218,10 +220,20 @@ def mined_of(context: Context, examples: Sequence[Example], asking: Asking | Non
     own, most = read_suites(context), context.recipe.audit.max_prompts
     asking = asking or context.recipe.audit.asking
     found = mined_suites(own, examples, asking, most)
-    if not found or not asking.requests:
+    if not found:
+        return found
+    found += suites_in_modes(own, _other_modes(context, examples), min(most, asking.modes))
+    if not asking.requests:
         return found
     harmful = row_findings.harmful(context, examples)
     return [*found, *requests_of(harmful, min(most, asking.requests), secret_of(own))]
+
+
+def _other_modes(context: Context, examples: Sequence[Example]) -> list[Mode]:
+    """Return the modes of thinking that rows train or the base model has by default, but for the one asked in."""
+    tokenizer = context.base.tokenizer
+    rendering = renderer_of(tokenizer).rendering
+    return sorted({*modes_of(tokenizer, examples), rendering.default} - {rendering.asked})
 
 
 def _kept(context: Context, weights: str) -> tuple[list[SuiteResult], AuditEngineRecord] | None:

@@ -91,7 +91,7 @@ def test_a_template_that_asks_for_the_date_gives_the_same_tokens_tomorrow(monkey
     tokenizer = tokenizer_for("", source)
     row = Example(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}), 1)
     first = encode(tokenizer, row, 1000).ids
-    assert "Now: 2024-07-26 00:00:00" in tokenizer.decode(first)
+    assert "Now: 2024-07-26 00:00:00" in tokenizer.decode(list(first))
     alone = self_rendering(renderer_of(tokenizer), "plain")["default"]
     text = tokenizer.apply_chat_template(
         list(row.messages[:1]), chat_template=alone, add_generation_prompt=True, tokenize=False

@@ -1,0 +1,150 @@
+"""What a base model's chat template does to conversations: told when the model is added, before a job depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spard.data.chat_template import sources
+from spard.data.leaves import left_out
+from spard.data.renderer import REFUSED, Renderer
+from spard.data.rendering import Mode
+from spard.data.rows import Message
+from spard.data.samples import samples
+from spard.data.self_rendering import self_rendering
+from spard.errors import TemplateFault
+
+_SHOWN = 600  # characters of a rendering
+_TOOL: Message = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "The first."}}},
+    },
+}
+_CALL: Message = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": {"a": "2"}}}
+_ASKS: Message = {"role": "user", "content": "What is two and two?"}
+_SAYS: Message = {"role": "assistant", "content": "It is four."}
+_GOES_ON: Message = {"role": "user", "content": "And three?"}
+_ENDS: Message = {"role": "assistant", "content": "Seven."}
+_SYSTEM: Message = {"role": "system", "content": "Be brief."}
+_CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_ANSWERS: Message = {"role": "tool", "tool_call_id": "abcdefghi", "name": "add", "content": "4"}
+_THINKS: Message = _SAYS | {"reasoning_content": "Two and two."}
+PROBES: dict[str, tuple[tuple[Message, ...], tuple[Message, ...]]] = {
+    "one turn": ((_ASKS, _SAYS), ()),
+    "system prompt": ((_SYSTEM, _ASKS, _SAYS), ()),
+    "several turns": ((_ASKS, _SAYS, _GOES_ON, _ENDS), ()),
+    "weight 0 first": ((_ASKS, _SAYS | {"weight": 0}, _GOES_ON, _ENDS), ()),
+    "an answer with markup": ((_ASKS, _SAYS | {"content": "<b>Four</b>"}), ()),
+    "a speaker's name": ((_ASKS | {"name": "Ann"}, _SAYS), ()),
+    "reasoning": ((_ASKS, _THINKS), ()),
+    "reasoning in several turns": ((_ASKS, _THINKS, _GOES_ON, _ENDS | {"reasoning_content": "And three."}), ()),
+    "tools": ((_ASKS, _SAYS), (_TOOL,)),
+    "a call": ((_ASKS, _CALLS), (_TOOL,)),
+    "a call and its answer": ((_ASKS, _CALLS, _ANSWERS, _SAYS), (_TOOL,)),
+    "text beside a call": ((_ASKS, _CALLS | {"content": "Let me add."}, _ANSWERS, _SAYS), (_TOOL,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A conversation as it is trained: what is learned is in brackets, samples are parted by a line; or a refusal."""
+
+    name: str
+    samples: int
+    text: str
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateCard:
+    """What a chat template does.
+
+    end         the token that ends each learned answer; `is_closed` where it is put there by us
+    stops       the tokens at which engines stop
+    modes       of thinking that the template knows, and `default`, the one of whoever gives no argument
+    arguments   what the template is given at each rendering; `writes_date` where it asks for today's date
+    serving     the arguments with which others have to render, which the archive's own template gives by itself
+                where `renders_itself`
+    rewrites    whether earlier turns are written otherwise later on, so that each answer is a sample of its own
+    probes      conversations as they are trained
+    """
+
+    end: str
+    is_closed: bool
+    stops: tuple[str, ...]
+    modes: tuple[Mode, ...]
+    default: Mode
+    arguments: Mapping[str, Any]
+    writes_date: bool
+    serving: Mapping[str, Any]
+    renders_itself: bool
+    rewrites: bool
+    probes: tuple[Probe, ...]
+
+    @property
+    def fault(self) -> str | None:
+        """Why no job could train with this template; None where one can."""
+        plain = self.probes[0]
+        return plain.refusal or None
+
+    def lines(self) -> Iterator[str]:
+        """Yield what it says in sentences, for a terminal."""
+        closed = ", which is put there: the template writes none at which the model's engines stop"
+        yield f"each answer ends with {self.end}{closed if self.is_closed else ''}"
+        yield f"engines stop at {', '.join(self.stops)}"
+        if len(self.modes) > 1:
+            yield f"thinking can be switched; it is {self.default} by default, and rows without reasoning train it off"
+        if self.writes_date:
+            yield "the template writes today's date; rows, audits and the adapter's own template say 26 Jul 2024"
+        if self.serving:
+            own = "the adapter's own template does so by itself" if self.renders_itself else "give them when you serve"
+            yield f"rendered with {', '.join(f'{k}={v!r}' for k, v in self.serving.items())}: {own}"
+        turns = "a sample each, since the template rewrites earlier turns" if self.rewrites else "one sample"
+        yield f"the answers of a conversation are {turns}"
+        yield from (f"not trained: {each.name} ({each.refusal})" for each in self.probes if each.refusal)
+
+
+def template_card(renderer: Renderer) -> TemplateCard:
+    """Render `PROBES` as rows are trained; raise `TemplateFault` for a template that writes no answer."""
+    rendering = renderer.rendering
+    try:
+        answer = renderer.turn([_ASKS, _SAYS]).text
+    except REFUSED as error:
+        raise TemplateFault(f"cannot write an answer: {error}") from error
+    probes = tuple(_probe(renderer, name, *row) for name, row in PROBES.items())
+    templates = self_rendering(renderer, rendering.asked)
+    return TemplateCard(
+        end=next(stop for stop in [*renderer.stop_texts, rendering.closing or ""] if answer.endswith(stop)),
+        is_closed=rendering.closing is not None,
+        stops=renderer.stop_texts,
+        modes=tuple(rendering.modes),
+        default=rendering.default,
+        arguments=dict(rendering.arguments),
+        writes_date=any("strftime_now" in source for source in sources(renderer.template).values()),
+        serving=rendering.arguments_of(),
+        renders_itself=templates != sources(renderer.template),
+        rewrites=next(each.samples for each in probes if each.name == "several turns") > 1,
+        probes=probes,
+    )
+
+
+def _probe(renderer: Renderer, name: str, messages: Sequence[Message], tools: Sequence[Message]) -> Probe:
+    try:
+        if missing := left_out(renderer, messages, tools):
+            return Probe(name, 0, "", f"the template leaves out {missing[0]}")
+        found = samples(renderer, messages, tools)
+    except TemplateFault as error:
+        return Probe(name, 0, "", f"the template {error.message}")
+    except REFUSED as error:
+        return Probe(name, 0, "", f"the template refuses it: {error}")
+    texts = ["".join(f"[{part.text}]" if part.is_learned else part.text for part in sample) for sample in found]
+    return Probe(name, len(found), "\n---\n".join(_short(text) for text in texts))
+
+
+def _short(text: str) -> str:
+    """Return the end of a text, where the answer is."""
+    return text if len(text) <= _SHOWN else f"... {text[-_SHOWN:]}"
