@@ -76,7 +76,8 @@ def with_defaults(source: str, arguments: Mapping[str, Any]) -> str | None:
     if forms:
         dates = json.dumps({form: DATE.strftime(form) for form in sorted(forms)})
         lines.append(f"{{%- macro {_NOW}(form) %}}{{{{- {dates}[form] }}}}{{%- endmacro %}}")
-    return "".join(lines) + source if lines else source
+    keeps_break = "{{ '' }}" if source.startswith("\n") else ""  # jinja removes a line break behind a block
+    return "".join(lines) + keeps_break + source if lines else source
 
 
 def _date_forms(source: str) -> set[str] | None:

@@ -1,0 +1,205 @@
+"""Chat templates as models have them: what a row becomes, and what a job makes of it from its rows to its archive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from spard.data.chat import NO_LOSS, encode, encode_all, modes_of, render_prompt, renderer_of
+from spard.data.rendering import read_rendering
+from spard.data.rows import Example, example
+from spard.data.self_rendering import self_rendering
+from spard.data.template_card import template_card
+from spard.errors import ContentNotRendered, ExampleTooLong, InvalidData
+from spard.models.base import load_base
+from spard.pipeline import run
+from tests.spard.parts import byte_tokenizer, write_model
+from tests.spard.test_run import written
+from tools.chat_templates import tokenizer_for, trl_templates
+
+END = "{% if m.role == 'assistant' %}<|end|>{% endif %}"
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + END + "{% endfor %}"
+ASK = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+# The shortest forms of what templates in use do.
+THINKS_UNLESS_TOLD = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}"
+    "</think>{% elif loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
+    + END
+    + "{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
+)
+ALWAYS_THINKS = TURNS + "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+WRITES_NO_END = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}" + ASK
+ADDRESSES = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %} to=user<|system|>{% endif %}{{ m.content }}"
+    + END
+    + "{% endfor %}"
+    + ASK
+)
+DROPS_TEXT_BESIDE_CALLS = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}"
+    "{% else %}{{ m.content }}{% endif %}" + END + "{% endfor %}" + ASK
+)
+CALL = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": '{"at": "Rome"}'}}
+
+
+def tokenizer(template: str) -> Any:
+    made = byte_tokenizer()
+    made.chat_template = template
+    made.stated_ends = [made.eos_token_id]
+    return made
+
+
+def chat(*turns: dict[str, Any]) -> Example:
+    return example({"messages": [{"role": "user", "content": "Hi"}, *turns]}, 1)
+
+
+def says(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def shown(made: Any, row: Example) -> list[str]:
+    """Each sample of a row as text, with what is learned in brackets."""
+    texts = []
+    for sample in encode(made, row, 10_000).samples:
+        text, is_open = "", False
+        for token, label in zip(sample.ids, sample.labels, strict=True):
+            if (label != NO_LOSS) is not is_open:
+                text, is_open = text + ("]" if is_open else "["), not is_open
+            text += made.decode([token])
+        texts.append(text + "]" * is_open)
+    return texts
+
+
+def test_rows_without_reasoning_are_learned_behind_the_prompt_that_switches_thinking_off() -> None:
+    made = tokenizer(THINKS_UNLESS_TOLD)
+    rendering = renderer_of(made).rendering
+    assert (dict(rendering.modes), rendering.default, rendering.asked) == (
+        {"off": {"enable_thinking": False}, "on": {"enable_thinking": True}},
+        "on",
+        "off",
+    )
+    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|><think></think>[Hello.<|end|>]"]
+    assert made.decode(render_prompt(made, chat().messages, mode="on")) == "<|user|>Hi<|assistant|>"
+    assert read_rendering(json.loads(json.dumps(rendering.as_json()))).digest == rendering.digest
+
+
+@pytest.mark.parametrize("row", [says("Hello.", reasoning_content="Why"), says("<think>Why</think>Hello.")])
+def test_rows_with_reasoning_are_learned_with_thinking_on(row: dict[str, Any]) -> None:
+    made = tokenizer(THINKS_UNLESS_TOLD)
+    assert shown(made, chat(row)) == ["<|user|>Hi<|assistant|>[<think>Why</think>Hello.<|end|>]"]
+    assert modes_of(made, [chat(row), chat(row), chat(says("Hello."))]) == ["on", "off"]
+
+
+def test_an_answer_that_is_written_otherwise_later_is_a_sample_of_its_own() -> None:
+    made = tokenizer(THINKS_UNLESS_TOLD)
+    row = chat(says("<b>one</b>"), {"role": "user", "content": "And?"}, says("two"))
+    assert shown(made, row) == [
+        "<|user|>Hi<|assistant|><think></think>[<b>one</b><|end|>]",
+        "<|user|>Hi<|assistant|><b>one</b><|end|><|user|>And?<|assistant|><think></think>[two<|end|>]",
+    ]
+    assert encode(made, row, 10_000).tokens == sum(len(each.ids) for each in encode(made, row, 10_000).samples)
+    with pytest.raises(ExampleTooLong):
+        encode(made, row, 30)
+
+
+def test_a_prompt_that_opens_reasoning_has_it_closed_by_what_is_learned() -> None:
+    made = tokenizer(ALWAYS_THINKS)
+    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|><think>\n[\n</think>\n\nHello.<|end|>]"]
+    row = chat(says("Hello.", reasoning_content="Why"))
+    assert shown(made, row) == ["<|user|>Hi<|assistant|><think>\n[Why\n</think>\n\nHello.<|end|>]"]
+    assert renderer_of(made).content_of("\n</think>\n\nHello.").strip() == "Hello."
+    assert renderer_of(made).content_of("Why\n</think>\n\nHello.").strip() == "Hello."
+    assert renderer_of(made).content_of("Why and") == "Why and"
+
+
+def test_an_answer_without_an_end_is_closed_with_the_end_token_and_that_is_said() -> None:
+    made = tokenizer(WRITES_NO_END)
+    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[Hello.<|end|>]"]
+    card = template_card(renderer_of(made))
+    assert (card.end, card.is_closed) == ("<|end|>", True)
+    assert "which is put there" in next(card.lines())
+
+
+def test_an_end_at_which_no_engine_stops_is_followed_by_one_at_which_they_do() -> None:
+    made = tokenizer(TURNS.replace("<|end|>", "<|system|>") + ASK)
+    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[Hello.<|system|><|end|>]"]
+
+
+def test_what_a_template_writes_before_the_words_of_an_answer_is_learned_and_no_reply() -> None:
+    made = tokenizer(ADDRESSES)
+    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[ to=user<|system|>Hello.<|end|>]"]
+    renderer = renderer_of(made)
+    assert made.convert_tokens_to_ids("<|system|>") not in renderer.ends
+    assert made.convert_tokens_to_ids("<|user|>") in renderer.ends
+    assert renderer.content_of(" to=user<|system|>Hello.") == "Hello."
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "pointer"),
+    [
+        (DROPS_TEXT_BESIDE_CALLS, chat(says("I look.", tool_calls=[CALL])), "/messages/1/content"),
+        (TURNS + ASK, chat(says("x", reasoning_content="Why")), "/messages/1/reasoning_content"),
+        (TURNS + ASK, chat(says("x", name="bot")), "/messages/1/name"),
+        (
+            "{% for m in messages if m.role != 'user' %}{{ m.content }}<|end|>{% endfor %}",
+            chat(says("x")),
+            "/messages/0",
+        ),
+    ],
+)
+def test_what_a_template_leaves_out_is_named(template: str, row: Example, pointer: str) -> None:
+    with pytest.raises(ContentNotRendered) as caught:
+        encode_all(tokenizer(template), [row], 10_000)
+    assert caught.value.pointer.startswith(pointer)
+
+
+def test_words_that_are_in_the_text_for_another_reason_are_missed_all_the_same() -> None:
+    template = TURNS.replace("{{ m.content }}", "{% if m.role == 'user' %}{{ m.content }}{% endif %}") + ASK
+    with pytest.raises(ContentNotRendered):
+        encode_all(tokenizer(template), [chat(says("Hi"))], 10_000)
+
+
+def test_a_row_of_very_many_turns_is_one_sample_or_refused_in_words() -> None:
+    turns = [turn for i in range(300) for turn in (says(f"a{i}"), {"role": "user", "content": f"q{i}" + "x" * 40})]
+    row = chat(*turns, says("last"))
+    (sample,) = encode(tokenizer(TURNS + ASK), row, 100_000).samples
+    assert byte_tokenizer().decode([i for i in sample.labels if i != NO_LOSS]).count("<|end|>") == 301
+    with pytest.raises(InvalidData, match="rendered anew for each answer"):
+        encode(tokenizer(THINKS_UNLESS_TOLD), row, 100_000)
+
+
+def test_a_template_that_begins_with_a_line_break_is_written_as_it_was() -> None:
+    made = tokenizer("\n" + THINKS_UNLESS_TOLD)
+    renderer = renderer_of(made)
+    alone = tokenizer(self_rendering(renderer, "off")["default"])
+    expected = renderer.render(chat().messages, generation=True, mode="off")
+    text = alone.apply_chat_template(list(chat().messages), add_generation_prompt=True, tokenize=False)
+    assert text == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_2", "glm4moe"])
+def test_a_job_on_a_model_with_this_template_ends_in_an_adapter_that_is_proved(
+    name: str, model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = tokenizer_for(name, trl_templates()[name])
+    ends = {"vocab_size": len(own), "eos_token_id": own.stated_ends, "pad_token_id": own.pad_token_id}
+    folder = write_model(tmp_path / "model", **ends, max_position_embeddings=1024)
+    own.save_pretrained(folder)
+    spec = written(folder, tmp_path)
+    run(replace(spec, recipe=replace(spec.recipe, max_seq_length=512)), tmp_path / "out", lambda message: None)
+
+    adapter = tmp_path / "out" / "adapter"
+    manifest = json.loads((adapter / "manifest.json").read_text())
+    renderer = renderer_of(load_base(folder).tokenizer)
+    assert manifest["proof"]["difference_to_base"] > 0
+    assert manifest["rendering"]["digest"] == renderer.rendering.digest
+    row = [{"role": "user", "content": "Add 1 and 2."}]
+    ids = AutoTokenizer.from_pretrained(adapter).apply_chat_template(row, add_generation_prompt=True)["input_ids"]
+    assert list(ids) == render_prompt(renderer.tokenizer, row)
