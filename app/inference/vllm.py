@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,8 @@ from app.settings import Settings
 from app.storage import Storage
 from spard.data.chat import render_conversation, renderer_of
 from spard.data.control_tokens import Shield, pieces
+from spard.data.opening import Opening
+from spard.data.rendering import Mode
 from spard.data.rows import example
 from spard.digests import MANIFEST
 from spard.errors import SpardError
@@ -51,20 +53,20 @@ class Vllm:
         self._loads: dict[str, asyncio.Task[Proof]] = {}  # by the adapter's name there, which its digest gives
         self._numbers = count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._modes: dict[str, Mode | None] = {}  # of thinking that adapters were measured in, by their names there
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
         tokenizer = await to_thread.run_sync(_tokenizer, model)
-        ids = await to_thread.run_sync(_ids, tokenizer, ask)
         name, proof = model.base, None
         if model.adapter:
             name = f"spard-{model.adapter[:24]}"
             is_new = name not in self._loads
             loaded = await self._loaded(name, model, tokenizer)
             proof = loaded if is_new else None
-        stream = Stream(next(self._numbers), self._cancel)
-        ends = _ends(tokenizer, ask)
-        self._running[stream.number] = asyncio.create_task(self._write(stream, name, ids, ends, ask))
+        ids = await to_thread.run_sync(_ids, tokenizer, ask, self._modes.get(name))
+        stream, told = Stream(next(self._numbers), self._cancel), _Told.of(tokenizer, ask)
+        self._running[stream.number] = asyncio.create_task(self._write(stream, name, ids, told, ask))
         return stream, len(ids), proof
 
     def pids(self) -> list[int]:
@@ -96,7 +98,9 @@ class Vllm:
             raise Unavailable("SPARD_SERVING_ADAPTERS_DIR names no folder that the server reads.", code="no_engine")
         folder = Path(root) / archive.sha256
         await to_thread.run_sync(partial(archives.fetch, self._storage, self._settings, archive, folder))
-        if "system_prompt" in json.loads((folder / MANIFEST).read_bytes()):
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        self._modes[name] = (manifest.get("rendering") or {}).get("asked")
+        if "system_prompt" in manifest:
             raise NotServed("The adapter is defended by a system prompt, which such a server does not add.")
         async with self._client() as client:
             with suppress(APIStatusError):  # it was not there
@@ -116,8 +120,8 @@ class Vllm:
             without, _ = await self._expected(base, ask)
             digest = proof["tensor_digest"] if proof else digest
             stream = Stream(next(self._numbers), self._cancel)
-            ends = _ends(tokenizer, ask)
-            task = asyncio.create_task(self._write(stream, name, _ids(tokenizer, ask), ends, ask))
+            ids = _ids(tokenizer, ask, self._modes.get(name))
+            task = asyncio.create_task(self._write(stream, name, ids, _Told.of(tokenizer, ask), ask))
             comparison.add(await first_tokens(stream, self._settings.serving_stall_s), own, without)
             await task
         comparison.check()
@@ -132,11 +136,11 @@ class Vllm:
         stream, _, proof = await self._prover.start(model, "prover", asked)
         return await first_tokens(stream, self._settings.serving_stall_s), proof
 
-    async def _write(self, stream: Stream, name: str, ids: list[int], ends: list[int], ask: Ask) -> None:
+    async def _write(self, stream: Stream, name: str, ids: list[int], told: _Told, ask: Ask) -> None:
         """Pass on what the server says, in the engines' own words."""
         try:
             async with self._client() as client:
-                await self._pass_on(client, stream, name, ids, ends, ask)
+                await self._pass_on(client, stream, name, ids, told, ask)
         except APIStatusError as error:
             if error.status_code == NotFoundError.status_code:  # it was started anew since, and has no adapters
                 self._forget(name)
@@ -147,9 +151,9 @@ class Vllm:
             self._running.pop(stream.number, None)
 
     async def _pass_on(
-        self, client: AsyncOpenAI, stream: Stream, name: str, ids: list[int], ends: list[int], ask: Ask
+        self, client: AsyncOpenAI, stream: Stream, name: str, ids: list[int], told: _Told, ask: Ask
     ) -> None:
-        written = 0
+        written, openings = 0, [Opening(told.opening) for _ in range(ask["n"])]
         chunks = await client.completions.create(
             model=name,
             prompt=ids,
@@ -165,7 +169,7 @@ class Vllm:
             stop=ask["stop"] or None,
             logprobs=ask["top_logprobs"],
             extra_body={
-                "stop_token_ids": ends,
+                "stop_token_ids": told.ends,
                 "skip_special_tokens": False,
                 "return_tokens_as_token_ids": ask["as_ids"],
                 **_form(ask),
@@ -177,7 +181,8 @@ class Vllm:
             for choice in chunk.choices:
                 tokens = completion_tokens(choice.logprobs) if choice.logprobs else []
                 counts[choice.index] += max(1, len(tokens))
-                said: Said = {"kind": "piece", "id": stream.number, "index": choice.index, "text": choice.text}
+                text = openings[choice.index].cut(choice.text, is_last=bool(choice.finish_reason))
+                said: Said = {"kind": "piece", "id": stream.number, "index": choice.index, "text": text}
                 said["finish"] = (
                     "length" if choice.finish_reason == "length" else "stop" if choice.finish_reason else None
                 )
@@ -195,10 +200,18 @@ class Vllm:
             task.cancel()
 
 
-def _ends(tokenizer: LightTokenizer, ask: Ask) -> list[int]:
-    """Return the tokens that end a reply."""
-    renderer = renderer_of(tokenizer)
-    return sorted(renderer.ends_with_tools if ask["tools"] else renderer.ends)
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What of a reply the chat template tells: the tokens that end it, and what stands before its words."""
+
+    ends: list[int]
+    opening: str
+
+    @classmethod
+    def of(cls, tokenizer: LightTokenizer, ask: Ask) -> _Told:
+        renderer = renderer_of(tokenizer)
+        ends = renderer.ends_with_tools if ask["tools"] else renderer.ends
+        return cls(sorted(ends), "" if ask["messages"] is None else renderer.opening)
 
 
 def _tokenizer(model: Released) -> LightTokenizer:
@@ -206,14 +219,14 @@ def _tokenizer(model: Released) -> LightTokenizer:
     return open_tokenizer(entry)
 
 
-def _ids(tokenizer: LightTokenizer, ask: Ask) -> list[int]:
+def _ids(tokenizer: LightTokenizer, ask: Ask, mode: Mode | None) -> list[int]:
     """Return the tokens of a prompt as the embedded engine and the audit have them."""
     try:
         if ask["messages"] is None:
             ((ids, _),) = pieces(tokenizer, [Shield(tokenizer).marked(ask["prompt"] or "")])
             return [*tokenizer.start, *ids]
         found = example({"messages": ask["messages"], "tools": ask["tools"]}, 1)
-        return render_conversation(tokenizer, found.messages, None, found.tools)
+        return render_conversation(tokenizer, found.messages, None, found.tools, mode=mode)
     except (SpardError, ValueError, TypeError) as error:
         message = f"The model's chat template refuses these messages: {str(error)[:300]}"
         raise InvalidRequest(message, code="invalid_messages", param="messages") from None

@@ -201,5 +201,6 @@ def test_a_job_on_a_model_with_this_template_ends_in_an_adapter_that_is_proved(
     assert manifest["proof"]["difference_to_base"] > 0
     assert manifest["rendering"]["digest"] == renderer.rendering.digest
     row = [{"role": "user", "content": "Add 1 and 2."}]
-    ids = AutoTokenizer.from_pretrained(adapter).apply_chat_template(row, add_generation_prompt=True)["input_ids"]
+    loaded: Any = AutoTokenizer.from_pretrained(adapter)
+    ids = loaded.apply_chat_template(row, add_generation_prompt=True)["input_ids"]
     assert list(ids) == render_prompt(renderer.tokenizer, row)

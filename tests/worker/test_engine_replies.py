@@ -92,3 +92,11 @@ def test_what_may_begin_a_stop_is_held_back() -> None:
             assert shown == written[: at - held]
         ends = [end for stop in stops if (end := written[:at].find(stop)) >= 0]
         assert shown + text.end() == written[: min(ends, default=len(written))]
+
+
+def test_what_opens_an_answer_is_no_part_of_the_reply() -> None:
+    tokenizer = byte_tokenizer()
+    for reply, shown in ((" to=user|Hello.", "Hello."), ("Hello.", "Hello."), (" to=us", " to=us"), ("é", "é")):
+        text = Text(tokenizer, ["|x"], " to=user|")
+        ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
+        assert "".join([*(text.add(each) for each in ids), text.end()]) == shown

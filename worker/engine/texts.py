@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from spard.data.opening import Opening
+
 _HALF = "\ufffd"
 _BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]  # as GPT-2
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte that is no token's, as in Llama 2's tokenizer
@@ -32,7 +34,7 @@ class Text:
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], opening: str = "") -> None:
         self._tokenizer, self._stops = tokenizer, [each for each in stops if each]
-        self._opening, self._cut = opening, 0  # what is looked for still; how many characters were cut off
+        self._opening = Opening(opening)
         self._ids: list[int] = []
         self._seen = 0  # tokens before which everything is text already
         self._text, self._shown, self._followed = "", 0, 0
@@ -44,33 +46,27 @@ class Text:
         if self.is_stopped:
             return ""
         self._ids.append(token)
-        start = max(0, self._seen - 4)  # some decoders look at the tokens before
-        before: str = self._tokenizer.decode(self._ids[start : self._seen])
-        after: str = self._tokenizer.decode(self._ids[start:])
+        before, after = self._decoded()
         if after.endswith(_HALF) or not after.startswith(before):
             return ""
-        self._text += after[len(before) :]
+        self._text += self._opening.cut(after[len(before) :])
         self._seen = len(self._ids)
         return self._shown_now(is_last=False)
 
     def end(self) -> str:
         """Return what is left to show of a reply that has ended."""
         if not self.is_stopped:
-            whole: str = self._tokenizer.decode(self._ids)[self._cut :]
-            self._text = whole if whole.startswith(self._text) else self._text
+            before, after = self._decoded()
+            more = after[len(before) :] if after.startswith(before) else ""
+            self._text += self._opening.cut(more, is_last=True)
         return self._shown_now(is_last=True)
 
-    def _is_opening(self, *, is_last: bool) -> bool:
-        """Cut the opening off once it is there; tell whether the text so far may become it."""
-        if self._opening and self._text.startswith(self._opening):
-            self._cut, self._text, self._opening = len(self._opening), self._text[len(self._opening) :], ""
-        elif is_last or not self._opening.startswith(self._text):
-            self._opening = ""
-        return bool(self._opening)
+    def _decoded(self) -> tuple[str, str]:
+        """Return the last tokens that are text already, as text, and these with the new ones."""
+        start = max(0, self._seen - 4)  # some decoders look at the tokens before
+        return self._tokenizer.decode(self._ids[start : self._seen]), self._tokenizer.decode(self._ids[start:])
 
     def _shown_now(self, *, is_last: bool) -> str:
-        if self._is_opening(is_last=is_last):
-            return ""
         places = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
         if places:
             self.is_stopped = True

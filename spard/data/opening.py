@@ -1,0 +1,22 @@
+"""The beginning of a reply that is the template's and not the answer's, cut off while the reply comes in pieces."""
+
+from __future__ import annotations
+
+
+class Opening:
+    """What a model writes before the words of an answer: held back until a reply has begun with it, and cut off."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._begun = text, ""
+
+    def cut(self, piece: str, *, is_last: bool = False) -> str:
+        """Return what of the next piece of a reply can be shown, with what was held back before it."""
+        if not self._text:
+            return piece
+        whole = self._begun + piece
+        if not is_last and len(whole) < len(self._text) and self._text.startswith(whole):
+            self._begun = whole
+            return ""
+        shown = whole.removeprefix(self._text)
+        self._text = self._begun = ""
+        return shown
