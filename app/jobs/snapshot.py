@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
 from app.catalog import service as catalog
+from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
@@ -77,6 +78,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
     warnings = [*_warnings(training, validation), *_otherwise(ask, settings), *_in_nf4(recipe, model)]
+    warnings += benign_warnings(pool.benign_rows) if pool and recipe.uses_benign_rows else []
     return Frozen(recipe, spec, warnings, fault)
 
 

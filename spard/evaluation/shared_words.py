@@ -28,8 +28,8 @@ class PromptWords:
 
     def __init__(self, prompts: Sequence[str], background: Sequence[str] = ()) -> None:
         """Weigh the words of up to `MOST` prompts, and of as many texts of the background."""
-        sets = [set(words_of(text)) for text in _spaced(prompts)]
-        others = [set(words_of(text)) for text in _spaced(background)]
+        sets = [_words(text) for text in _spaced(prompts)]
+        others = [_words(text) for text in _spaced(background)]
         self._counts = Counter(word for each in (*sets, *others) for word in each)
         self._texts = len(sets) + len(others)
         places = defaultdict[str, list[int]](list)
@@ -42,13 +42,18 @@ class PromptWords:
     def nearness(self, text: str) -> float:
         """Return how near a text is to the nearest prompt, from 0 to 1; 0 without prompts."""
         shared_N = torch.zeros_like(self._weight_N)
-        for word in sorted(self._places.keys() & words_of(text)):
+        for word in sorted(self._places.keys() & _words(text)):
             shared_N[self._places[word]] += self._weight(word)
         share_N = torch.where(self._weight_N > 0, shared_N / self._weight_N.clamp(min=_LEAST), 0.0)
         return min(1.0, float(share_N.max())) if len(share_N) else 0.0
 
     def _weight(self, word: str) -> float:
         return math.log((self._texts + 1) / (self._counts[word] + 1)) ** 2
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of a text without its numbers, which tell nothing of what is asked."""
+    return {word for word in words_of(text) if not word.isdecimal()}
 
 
 def _spaced(texts: Sequence[str]) -> list[str]:
