@@ -12,6 +12,7 @@ import pytest
 
 from spard.config import Asking, Recipe, RowSignal
 from spard.config.run_spec import RunSpec, SuiteSpec
+from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.over_refusal import would_refuse
 from spard.evaluation.results import REQUESTS
@@ -67,7 +68,7 @@ def test_the_last_request_has_to_ask_for_it_and_an_answer_written_for_the_judge_
 
 def test_what_the_judge_did_not_call_harmful_stays_as_it_is() -> None:
     rows = [chat(ATTACKS[0], STEPS)] * 3
-    verdicts = ("harmless", "undecided", None)
+    verdicts: tuple[RowVerdict | None, ...] = ("harmless", "undecided", None)
     before = [replace(each, verdict=verdict) for each, verdict in zip(flagged(3), verdicts, strict=True)]
     assert second_reasons(rows, before, KNOWN) == before
 

@@ -96,8 +96,8 @@ def test_a_model_of_pickles_is_refused(provider: TestClient, folder: Path) -> No
 
 
 def test_a_fifth_of_a_pool_is_held_out(provider: TestClient) -> None:
-    made = send(provider, f"{POOLS}?name=general", pool(100))
-    assert (made["version"], made["rows"], made["held_out"]) == (1, 80, 20)
+    made = send(provider, f"{POOLS}?name=general", pool(100) + benign(1))
+    assert (made["version"], made["rows"], made["held_out"]) == (1, 81, 20)
     assert provider.get(POOLS).json()["data"] == [made]
     assert provider.get(SUITES).json()["data"] == []
 
@@ -233,7 +233,7 @@ def test_a_suite_cannot_pass_for_what_a_pool_held_out(provider: TestClient) -> N
 def test_a_deleted_pool_goes_with_what_was_held_out_of_it(
     service: Service, provider: TestClient, tmp_path: Path
 ) -> None:
-    first, second = (send(provider, f"{POOLS}?name=general", pool(n)) for n in (100, 101))
+    first, second = (send(provider, f"{POOLS}?name=general", pool(n) + benign(1)) for n in (100, 101))
     assert len(objects(service, tmp_path)) == 4
     assert provider.delete(f"{POOLS}/{second['id']}").json() == {
         "id": second["id"],
