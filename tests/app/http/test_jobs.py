@@ -85,7 +85,7 @@ def test_what_a_job_depends_on_is_frozen(service: Service, customer: TestClient,
         assert job.spec.training_file.sha256 == file.sha256
         assert job.spec.model.learning_rate == job.recipe["learning_rate"] == 0.002
         assert job.spec.pool is not None
-        assert (job.spec.pool.name, job.spec.pool.rows) == ("general", 80)
+        assert (job.spec.pool.name, job.spec.pool.rows) == ("general", 100)
         assert [suite.name for suite in job.spec.suites] == ["general-heldout"]
         assert (job.recipe["seed"], job.spec.waived, job.spec.judge) == (7, False, "refusal")
         assert job.spec.judge_spec == JudgeSpec()
