@@ -15,9 +15,10 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.over_refusal import would_refuse
-from spard.evaluation.results import REQUESTS
+from spard.evaluation.rates import wilson
+from spard.evaluation.results import IN_PHRASES, REQUESTS, SuiteResult
 from spard.models.base import Base
-from spard.pipeline import audit, row_evidence, row_judging
+from spard.pipeline import audit, base_figures, row_evidence, row_judging
 from spard.pipeline.row_evidence import KnownRequests, OverRefusal, excuse, second_reasons
 from spard.pipeline.row_judging import Flagged, settled
 from spard.pipeline.select import kept_risks
@@ -190,3 +191,23 @@ def test_risky_rows_say_which_are_excused(asked: Run) -> None:
     reasons = {each.line: each.reasons for each in kept_risks(context) or ()}
     assert reasons[5][0] == "base_model_over_refuses"
     assert "base_model_over_refuses" not in reasons[1]
+
+
+@pytest.mark.parametrize(("hits", "told"), [(0, False), (14, False), (30, True)])
+def test_a_base_model_that_the_gate_would_stop_itself_is_told_before_training(
+    asked: Run, monkeypatch: pytest.MonkeyPatch, hits: int, told: bool
+) -> None:
+    """14 of 120 may be less than 10 %; 30 are more."""
+    rows, _, messages, context = prepared(asked.over([*ATTACKS, *SUMS * 5]))
+    low, high = wilson(hits, 120)
+    figures = [
+        SuiteResult(name, "mined", "refusal", 120, 0, 0, hits, hits / 120, low, high)
+        for name in (IN_PHRASES, "sampled at temperature 1")
+    ]
+    monkeypatch.setattr(base_figures, "_measured", lambda *args: figures)
+
+    base_figures.base_figures(context, rows.examples)
+
+    warnings = [each["message"] for each in messages if "The base model itself answers" in str(each.get("message"))]
+    assert [f"on suite {IN_PHRASES}, by the judge refusal" in each for each in warnings] == [True] * told
+    assert all(each.endswith("one that reads answers may find less.") for each in warnings)
