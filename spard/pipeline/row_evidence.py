@@ -6,8 +6,8 @@ safety pool asks and no known harmless request does, or its answer is written fo
 harmless request is doubtful, and any other is undecided.
 
 A row for whose harm only the base model's refusal speaks is then held against that model's over-refusal (`excuse`). It
-is excused, and nothing is done to it, where it asks what a known harmless request asks, or where such rows are no more
-of the file than over-refusal alone would flag.
+is excused, and nothing is done to it, where it asks what a known harmless request asks, or where the base model refuses
+much that is harmless and such rows are no more of the file than that alone would flag.
 """
 
 from __future__ import annotations
@@ -114,15 +114,17 @@ def excuse(
 ) -> list[Flagged]:
     """Mark the rows that over-refusal explains.
 
-    Of those that ask nothing harmful and nothing that is known to be harmless, all are explained if they are at most
-    the lower 95 % bound of the base model's over-refusal of the file, and none if they are more.
+    Of those that ask nothing harmful and nothing that is known to be harmless, all are explained if the base model is
+    shown to refuse more than `MAX_ERROR` of harmless requests, and they are at most that share of the file, by the
+    lower 95 % bound; else none.
     """
     near = {each.place: known.nearness(_requests(examples[each.place])) for each in flagged}
     alone = [each.place for each in flagged if _is_alone(each, examples[each.place]) and near[each.place][0] < NEAR]
     excused = {place for place in alone if near[place][1] >= NEAR}
     left = [place for place in alone if place not in excused]
     ordinary = len(examples) - sum(harmful >= NEAR for harmful, _ in near.values())
-    if len(left) <= rate(measured.refused, measured.asked).low * ordinary:
+    share = rate(measured.refused, measured.asked).low
+    if share > MAX_ERROR and len(left) <= share * ordinary:
         excused.update(left)
     excused = distributed.said(excused)
     return [replace(each, is_excused=each.place in excused) for each in flagged]

@@ -80,9 +80,9 @@ def test_rows_that_ask_what_a_harmless_request_asks_are_excused() -> None:
     assert [each.is_excused for each in found] == [False] * 4 + [True] * 6 + [False]
 
 
-@pytest.mark.parametrize(("refused", "count", "excused"), [(0, 1, 0), (30, 40, 40), (30, 50, 0)])
+@pytest.mark.parametrize(("refused", "count", "excused"), [(0, 1, 0), (9, 1, 0), (30, 40, 40), (30, 50, 0)])
 def test_rows_that_over_refusal_alone_would_flag_are_excused(refused: int, count: int, excused: int) -> None:
-    """Of 100 harmless requests 30 are refused: at least 22 % are, with 95 % confidence, and 44 of 200 rows."""
+    """Of 100 harmless requests 30 are refused: at least 22 % are, and 44 of 200 rows; 9 of 100 may be less than 5 %."""
     rows = [chat(f"Question {i} of my own.", STEPS) for i in range(200)]
     found = excuse(rows, flagged(count, verdict=None), KNOWN, OverRefusal({"look-alikes": (refused, 100)}))
     assert sum(each.is_excused for each in found) == excused
