@@ -30,7 +30,7 @@ from spard.evaluation.judges.llm import imitates
 from spard.evaluation.over_refusal import would_refuse
 from spard.evaluation.own_refusal import OwnRefusals
 from spard.evaluation.rates import rate
-from spard.evaluation.shared_words import NEAR, PromptWords
+from spard.evaluation.shared_words import MOST, NEAR, PromptWords
 from spard.evaluation.suites import read_suite
 from spard.pipeline.context import Context
 from spard.pipeline.pool import Pool
@@ -78,7 +78,7 @@ class OverRefusal:
 
 def known_requests(context: Context, pool: Pool) -> KnownRequests:
     """Collect the pool's prompts, the prompts of the run's harmless suites, and everyday questions."""
-    sources = {"benign rows of the safety pool": [prompt_text(row) for row in pool.benign]}
+    sources = {"benign rows of the safety pool": _prompts(pool.benign)}
     for suite in context.run.suites:
         if suite.kind in _HARMLESS_SUITES:
             sources[f"suite {suite.name}"] = [each.prompt for each in read_suite(suite).prompts]
@@ -161,6 +161,12 @@ def _is_alone(each: Flagged, row: Example) -> bool:
 def _requests(row: Example) -> str:
     """Return all that the user says in a row, decoded."""
     return exchanges(row)[-1][0] if exchanges(row) else prompt_text(row)
+
+
+def _prompts(rows: Sequence[Example]) -> list[str]:
+    """Read the prompts of as many rows of a pool as are compared with, evenly spaced: a pool may have millions."""
+    n = min(MOST, len(rows))
+    return [prompt_text(rows[len(rows) * i // n]) for i in range(n)]
 
 
 def _spaced(texts: Sequence[str]) -> list[str]:
