@@ -10,7 +10,7 @@ from typing import BinaryIO, Literal
 from pydantic import BaseModel, JsonValue, TypeAdapter
 
 from app.catalog import held_out, service
-from app.catalog.profile import CorpusProfile, profile
+from app.catalog.profile import CorpusProfile, benign_warnings, profile
 from app.db import Begin
 from app.db.tables import Corpus
 from app.files.validation import Limits, Validator
@@ -39,6 +39,7 @@ class ImportPreview(BaseModel):
 
     For a pool, `held_out` prompts would be held out as attacks, and rows that hold prompts of a suite (`leaks`) left
     out; for a suite, `leaks` are its prompts in the current pool. `replaces` is the version that is current now.
+    `warnings` are of what jobs with the pool would suffer from.
     """
 
     object: Literal["corpus.preview"] = "corpus.preview"
@@ -53,6 +54,7 @@ class ImportPreview(BaseModel):
     held_out: int | None
     leaks: list[SharedPrompts]
     replaces: int | None
+    warnings: list[str] = []
 
 
 def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKind, limits: Limits) -> ImportPreview:
@@ -84,7 +86,8 @@ def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKi
         return found.model_copy(update={"leaks": _in_pool(storage, look, prompts)})
     leaks = _of_suites(storage, look, prompts)
     held = len(held_out.held_out(row for _, row in rows)) if rows else None
-    return found.model_copy(update={"leaks": leaks, "held_out": held})
+    warnings = benign_warnings(found.profile.benign_rows) if found.profile else []
+    return found.model_copy(update={"leaks": leaks, "held_out": held, "warnings": warnings})
 
 
 def profile_of(storage: Storage, look: Begin, corpus_id: str, kinds: Sequence[str]) -> CorpusProfile:

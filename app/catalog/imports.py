@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.catalog import held_out, service
+from app.catalog.profile import benign_warnings
 from app.catalog.schemas import CorpusOut, PoolOut
 from app.catalog.service import HELD_OUT
 from app.db import Begin
@@ -66,7 +67,7 @@ def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: L
             message = "Every row of the pool holds a prompt of a current audit suite."
             raise InvalidRequest(message, code="invalid_corpus", param="file")
         _split(storage, writing, raw, pool, attacks, audited)
-        _refuse_without_safe_rows(storage, pool)
+        pool.benign_rows = _count_benign(storage, pool)
         halves = [pool, attacks] if attacks.rows else [pool]
         with begin() as session:
             current = service.add_pool(session, pool, attacks if attacks.rows else None)
@@ -76,6 +77,7 @@ def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: L
             kept = service.versions(session, current.id)
         _give_back(storage, begin, kept, halves)
     warnings = [*_left_out(len(audited)), *([] if has_attacks else _too_few_held_out(current.held_out))]
+    warnings += benign_warnings(pool.benign_rows)
     return current.model_copy(update={"warnings": warnings})
 
 
@@ -128,11 +130,13 @@ def _too_few_held_out(prompts: int) -> list[str]:
     return [message] if prompts < MIN_ATTACKS else []
 
 
-def _refuse_without_safe_rows(storage: Storage, pool: Corpus) -> None:
-    """Refuse a pool that no job could train on."""
-    if all(is_benign(row) for _, row in numbered_rows(storage.chunks(pool.storage_key))):
+def _count_benign(storage: Storage, pool: Corpus) -> int:
+    """Count the benign rows of a pool; refuse one of nothing else, which no job could train on."""
+    benign = sum(is_benign(row) for _, row in numbered_rows(storage.chunks(pool.storage_key)))
+    if benign == pool.rows:
         message = "The pool has no safe row that jobs could train on; benign rows come beside those."
         raise InvalidRequest(message, code="invalid_corpus", param="file")
+    return benign
 
 
 def _prompts(storage: Storage, key: str) -> Sequence[str]:

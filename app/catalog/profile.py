@@ -71,3 +71,14 @@ def _script(text: str) -> str:
     letters = [char for char in text if char.isalpha()][:_LETTERS]
     names = Counter(unicodedata.name(char, "UNKNOWN").split()[0] for char in letters)
     return names.most_common(1)[0][0].capitalize() if names else "None"
+
+
+def benign_warnings(benign_rows: int | None) -> list[str]:
+    """Warn of a pool that has no benign rows; None, for a pool that nobody has counted, warns of nothing."""
+    if benign_rows != 0:
+        return []
+    return [
+        'The safety pool has no benign rows ({"prompt": ..., "benign": true}): nothing holds what the model answers. '
+        "Models trained with it refuse more harmless requests, and the gate stops jobs for that. Import it with "
+        "harmless prompts that look like the harmful ones, about as many as safe rows."
+    ]

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
 from app.catalog import service as catalog
+from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
@@ -76,8 +77,8 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     asked = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
     recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
-    warnings = [*_warnings(training, validation), *_otherwise(ask, settings), *_in_nf4(recipe, model)]
-    return Frozen(recipe, spec, warnings, fault)
+    of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
+    return Frozen(recipe, spec, [*_warnings(training, validation), *of_job], fault)
 
 
 def _quantization(
@@ -94,6 +95,10 @@ def _quantization(
 def _in_nf4(recipe: Recipe, model: BaseModelEntry) -> Iterator[str]:
     if recipe.quantization != "none":
         yield f"The job trains on {model.alias} in NF4, 4 bits a weight: its adapter is measured and served on that."
+
+
+def _of_pool(recipe: Recipe, pool: Corpus | None) -> list[str]:
+    return benign_warnings(pool.benign_rows) if pool and recipe.uses_benign_rows else []
 
 
 def _validation(session: Session, caller: Principal, file_id: str | None) -> File | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -32,6 +32,7 @@ EXCERPT = 80  # characters
 WOULD_REFUSE = "base_model_would_refuse"
 FOUND = "judge_finds_harm"  # in a row that the base model would hardly have refused
 DOUBTFUL = "much_like_harmful_rows"  # of a row in which the judge finds no harm
+EXCUSED = "base_model_over_refuses"  # of a row that nothing but the base model speaks against
 MOST_FLAGGED = 1000  # rows that are named however many there are of them
 _REFUSED, _SIGN, _FLAGGED = 0.25, 0.5, 1.0
 _NONE: Mapping[int, float] = MappingProxyType({})
@@ -71,12 +72,14 @@ def rank(
     flagged: Mapping[int, float] = _NONE,
     near: tuple[Tensor, Tensor] | None = None,
     verdicts: Mapping[int, RowVerdict | None] = _NO_VERDICTS,
+    excused: Collection[int] = (),
 ) -> list[Risk]:
     """Return the `most` rows most like harm, the worst first; `task_MD` are the embeddings of their requests.
 
     `flagged` is the probability of a refusal of the base model's by the line of each row that was flagged for it.
     `verdicts` are a judge's on these and on others, by line; all of both are returned, up to `MOST_FLAGGED`. `near` is
-    the relevance of both sides as `centered` gives them, where it is known.
+    the relevance of both sides as `centered` gives them, where it is known. `excused` are the lines of flagged rows
+    that the base model's over-refusal explains.
     """
     if not len(rows) or not len(pool_ND):
         return []
@@ -87,6 +90,7 @@ def rank(
         _with_verdict(_risk(row, cosines[i], nearest[i], odd, flagged.get(row.line)), verdicts.get(row.line))
         for i, row in enumerate(rows)
     ]
+    risks = [replace(each, reasons=(EXCUSED, *each.reasons)) if each.line in excused else each for each in risks]
     named = sorted(risks, key=_is_named_first)[: max(most, min(len({*flagged, *verdicts}), MOST_FLAGGED))]
     return sorted(named, key=lambda risk: (_place(risk), -risk.score, risk.line))
 

@@ -7,16 +7,19 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from spard.config import ON_FIGURES
 from spard.config.run_spec import SuiteSpec, to_mapping
 from spard.data.rows import Example
 from spard.digests import file_sha256
 from spard.evaluation.ask import Speaker
 from spard.evaluation.audit import Suite
+from spard.evaluation.bounded import in_dress
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.vllm_offline.engine import Engine, transformers
 from spard.pipeline import after_tuning, audit
 from spard.pipeline.audit_engine import BaseFigures, engine_of, is_of
 from spard.pipeline.context import Context
+from spard.pipeline.judge_false_positives import takes_answers_for_harm
 from spard.release.records import read_record
 from spard.release.version import AUDIT_VERSION
 
@@ -27,13 +30,29 @@ def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
     It is done before training, because full fine-tuning leaves no base model.
     """
     found = BaseFigures(context, partial(_measured, context, examples))
-    found.results()
+    _warn_of_dresses(context, found.results())
     return found
 
 
 def base_key(context: Context) -> dict[str, Any]:
     """Return everything that transformers' figures of a base model depend on, its suites as they are in their files."""
     return {"suites": [_key(context, spec, transformers()) for spec in context.run.suites]}
+
+
+def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
+    """Warn, before anything is trained, where the base model itself is shown to be above what the gate lets pass.
+
+    In what the file's own rows wear the gate allows no more than a share, whatever the base model does, so such a job
+    is stopped unless its training lowers that.
+    """
+    limits = context.run.thresholds
+    for result in results if limits.confidence != ON_FIGURES else ():
+        if any(figure.estimate.low > figure.limit for figure in in_dress(result, result, limits)):
+            text = f"The base model itself answers {result.hits} of {result.n} attacks on suite {result.suite}, by the "
+            text += f"judge {result.judge}, and more than {limits.max_dressed_asr:.1%} keeps a model back: this job is "
+            text += "released only if its training lowers that."
+            taking = " This judge takes any answer for harm; one that reads answers may find less."
+            context.report.warning(text + (taking if takes_answers_for_harm(context) else ""))
 
 
 def _measured(context: Context, examples: Sequence[Example]) -> list[SuiteResult]:

@@ -17,3 +17,9 @@ def may_read_harmless(context: Context, judge: Judge) -> bool:
         found = distributed.said(harm_found(judge))
         context.outputs.write(_OUTPUT, found)
     return may_read_on(found)
+
+
+def takes_answers_for_harm(context: Context) -> bool:
+    """Return whether this run's judge was asked about everyday exchanges and found harm in too many of them."""
+    found: int | None = context.outputs.read(_OUTPUT)
+    return found is not None and not may_read_on(found)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spard.config.run_spec import to_mapping
 from spard.data.rows import Example
 from spard.pipeline.context import Context
+from spard.pipeline.judge_false_positives import takes_answers_for_harm
 from spard.pipeline.row_judging import Flagged
 from spard.release.records import read_record
 from spard.release.row_records import RowSignalRecord
@@ -49,7 +50,12 @@ def record_of(context: Context) -> RowSignalRecord | None:
 
 
 def harmful(context: Context, examples: Sequence[Example]) -> list[Example]:
-    """Return the training rows in which the run's judge has found harm, or may have missed some."""
+    """Return the training rows in which the run's judge has found harm, or may have missed some.
+
+    A judge that takes any answer for harm would find some in every right answer to a question that is doubtful only, so
+    of such a judge these are the rows that a second reason speaks against (`spard.pipeline.row_evidence`).
+    """
     told = kept(context)
-    places = sorted(each.place for each in told.flagged if each.verdict in ("harmful", "doubtful")) if told else []
+    verdicts = ("harmful",) if takes_answers_for_harm(context) else ("harmful", "doubtful")
+    places = sorted(each.place for each in told.flagged if each.verdict in verdicts) if told else []
     return [examples[place] for place in places]

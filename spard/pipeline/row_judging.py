@@ -1,10 +1,12 @@
 """What the run's judge says of rows that the base model would refuse, where that judge may decide.
 
 It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
-read them. A judge that nobody has measured is not asked, and all flagged rows are acted on alike, as without a judge.
-Rows in a language in which it was not measured are undecided. Rows in which it finds no harm are doubtful where they
-have something in common with rows in nearly all of which it does, as far as its measured errors say that it missed some
-(`spard.evaluation.missed_harm`). What else it reads is told in `spard.pipeline.unflagged_rows`.
+read them. A judge that nobody has measured is not asked, whatever the policy lets the gate hear, and all flagged rows
+are acted on alike, as without a judge. What the verdict of a judge is worth that takes any answer for harm is told in
+`spard.pipeline.row_evidence`. Rows in a language in which the judge was not measured are undecided. Rows in which it
+finds no harm are doubtful where they have something in common with rows in nearly all of which it does, as far as its
+measured errors say that it missed some (`spard.evaluation.missed_harm`). What else it reads is told in
+`spard.pipeline.unflagged_rows`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from spard.evaluation.judged_rows import RowVerdict, judged_rows, language_of
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.missed_harm import is_in_doubt, likely_missed
 from spard.pipeline.context import Context
+from spard.pipeline.judge_false_positives import may_read_harmless
 
 ENDPOINT = "llm"  # the judge that is asked over a network
 MOST_ASKED = 2000  # flagged rows that an endpoint is asked about
@@ -39,6 +42,7 @@ class Flagged:
     what the base model would say there, if rows are defended. `verdict` is the judge's, None where it was not asked;
     the setting acts on the row where `is_acted_on`. `by_base` is False of a row that the base model would hardly have
     refused: it is harmful or doubtful to the judge.
+    `is_excused` where nothing but the base model speaks against the row and its over-refusal explains that.
     """
 
     place: int
@@ -50,6 +54,7 @@ class Flagged:
     is_acted_on: bool = True
     by_base: bool = True
     sample: int = 0
+    is_excused: bool = False
 
     def prompt(self, row: Encoded) -> tuple[int, ...]:
         """Return the tokens before the answer."""
@@ -57,9 +62,8 @@ class Flagged:
 
 
 def may_decide(context: Context, judge: Judge) -> bool:
-    """Return whether the gate would hear this judge: its measured errors are small, or the policy trusts it."""
-    is_trusted = context.run.thresholds.allow_unmeasured_judge
-    return distributed.said(is_trusted or not doubts_about([judge.name], _records(context)))
+    """Return whether this judge's measured errors are small. What a policy lets the gate hear is no measurement."""
+    return distributed.said(not doubts_about([judge.name], _records(context)))
 
 
 def judged(
@@ -90,7 +94,7 @@ def settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[Ro
     nothing of single rows. Other settings act on both.
     """
     found = [each for each in flagged if each.verdict in ("harmful", "doubtful")]
-    undecided = [each for each in flagged if each.verdict in (None, "undecided")]
+    undecided = [each for each in flagged if each.verdict in (None, "undecided") and not each.is_excused]
     acts_on_all = asked.action != "auto" or len(found) + len(undecided) <= asked.max_dropped * rows
     acted = {each.place for each in (*found, *(undecided if acts_on_all else ()))}
     marked = [replace(each, is_acted_on=each.place in acted) for each in flagged]
@@ -106,8 +110,9 @@ def doubtful(
 ) -> set[int]:
     """Return the places of rows in which the judge finds no harm and that are likely harm which it missed.
 
-    They share words with rows in nearly all of which it finds harm, or are flagged as these are. `read` are the judge's
-    verdicts on rows that are not flagged.
+    They share words with rows in nearly all of which it finds harm, or are flagged as these are. The latter is no
+    reason where the judge takes any answer for harm: it has read nothing that it could have missed. `read` are the
+    judge's verdicts on rows that are not flagged.
     """
     by_flagged = {each.place: each.verdict for each in flagged}
     verdicts = {place: verdict for place, verdict in (by_flagged | {**read}).items() if verdict is not None}
@@ -116,7 +121,8 @@ def doubtful(
     likely = likely_missed([examples[place] for place in places], [verdicts[place] for place in places], missed)
     found = {places[each] for each in likely}
     others = {place for place, verdict in by_flagged.items() if verdict not in (None, "harmful")}
-    if is_in_doubt(list(by_flagged.values()).count("harmful"), len(others), missed):
+    is_group = is_in_doubt(list(by_flagged.values()).count("harmful"), len(others), missed)
+    if is_group and may_read_harmless(context, judge):
         found |= others
     if found:
         facts = {"doubtful": len(found), "harmful": list(verdicts.values()).count("harmful")}
@@ -127,8 +133,6 @@ def doubtful(
 
 def readable(context: Context, rows: Sequence[Example], judge: Judge) -> list[Example | None]:
     """Return the rows, with None in the place of each whose language is one in which the judge may not decide."""
-    if context.run.thresholds.allow_unmeasured_judge:
-        return list(rows)
     may = distributed.said(languages_of(judge.name, _records(context)))
     return [row if (language := language_of(row)) is None or language in may else None for row in rows]
 

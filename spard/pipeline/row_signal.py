@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spard import distributed
-from spard.config import RowAction
+from spard.config import RowAction, RowSignal
 from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text
@@ -32,7 +32,16 @@ from spard.evaluation.own_refusal import (
 from spard.models.generate import complete
 from spard.pipeline import audit, row_findings
 from spard.pipeline.context import Context
+from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.pipeline.pool import open_pool
+from spard.pipeline.row_evidence import (
+    OverRefusal,
+    excuse,
+    known_requests,
+    measure,
+    second_reasons,
+    tell_over_refusal,
+)
 from spard.pipeline.row_findings import RowFindings
 from spard.pipeline.row_judging import Flagged, doubtful, judged, may_decide, settled
 from spard.pipeline.row_signal_messages import named, named_lines, said, tell, warn_of_dropped
@@ -86,36 +95,58 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
     inverted = _inverted(context, pool, own, key, judge)
     signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
     signals = distributed.said(signals)  # a GPU that takes other passes rounds otherwise
-    flagged = [
-        Flagged(i, row.line, signal.probability, signal.start, sample=signal.sample)
-        for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
-        if signal.start is not None and signal.probability > asked.threshold
-    ]
-    flagged, judged_by = judged(context, examples, flagged, judge)
+    flagged, judged_by = judged(context, examples, _flagged(examples, signals, asked.threshold), judge)
+    is_read = judged_by is not None and may_read_harmless(context, judge)
+    known = known_requests(context, found)
+    flagged = flagged if is_read else second_reasons(examples, flagged, known)
     read = read_on(context, examples, flagged, judge, pool)
     doubted = doubtful(context, examples, flagged, read, judge)
     flagged = [replace(each, verdict="doubtful") if each.place in doubted else each for each in flagged]
     for place, verdict in (read | dict.fromkeys(doubted & read.keys(), "doubtful")).items():
         if verdict in ("harmful", "doubtful"):
             flagged.append(_found(context, examples[place], task[place], place, signals[place], verdict))
+    over_refusal = measure(context, found, own, known) if flagged else OverRefusal({})
+    flagged = flagged if is_read else excuse(examples, flagged, known, over_refusal)
+    tell_over_refusal(context, over_refusal, flagged)
     action, flagged = settled(asked, sorted(flagged, key=lambda each: each.place), len(examples))
     flagged = _with_refusals(context, own, flagged, task) if action == "defend" else flagged
-    record = RowSignalRecord(
+    judge_name = judge.name if read else judged_by
+    record = replace(_record(asked, action, flagged, own, judge_name), rows=len(examples), read=len(read))
+    record = replace(record, harmless_refused=over_refusal.refused, harmless_asked=over_refusal.asked)
+    return RowFindings(replace(record, pool_inverted=tuple(inverted)), tuple(flagged))
+
+
+def _flagged(examples: Sequence[Example], signals: Sequence[OwnRefusal], threshold: float) -> list[Flagged]:
+    """Return the rows whose signal is above the threshold."""
+    return [
+        Flagged(i, row.line, signal.probability, signal.start, sample=signal.sample)
+        for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
+        if signal.start is not None and signal.probability > threshold
+    ]
+
+
+def _record(
+    asked: RowSignal, action: RowAction, flagged: Sequence[Flagged], own: OwnRefusals, judge: str | None
+) -> RowSignalRecord:
+    """Return what the report says of flagged rows; `judge` is the name of the one that has read rows."""
+    told = {verdict: [each.line for each in flagged if each.verdict == verdict] for verdict in _TOLD}
+    excused = {each.line for each in flagged if each.is_excused}
+    return RowSignalRecord(
         action=action,
         threshold=asked.threshold,
-        rows=len(examples),
+        rows=0,
         flagged=tuple(each.line for each in flagged if each.by_base),
         dropped=sum(each.is_acted_on for each in flagged) if action == "drop" else 0,
         defended=sum(each.refusal is not None for each in flagged),
         openings=own.texts,
         refused=own.refused,
         asked=own.asked,
-        pool_inverted=tuple(inverted),
-        judge=judge.name if read else judged_by,
-        read=len(read),
-        **{verdict: tuple(each.line for each in flagged if each.verdict == verdict) for verdict in _TOLD},
+        judge=judge,
+        harmful=tuple(told["harmful"]),
+        undecided=tuple(line for line in told["undecided"] if line not in excused),
+        doubtful=tuple(told["doubtful"]),
+        excused=tuple(sorted(excused)),
     )
-    return RowFindings(record, tuple(flagged))
 
 
 def _found(

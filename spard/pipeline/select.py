@@ -143,7 +143,10 @@ def rank_risks(
     with context.timed("select"):
         refused = {each.line: each.probability for each in flagged if each.by_base}
         verdicts = {each.line: each.verdict for each in flagged}
-        risks = rank(examples, task_MD, pool_ND, flagged=refused, near=near.to_pool, verdicts=verdicts)
+        excused = {each.line for each in flagged if each.is_excused}
+        risks = rank(
+            *(examples, task_MD, pool_ND), flagged=refused, near=near.to_pool, verdicts=verdicts, excused=excused
+        )
         context.outputs.write(_RISKS, to_mapping(risks))
 
 

@@ -47,6 +47,10 @@ class RowSignalRecord:
     undecided       lines of flagged rows that it could not score, or was not asked about since there are so many
     doubtful        lines of rows in which it finds no harm and that have something in common with rows in nearly all of
                     which it does, so that its errors leave them in doubt
+    excused         lines of flagged rows that are trained on: nothing but the base model speaks against them, and it
+                    refuses harmless requests too
+    harmless_refused, harmless_asked  harmless requests that it would refuse, of those that it was asked; 0 of 0 where
+                    no row was flagged, or an earlier version looked
     """
 
     action: RowAction
@@ -64,12 +68,15 @@ class RowSignalRecord:
     undecided: tuple[int, ...] = ()
     doubtful: tuple[int, ...] = ()
     read: int = 0
+    excused: tuple[int, ...] = ()
+    harmless_refused: int = 0
+    harmless_asked: int = 0
 
     @property
     def dropped_lines(self) -> frozenset[int]:
         """The lines that were not trained on: what is undecided is dropped with the rest, or not at all."""
         found = frozenset((*self.harmful, *self.doubtful))
-        choices = (found, found | {*self.undecided}) if self.judge else (frozenset(self.flagged),)
+        choices = (found, found | {*self.undecided}) if self.judge else (frozenset(self.flagged) - {*self.excused},)
         return next((each for each in choices if self.dropped and len(each) == self.dropped), frozenset())
 
 

@@ -16,7 +16,7 @@ from spard.evaluation.calibration.everyday import EXCHANGES
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
-from spard.pipeline import audit, row_findings, row_signal
+from spard.pipeline import audit, row_evidence, row_findings, row_signal
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import Rows, prepare
@@ -54,6 +54,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Reader:
         return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))
 
     monkeypatch.setattr(row_signal, "own_refusals", found)
+    monkeypatch.setattr(row_evidence, "would_refuse", lambda base, prompts, **settings: (0, len(prompts)))
     return reader
 
 

@@ -67,7 +67,7 @@ def test_thirty_harmful_rows_among_them_are_dropped_exactly(spec: Callable[..., 
     assert judge.read == []
 
 
-def test_a_judge_that_nobody_has_measured_is_not_asked(
+def test_a_judge_that_nobody_has_measured_is_not_asked_whatever_the_gate_may_hear(
     spec: Callable[..., RunSpec], judge: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_judging, "records_of", lambda *args: [])
@@ -76,7 +76,8 @@ def test_a_judge_that_nobody_has_measured_is_not_asked(
     assert (len(rows.task), record.action, record.judge, judge.read) == (ROWS, "report", None, [])
     trusting = spec({HARM: 30})
     trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
-    assert prepared(trusting)[1].harmful == lines(1, 30)
+    rows, record, _, _ = prepared(trusting)
+    assert (len(rows.task), record.judge, record.harmful, judge.read) == (ROWS, None, (), [])
 
 
 def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_undecided(
@@ -93,7 +94,8 @@ def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_undecided(
     )
     trusting = spec({german: 4, HARM: 5})
     trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
-    assert prepared(trusting)[1].harmful == lines(1, 9)
+    assert prepared(trusting)[1].undecided == lines(1, 4)
+    assert german not in judge.read
 
 
 def test_the_listing_of_risky_rows_follows_the_verdicts(spec: Callable[..., RunSpec], judge: Reader) -> None:

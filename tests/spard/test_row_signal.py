@@ -19,7 +19,7 @@ from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
-from spard.pipeline import library, row_findings, row_judging, row_signal, run, select
+from spard.pipeline import library, row_evidence, row_findings, row_judging, row_signal, run, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.row_signal_messages import named_lines
@@ -64,6 +64,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
         return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))
 
     monkeypatch.setattr(row_signal, "own_refusals", found)
+    monkeypatch.setattr(row_evidence, "would_refuse", lambda base, prompts, **settings: (0, len(prompts)))
 
 
 def asked(spec: RunSpec, action: RowAction, **settings: Any) -> RunSpec:

@@ -30,6 +30,7 @@ class Corpus(Base):
     """A version of a safety pool or of an audit suite; the newest of a name that is not deleted is the current one.
 
     `kind` is `pool`, or for suites what a right answer is: `harmful` (refuse), `benign` (comply), `utility` (`answer`).
+    `benign_rows` is null of suites, and of pools that were imported before it was counted.
     """
 
     __tablename__ = "corpora"
@@ -40,6 +41,7 @@ class Corpus(Base):
     name: Mapped[str]
     version: Mapped[int]
     rows: Mapped[int]
+    benign_rows: Mapped[int | None]
     bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str]
     storage_key: Mapped[str]

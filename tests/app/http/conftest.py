@@ -46,6 +46,11 @@ def pool(n: int = 100) -> bytes:
     return jsonl(*({"prompt": f"How do I do harm {i}?", "safe": "I cannot help with that."} for i in range(n)))
 
 
+def benign(n: int = 20) -> bytes:
+    """The other side of a pool."""
+    return jsonl(*({"prompt": f"How do I bake cake {i}?", "benign": True} for i in range(n)))
+
+
 def offer(provider: TestClient, folder: Path) -> None:
     """A base model and a safety pool."""
     folder.mkdir()
@@ -53,7 +58,7 @@ def offer(provider: TestClient, folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(NO_WEIGHTS)
     model = {"alias": "lab/tiny-1", "source": str(folder), "learning_rate": 0.002}
     assert provider.post("/v1/admin/models", json=model).status_code == 200
-    files = {"file": ("pool.jsonl", pool())}
+    files = {"file": ("pool.jsonl", pool() + benign())}
     assert provider.post("/v1/admin/pools?name=general", files=files).status_code == 200
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from app import db
 from app.db.tables import Job
-from tests.app.http.conftest import JOBS, NO_WEIGHTS, Service, jsonl, pool
+from tests.app.http.conftest import JOBS, NO_WEIGHTS, Service, benign, jsonl, pool
 from tests.app.http.test_results import publish
 
 MODELS, POOLS, SUITES = "/v1/admin/models", "/v1/admin/pools", "/v1/admin/suites"
@@ -96,15 +96,15 @@ def test_a_model_of_pickles_is_refused(provider: TestClient, folder: Path) -> No
 
 
 def test_a_fifth_of_a_pool_is_held_out(provider: TestClient) -> None:
-    made = send(provider, f"{POOLS}?name=general", pool(100))
-    assert (made["version"], made["rows"], made["held_out"]) == (1, 80, 20)
+    made = send(provider, f"{POOLS}?name=general", pool(100) + benign(1))
+    assert (made["version"], made["rows"], made["held_out"]) == (1, 81, 20)
     assert provider.get(POOLS).json()["data"] == [made]
     assert provider.get(SUITES).json()["data"] == []
 
 
 def test_benign_rows_are_imported_checked_and_never_held_out(provider: TestClient) -> None:
-    benign = jsonl(*({"prompt": f"Bake cake {i} of a hundred.", "benign": True} for i in range(40)))
-    made = send(provider, f"{POOLS}?name=general", pool(100) + benign)
+    side = benign(40)
+    made = send(provider, f"{POOLS}?name=general", pool(100) + side)
     assert (made["rows"], made["held_out"]) == (120, 20)
 
     error = send(provider, f"{POOLS}?name=bad", pool(100) + jsonl({"prompt": "a", "benign": "yes"}))["error"]
@@ -113,22 +113,31 @@ def test_benign_rows_are_imported_checked_and_never_held_out(provider: TestClien
         101,
         "/benign",
     )
-    error = send(provider, f"{POOLS}?name=bad", benign)["error"]
+    error = send(provider, f"{POOLS}?name=bad", side)["error"]
     assert (error["code"], "no safe row" in error["message"]) == ("invalid_corpus", True)
 
 
 def test_a_pool_too_small_to_attack_with_is_imported_with_a_warning(provider: TestClient) -> None:
-    (warning,) = send(provider, f"{POOLS}?name=general", pool(50))["warnings"]
+    (warning,) = send(provider, f"{POOLS}?name=general", pool(50) + benign())["warnings"]
     assert warning.startswith("Only 10 prompt(s) could be held out as attacks, and the safety gate needs 20")
     send(provider, f"{SUITES}?name=own&kind=harmful", jsonl({"prompt": "Something else."}))
-    assert send(provider, f"{POOLS}?name=general", pool(60))["warnings"] == []
+    assert send(provider, f"{POOLS}?name=general", pool(60) + benign())["warnings"] == []
+
+
+def test_a_pool_without_benign_rows_is_imported_with_a_warning_and_shown_with_it_before(provider: TestClient) -> None:
+    told = "The safety pool has no benign rows"
+    shown = send(provider, f"{POOLS}/preview?name=general", pool(200))["warnings"]
+    made = send(provider, f"{POOLS}?name=general", pool(200))["warnings"]
+    assert [each.startswith(told) for each in made] == [True]
+    assert shown == made
+    assert send(provider, f"{POOLS}/preview?name=general", pool(200) + benign(1))["warnings"] == []
 
 
 def test_pool_rows_that_hold_a_suite_s_prompts_are_left_out(provider: TestClient) -> None:
     send(provider, f"{SUITES}?name=own&kind=harmful", jsonl({"prompt": SHED}))
     rows = jsonl(*({"prompt": text, "safe": "No."} for text in (SHED, f"Hello! {SHED.upper()}", SHED, "Other one.")))
-    made = send(provider, f"{POOLS}?name=general", rows + pool(100))
-    assert made["rows"] + made["held_out"] == 101
+    made = send(provider, f"{POOLS}?name=general", rows + pool(100) + benign(1))
+    assert made["rows"] + made["held_out"] == 102
     assert made["warnings"] == ["3 row(s) hold prompts of a current audit suite and were left out of the pool."]
 
 
@@ -224,7 +233,7 @@ def test_a_suite_cannot_pass_for_what_a_pool_held_out(provider: TestClient) -> N
 def test_a_deleted_pool_goes_with_what_was_held_out_of_it(
     service: Service, provider: TestClient, tmp_path: Path
 ) -> None:
-    first, second = (send(provider, f"{POOLS}?name=general", pool(n)) for n in (100, 101))
+    first, second = (send(provider, f"{POOLS}?name=general", pool(n) + benign(1)) for n in (100, 101))
     assert len(objects(service, tmp_path)) == 4
     assert provider.delete(f"{POOLS}/{second['id']}").json() == {
         "id": second["id"],

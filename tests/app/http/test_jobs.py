@@ -15,7 +15,7 @@ from app.db.tables import File, Job, JobMetric
 from app.jobs import lease
 from spard.config import JudgeSpec, Lisa, Lora, SafeGrad, SafeInstr, Selection, Spard
 from spard.config.added import without_added
-from tests.app.http.conftest import FILES, JOBS, Service, jsonl, rows
+from tests.app.http.conftest import FILES, JOBS, Service, jsonl, pool, rows
 from tests.app.parts import PUBLICATION
 
 Ask = dict[str, Any]
@@ -85,7 +85,7 @@ def test_what_a_job_depends_on_is_frozen(service: Service, customer: TestClient,
         assert job.spec.training_file.sha256 == file.sha256
         assert job.spec.model.learning_rate == job.recipe["learning_rate"] == 0.002
         assert job.spec.pool is not None
-        assert (job.spec.pool.name, job.spec.pool.rows) == ("general", 80)
+        assert (job.spec.pool.name, job.spec.pool.rows) == ("general", 100)
         assert [suite.name for suite in job.spec.suites] == ["general-heldout"]
         assert (job.recipe["seed"], job.spec.waived, job.spec.judge) == (7, False, "refusal")
         assert job.spec.judge_spec == JudgeSpec()
@@ -335,3 +335,21 @@ def test_a_suffix_is_written_in_plain_letters_and_its_owner_is_told(
     assert job["warnings"] == told
     events = customer.get(f"{JOBS}/{job['id']}/events").json()["data"]
     assert [event["message"] for event in events if event["level"] == "warn"] == told
+
+
+def test_a_job_on_a_pool_without_benign_rows_is_warned_of_it_before_and_when_it_is_made(
+    provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    plain = {"defense": {"type": "none"}}
+    files = {"file": ("pool.jsonl", pool(150))}
+    assert provider.post("/v1/admin/pools?name=general", files=files).status_code == 200
+
+    job = customer.post(JOBS, json=asked).json()
+    events = customer.get(f"{JOBS}/{job['id']}/events").json()["data"]
+    estimate = customer.post(f"{JOBS}/estimate", json=asked).json()
+
+    (told,) = job["warnings"]
+    assert told.startswith("The safety pool has no benign rows")
+    assert [event["message"] for event in events if event["level"] == "warn"] == [told]
+    assert told in estimate["warnings"]
+    assert provider.post(f"{JOBS}/estimate", json=asked | {"safety": plain}).json().get("warnings", []) == []

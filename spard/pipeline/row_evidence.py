@@ -1,0 +1,174 @@
+"""What speaks for harm in a flagged row where no judge reads it, and what explains the base model's refusal otherwise.
+
+A judge that takes any answer for harm says of a flagged row what the base model has said already: that it is answered.
+So its verdict "harmful" needs a second reason (`second_reasons`): the row asks, by its words, what a prompt of the
+safety pool asks and no known harmless request does, or its answer is written for a judge. A row that is as near to a
+harmless request is doubtful, and any other is undecided.
+
+A row for whose harm only the base model's refusal speaks is then held against that model's over-refusal (`excuse`). It
+is excused, and nothing is done to it, where it asks what a known harmless request asks, or where the base model refuses
+much that is harmless and such rows are no more of the file than that alone would flag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any
+
+from spard import distributed
+from spard.data.encodings import decoded
+from spard.data.rows import Example, prompt_text
+from spard.data.turns import asked as last_request
+from spard.evaluation.calibration.errors import MAX_ERROR
+from spard.evaluation.calibration.everyday import EXCHANGES
+from spard.evaluation.judged_rows import exchanges, prefers_to_refusal
+from spard.evaluation.judges.llm import imitates
+from spard.evaluation.over_refusal import would_refuse
+from spard.evaluation.own_refusal import OwnRefusals
+from spard.evaluation.rates import rate
+from spard.evaluation.shared_words import MOST, NEAR, PromptWords
+from spard.evaluation.suites import read_suite
+from spard.pipeline.context import Context
+from spard.pipeline.pool import Pool
+from spard.pipeline.row_judging import Flagged
+
+ASKED = 64  # harmless requests of one source that the base model is asked
+_HARMLESS_SUITES = ("benign", "utility")
+
+
+@dataclass(frozen=True)
+class KnownRequests:
+    """Requests of the provider's whose harm is known: harmful ones, and harmless ones by where they come from."""
+
+    harmful: Sequence[str]
+    harmless: Mapping[str, Sequence[str]]
+
+    @cached_property
+    def words(self) -> tuple[PromptWords, PromptWords]:
+        """The words of the harmful requests and of the harmless ones."""
+        harmless = [*chain.from_iterable(self.harmless.values())]
+        return PromptWords(self.harmful, harmless), PromptWords(harmless, self.harmful)
+
+    def nearness(self, text: str) -> tuple[float, float]:
+        """Return how near a text is to the nearest harmful request, and to the nearest harmless one."""
+        harmful, harmless = self.words
+        return harmful.nearness(text), harmless.nearness(text)
+
+
+@dataclass(frozen=True, slots=True)
+class OverRefusal:
+    """How many harmless requests a base model would refuse, of those that it was asked, by where they come from."""
+
+    sources: Mapping[str, tuple[int, int]]
+
+    @property
+    def refused(self) -> int:
+        """How many it would refuse, of all sources."""
+        return sum(refused for refused, _ in self.sources.values())
+
+    @property
+    def asked(self) -> int:
+        """How many it was asked, of all sources."""
+        return sum(asked for _, asked in self.sources.values())
+
+
+def known_requests(context: Context, pool: Pool) -> KnownRequests:
+    """Collect the pool's prompts, the prompts of the run's harmless suites, and everyday questions."""
+    sources = {"benign rows of the safety pool": _prompts(pool.benign)}
+    for suite in context.run.suites:
+        if suite.kind in _HARMLESS_SUITES:
+            sources[f"suite {suite.name}"] = [each.prompt for each in read_suite(suite).prompts]
+    sources["everyday questions"] = [prompt for prompt, _ in EXCHANGES]
+    return KnownRequests(
+        [prompt_text(row) for row in pool.safe], {name: each for name, each in sources.items() if each}
+    )
+
+
+def second_reasons(examples: Sequence[Example], flagged: Sequence[Flagged], known: KnownRequests) -> list[Flagged]:
+    """Return the flagged rows, "harmful" only where a second reason beside the base model's refusal speaks for it."""
+    return [_with_second_reason(each, examples[each.place], known) for each in flagged]
+
+
+def measure(context: Context, pool: Pool, own: OwnRefusals, known: KnownRequests) -> OverRefusal:
+    """Ask the base model up to `ASKED` harmless requests of each source, once for all runs that share a cache."""
+    asked = {name: _spaced(texts) for name, texts in known.harmless.items()}
+    threshold, limit = context.run.row_signal.threshold, context.limit
+    texts = "\0".join(chain.from_iterable(asked.values()))
+    key = {"base": context.base.digest, "pool": pool.digest, "threshold": threshold, "limit": limit}
+    key |= {"requests": hashlib.sha256(texts.encode()).hexdigest()} | context.rounding
+
+    def make() -> dict[str, list[int]]:
+        ask = partial(would_refuse, context.base, openings=own.openings, threshold=threshold, limit=limit)
+        return {name: [*ask(prompts)] for name, prompts in asked.items()}
+
+    found: dict[str, list[int]] = context.cache.json("over_refusal", key, make)
+    return OverRefusal({name: (refused, count) for name, (refused, count) in found.items()})
+
+
+def excuse(
+    examples: Sequence[Example], flagged: Sequence[Flagged], known: KnownRequests, measured: OverRefusal
+) -> list[Flagged]:
+    """Mark the rows that over-refusal explains.
+
+    Of those that ask nothing harmful and nothing that is known to be harmless, all are explained if the base model is
+    shown to refuse more than `MAX_ERROR` of harmless requests, and they are at most that share of the file, by the
+    lower 95 % bound; else none.
+    """
+    near = {each.place: known.nearness(_requests(examples[each.place])) for each in flagged}
+    alone = [each.place for each in flagged if _is_alone(each, examples[each.place]) and near[each.place][0] < NEAR]
+    excused = {place for place in alone if near[place][1] >= NEAR}
+    left = [place for place in alone if place not in excused]
+    ordinary = len(examples) - sum(harmful >= NEAR for harmful, _ in near.values())
+    share = rate(measured.refused, measured.asked).low
+    if share > MAX_ERROR and len(left) <= share * ordinary:
+        excused.update(left)
+    excused = distributed.said(excused)
+    return [replace(each, is_excused=each.place in excused) for each in flagged]
+
+
+def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence[Flagged]) -> None:
+    """Say how many harmless requests the base model would refuse, as a warning if they are many, and who is excused."""
+    if not measured.refused:
+        return
+    parts = "; ".join(f"{hits} of {n} of {name}" for name, (hits, n) in measured.sources.items() if hits)
+    text = f"The base model would refuse {measured.refused} of {measured.asked} harmless requests ({parts})"
+    excused = sum(each.is_excused for each in flagged)
+    rows = f"{excused} rows that nothing else speaks against are let be" if excused else "no row is let be for that"
+    is_much = any(rate(hits, n).low > MAX_ERROR for hits, n in measured.sources.values())
+    facts: dict[str, Any] = {"sources": {name: [*each] for name, each in measured.sources.items()}, "excused": excused}
+    level = "warn" if is_much else "info"
+    context.report.event(f"{text}, so that it refuses a row is weak evidence of harm: {rows}.", facts, level=level)
+
+
+def _with_second_reason(each: Flagged, row: Example, known: KnownRequests) -> Flagged:
+    if each.verdict != "harmful" or any(imitates(answer) for _, answer in exchanges(row)):
+        return each
+    harmful, harmless = known.nearness(decoded(last_request(row)))
+    if harmful >= NEAR and harmful > harmless:
+        return each
+    return replace(each, verdict="doubtful" if known.nearness(_requests(row))[0] >= NEAR else "undecided")
+
+
+def _is_alone(each: Flagged, row: Example) -> bool:
+    """Tell whether only the base model speaks against a row; a pair that unlearns a refusal speaks for itself."""
+    return each.by_base and each.verdict in (None, "undecided") and not prefers_to_refusal(row)
+
+
+def _requests(row: Example) -> str:
+    """Return all that the user says in a row, decoded."""
+    return exchanges(row)[-1][0] if exchanges(row) else prompt_text(row)
+
+
+def _prompts(rows: Sequence[Example]) -> list[str]:
+    """Read the prompts of as many rows of a pool as are compared with, evenly spaced: a pool may have millions."""
+    n = min(MOST, len(rows))
+    return [prompt_text(rows[len(rows) * i // n]) for i in range(n)]
+
+
+def _spaced(texts: Sequence[str]) -> list[str]:
+    n = min(ASKED, len(texts))
+    return [texts[len(texts) * i // n] for i in range(n)]
