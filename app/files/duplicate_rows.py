@@ -40,9 +40,12 @@ class Repeats:
         """One warning for all of them."""
         if not self._count:
             return
+        hint = "repeated rows weigh more in training; remove them unless that is meant"
+        if self._count == rows - 1 and len(self._seen) == 1:
+            yield Problem(self._lines[0], "", "duplicate_example", "warning", f"all {rows} rows are the same one", hint)
+            return
         more = f" and {self._count - _NAMED} more" if self._count > _NAMED else ""
         at_least = "at least " if len(self._seen) == _REMEMBERED else ""
         said = f"{at_least}{self._count} of {rows} rows repeat an earlier row ({100 * self._count / rows:.0f} %)"
         message = f"{said}: lines {', '.join(map(str, self._lines))}{more}"
-        hint = "repeated rows weigh more in training; remove them unless that is meant"
         yield Problem(self._lines[0], "", "duplicate_example", "warning", message, hint)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from spard.data.json_faults import explain
+from spard.data.nulls import may_have_nulls, without_nulls
 from spard.data.problems import Problem
 from spard.data.strict_json import BadJson, parse
 
@@ -30,15 +32,17 @@ class BadRow(ValueError):
 
 
 def parse_row(text: str, line: int) -> Row:
-    """Return the JSON object that a line holds; raise `BadRow` if it holds anything else."""
+    """Return the JSON object that a line holds, without nulls; raise `BadRow` if it holds anything else."""
     try:
         row = parse(text)
     except BadJson as bad:
-        raise BadRow(Problem(line, "", bad.code, "error", bad.message, bad.hint)) from None
+        told = explain(text) if bad.code == "invalid_json" else None
+        message, hint = told or (bad.message, bad.hint)
+        raise BadRow(Problem(line, "", bad.code, "error", message, hint)) from None
     if not isinstance(row, dict):
         message = f"the line is {_KINDS.get(type(row), 'a number or a boolean')}, expected a JSON object"
         raise BadRow(Problem(line, "", "data_type", "error", message, _ROW_HINT))
-    return row
+    return without_nulls(row) if may_have_nulls(text) else row
 
 
 def decoded(raw: bytes, line: int) -> str:
