@@ -23,7 +23,7 @@ from spard.data.strict_json import BadJson, parse
 Kind = Literal["parquet", "arrow", "arrow_stream", "array"]
 Decode = Callable[[Any], Any]
 
-MEMORY_BYTES, CPU_S = 2 << 30, 300
+CPU_S = 300
 REFUSED = 3  # the exit status with a reason on standard error
 _NICE, _CHUNK = 10, 1 << 20
 _BATCH_ROWS = 64  # that are Python objects at one time
@@ -163,10 +163,10 @@ class _Text:
         self.go_to(self.at + 1)
 
 
-def _limit() -> None:
+def _limit(memory_bytes: int) -> None:
     """Bound what this process may take; whatever a system does not know is left as it is."""
     os.nice(_NICE)
-    for kind, most in (("AS", MEMORY_BYTES), ("CPU", CPU_S), ("FSIZE", 0), ("CORE", 0)):
+    for kind, most in (("AS", memory_bytes), ("CPU", CPU_S), ("FSIZE", 0), ("CORE", 0)):
         with suppress(ValueError, OSError):
             resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
 
@@ -177,9 +177,12 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def main() -> None:
-    """Decode standard input, a file of the kind that the first argument names, into lines of JSON."""
-    _limit()
-    kind, line_bytes = cast(Kind, sys.argv[1]), int(sys.argv[2])
+    """Decode standard input into lines of JSON: a file of the first argument's kind, in the second's bytes of memory.
+
+    The third argument is how many bytes a row may have, of an array.
+    """
+    kind, memory_bytes, line_bytes = cast(Kind, sys.argv[1]), *map(int, sys.argv[2:])
+    _limit(memory_bytes)
     rows = array_rows(sys.stdin.buffer, line_bytes) if kind == "array" else column_rows(kind, sys.stdin.buffer)
     try:
         for row in rows:

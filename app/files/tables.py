@@ -17,13 +17,14 @@ from threading import BoundedSemaphore
 from typing import IO, BinaryIO, cast
 
 from app.errors import InvalidRequest, TooLarge, Unavailable
-from app.files.table_reader import CPU_S, MEMORY_BYTES, REFUSED, Kind
+from app.files.table_reader import CPU_S, REFUSED, Kind
 from app.ops.processes import keyless_environment, python
 from spard.data.jsonl import UTF8_BOM
 
 ENDINGS = (".json", ".parquet", ".arrow", ".feather")  # of names, beside .jsonl
 _HEAD, _CHUNK = 64, 1 << 20
 _FILE_BYTES = 1 << 30  # of one file that is decoded here
+_MEMORY_BYTES = 2 << 30  # of the process, its libraries among them
 _MAGIC: dict[bytes, Kind] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow_stream"}
 _NAMES: dict[Kind, str] = {
     "parquet": "a Parquet file",
@@ -33,7 +34,7 @@ _NAMES: dict[Kind, str] = {
 }
 _FIXED = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _AS_LINES = "write it as JSON lines: Dataset.to_json(FILE), or DataFrame.to_json(FILE, orient='records', lines=True)"
-_AT_ONCE = BoundedSemaphore(2)  # of one API process, as each may take `MEMORY_BYTES`
+_AT_ONCE = BoundedSemaphore(2)  # of one API process, as each may take `_MEMORY_BYTES`
 _WAIT_S = 120.0
 
 
@@ -99,7 +100,7 @@ def _place() -> Iterator[None]:
 def _reader(kind: Kind, file: BinaryIO, line_bytes: int) -> Iterator[subprocess.Popen[bytes]]:
     """Start the process that reads a file from its standard input, and end it with the block."""
     process = subprocess.Popen(  # noqa: S603 - the command is ours
-        python("app.files.table_reader", kind, str(line_bytes)),
+        python("app.files.table_reader", kind, str(_MEMORY_BYTES), str(line_bytes)),
         stdin=file,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -123,7 +124,7 @@ def _refusal(kind: Kind, status: int, told: bytes) -> InvalidRequest | TooLarge:
             message = f"The file is {_NAMES[kind]} and cannot be taken: {reason}."
             return InvalidRequest(message, code="unsupported_format", param="file")
     message = (
-        f"The file is {_NAMES[kind]} that is broken, or that takes more than {MEMORY_BYTES >> 30} GiB of memory or "
+        f"The file is {_NAMES[kind]} that is broken, or that takes more than {_MEMORY_BYTES >> 20} MiB of memory or "
         f"{CPU_S} s to decode: write it in smaller row groups, or {_AS_LINES}."
     )
     return TooLarge(message, code="file_too_large", param="file")
