@@ -17,7 +17,7 @@ from spard.commands.exits import ERROR
 files = typer.Typer(no_args_is_help=True, help="Training files: upload, check, look at, convert, download.")
 
 _PROBLEM = ("line", "severity", "code", "pointer", "message", "hint")
-_FINDING = ("severity", "text", "hint")
+_FINDING = ("severity", "code", "text", "hint")
 FileId = Annotated[str, typer.Argument(help="See `spard files list`.")]
 
 

@@ -11,6 +11,7 @@ from spard.data.problems import Problem
 
 _KINDS = 100  # faults that are told apart; further ones are grouped by their code
 _LINES = 10
+_OF_FILE = frozenset({"duplicate_example"})  # problems whose message says itself which rows it is about
 _INDEX = re.compile(r"/\d+(?=/|$)")
 
 
@@ -36,7 +37,6 @@ class _Fault:
     first: Problem
     pointer: str
     message: str
-    of_file: bool
     rows: int = 0
     lines: list[int] = field(default_factory=list)
     last_line: int = 0
@@ -65,7 +65,7 @@ class _Fault:
         )
 
     def _text(self, of: int) -> str:
-        if self.of_file:
+        if self.first.code in _OF_FILE:
             return self.message
         if self.rows == 1:
             return (
@@ -86,15 +86,15 @@ class Findings:
         for problem in problems:
             self.note(problem)
 
-    def note(self, problem: Problem, *, of_file: bool = False) -> None:
-        """Take a problem; one of the file as a whole says itself which rows it is about."""
+    def note(self, problem: Problem) -> None:
+        """Take a problem, of the same row as the last one or of a later row."""
         pointer = _INDEX.sub("/*", problem.pointer)
         key = (problem.code, problem.severity, pointer, problem.message)
         if key not in self._faults and len(self._faults) >= _KINDS:
             key = (problem.code, problem.severity, "", "")
         if key not in self._faults:
             message = problem.message if key[-1] else f"more faults of the kind {problem.code}"
-            self._faults[key] = _Fault(problem, pointer, message, of_file)
+            self._faults[key] = _Fault(problem, pointer, message)
         self._faults[key].note(problem)
 
     def listed(self, of: int) -> list[Finding]:
@@ -103,7 +103,7 @@ class Findings:
         return [fault.finding(of) for fault in faults]
 
 
-def note(code: str, message: str, rows: int) -> Finding:
+def notice(code: str, message: str, rows: int) -> Finding:
     """Return a finding that asks for nothing."""
     return Finding(
         code=code, severity="note", rows=rows, of=rows, lines=[], pointer="", message=message, hint="", text=message

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.files.findings import Finding, Findings, note
+from app.files.findings import Finding, Findings, notice
 from spard.data.problems import Problem, Severity
 
 LISTED = 1000  # problems kept of each severity; the rest is counted
@@ -30,12 +30,9 @@ class Report:
     _listed: Counter[str] = field(default_factory=Counter)
     _findings: Findings = field(default_factory=Findings)
 
-    def add(self, problem: Problem, *, of_file: bool = False) -> None:
-        """Count a problem, and list it unless there are enough of its severity or it comes before the list.
-
-        One `of_file` is about several rows, and says which.
-        """
-        self._findings.note(problem, of_file=of_file)
+    def add(self, problem: Problem) -> None:
+        """Count a problem, and list it unless there are enough of its severity or it comes before the list."""
+        self._findings.note(problem)
         is_error = problem.severity == "error"
         self.errors += is_error
         self.warnings += not is_error
@@ -66,4 +63,4 @@ class Report:
         if self.was is None:
             return faults
         message = f"the file was {self.was}; its {self.rows} rows are kept as JSON lines"
-        return [*faults, note("kept_as_lines", message, self.rows)]
+        return [*faults, notice("kept_as_lines", message, self.rows)]

@@ -84,7 +84,7 @@ class Validator:
         if isinstance(self._rule, TrainingRows):
             self._report.row_format = self._rule.format
         for problem in self._repeats.problems(self._report.rows):
-            self._report.add(problem, of_file=True)
+            self._report.add(problem)
         return self._report
 
     def _sniff(self) -> None:

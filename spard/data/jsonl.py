@@ -18,6 +18,8 @@ UTF8_BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20
 _ROW_HINT = 'write each row as one JSON object on one line: {"messages": [...]}'
 _ENCODING_HINT = "save the file as UTF-8"
+_TABLES = (b"PAR1", b"ARRO", b"\xff\xff\xff\xff")
+_TABLE_HINT = "write it as JSON lines: datasets.Dataset.from_parquet(FILE).to_json(OUT)"
 _KINDS = {list: "an array", str: "a string", type(None): "null"}
 
 Row = dict[str, Any]
@@ -90,7 +92,10 @@ def _placed_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes in pieces of 1 MiB."""
+    """Yield a file's bytes in pieces of 1 MiB; raise `BadRow` for a table of columns, which the service alone reads."""
     with Path(path).open("rb") as file:
+        if file.read(len(_TABLES[0])) in _TABLES:
+            raise BadRow(Problem(1, "", "invalid_json", "error", "the file is Parquet or Arrow", _TABLE_HINT))
+        file.seek(0)
         while chunk := file.read(_CHUNK):
             yield chunk

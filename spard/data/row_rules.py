@@ -40,7 +40,7 @@ class TrainingRows:
 
     def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
         if "messages" not in row and (kind := kind_of(row)):
-            yield _foreign(kind, row)
+            yield error("", f"{kind}_format", *_foreign(kind, row))
             return
         found = _format_of(row)
         self.format = self.format or found
@@ -50,26 +50,28 @@ class TrainingRows:
             return
         wrong = list(_CHECKS[found](row))
         is_bad = any(problem.severity == "error" for problem in wrong)
-        kind = kind_of(row) if is_bad else None
-        yield from [_foreign(kind, row)] if kind else wrong
+        if is_bad and (kind := kind_of(row)):
+            yield error("", f"{kind}_format", *_foreign(kind, row))
+        else:
+            yield from wrong
 
 
-def _foreign(kind: Foreign, row: dict[str, Any]) -> Problem:
-    """Say that a row is in another form, and whether it can be converted to one without a fault."""
-    code, form = f"{kind}_format", f"the row is in {NAMES[kind]}"
+def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
+    """Say that a row is in another form, and whether it can be converted to one without a fault; with what to do."""
+    form = f"the row is in {NAMES[kind]}"
     try:
         made = convert_row(row)
     except ColumnsLost as lost:
-        hint = f"remove them, or name what to leave out: `{_CONVERT} --leave-out {lost.columns[0][:_SHOWN]}`"
-        return error("", code, f"{form}, and {lost} by a conversion", hint)
+        name = lost.columns[0][:_SHOWN]
+        return f"{form}, and {lost} by a conversion", f"remove it, or leave it out: `{_CONVERT} --leave-out {name}`"
     except NotConvertible as reason:
-        return error("", code, f"{form} and cannot be converted: {reason}", "mend it, or write it in OpenAI's form")
+        return f"{form} and cannot be converted: {reason}", "mend it, or write it in OpenAI's form"
     for problem in _CHECKS[_format_of(made.row)](made.row):
         if problem.severity == "error":
             message = f"{form}; converted, it has a fault at {problem.pointer or 'the row'}: {problem.message}"
-            return error("", code, message, problem.hint)
+            return message, problem.hint
     without = f", without the labels {', '.join(sorted(made.left_out))}" if made.left_out else ""
-    return error("", code, f"{form}; the file can be converted{without}", f"look with `{_CONVERT} --dry-run`, {_POST}")
+    return f"{form}; the file can be converted{without}", f"look with `{_CONVERT} --dry-run`, {_POST}"
 
 
 def pool_row(row: dict[str, Any], line: int) -> list[Problem]:
