@@ -90,7 +90,10 @@ def _files(rows: int) -> dict[str, bytes]:
 def _turns(i: int, *, calls: bool = False) -> list[dict[str, Any]]:
     asked = {"role": "user", "content": f"What is {i} and {i}? Please explain how you have found it, in one sentence."}
     said = {"role": "assistant", "content": f"It is {2 * i}, since twice a number is the number added to itself."}
-    called = [{"role": "assistant", "tool_calls": [_CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "4"}]
+    called: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "4"},
+    ]
     return [asked, *(called if calls else []), said]
 
 

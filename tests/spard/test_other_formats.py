@@ -142,7 +142,8 @@ def test_nothing_of_a_row_is_lost(row: dict[str, Any], expected: dict[str, Any])
 
 def test_labels_are_left_out_and_named() -> None:
     made = convert_row({"id": "1", "source": "s", "conversations": [HUMAN, GPT]})
-    assert (made.row, made.left_out) == ({"messages": [USER, YES]}, {"id", "source"})
+    assert made.row == {"messages": [USER, YES]}
+    assert made.left_out == {"id", "source"}
 
 
 LOST: dict[str, tuple[dict[str, Any], list[str]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,13 +202,13 @@ def test_a_value_that_needs_more_memory_than_allowed_ends_the_process_alone(
 def test_the_process_has_limits_and_none_of_our_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARD_ADMIN_KEY", "sk-spard-secret")
     seen: list[str] = []
-    start = tables.subprocess.Popen
+    start = subprocess.Popen
 
     def started(command: list[str], **options: Any) -> Any:
         seen.extend([*command, *options["env"], *options["env"].values()])
         return start(command, **options)
 
-    monkeypatch.setattr(tables.subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", started)
     lines = tables.read_lines([table(prompt=["a"])], "a.parquet", 1 << 20, 1 << 20)
     assert b"".join(lines.chunks) == b'{"prompt": "a"}\n'
     assert "app.files.table_reader" in seen
@@ -216,10 +217,13 @@ def test_the_process_has_limits_and_none_of_our_keys(monkeypatch: pytest.MonkeyP
 
 def test_a_file_that_nobody_reads_on_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    start = tables.subprocess.Popen
-    monkeypatch.setattr(
-        tables.subprocess, "Popen", lambda *args, **more: started.append(start(*args, **more)) or started[0]
-    )
+    start = subprocess.Popen
+
+    def noted(*command: Any, **options: Any) -> Any:
+        started.append(start(*command, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
     lines = tables.read_lines([table(prompt=["a" * 1000] * 100_000)], "a.parquet", 1 << 30, 1 << 20)
     next(lines.chunks)
     lines.chunks.close()  # type: ignore[attr-defined]
