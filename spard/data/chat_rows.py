@@ -180,7 +180,8 @@ def _tool_calls(calls: Any, at: str) -> Iterator[Problem]:
         return
     for index, call in enumerate(calls):
         if not isinstance(call, dict) or not isinstance(call.get("id"), str):
-            yield error(f"{at}/{index}/id", "message_missing_key", "a tool call needs an id", _CALL)
+            hint = f"{_CALL}; `spard files convert FILE_ID` gives ids to calls without one"
+            yield error(f"{at}/{index}/id", "message_missing_key", "a tool call needs an id", hint)
         elif call.get("type") != "function":
             yield error(f"{at}/{index}/type", "data_type", 'a tool call has the type "function"', _CALL)
         else:

@@ -55,7 +55,9 @@ def kind_of(row: dict[str, Any]) -> Foreign | None:
         return "alpaca"
     if row.keys() >= _PAIR or any(isinstance(row.get(key), list) for key in ("prompt", "completion")):
         return "trl"
-    return "trl" if _has_objects_of_trl(row) else None
+    calls = [call.get("function", call) for call in _calls(row)]
+    has_objects = any(isinstance(each, dict) and isinstance(each.get("arguments"), dict) for each in calls)
+    return "trl" if "messages" in row and (isinstance(row.get("tools"), str) or has_objects) else None
 
 
 def convert_row(row: dict[str, Any], leave_out: Collection[str] = ()) -> Converted:
@@ -64,7 +66,7 @@ def convert_row(row: dict[str, Any], leave_out: Collection[str] = ()) -> Convert
     Columns named in `leave_out` are not converted. Raises `NotConvertible` for a row that would need a guess, and
     `ColumnsLost` for one with a column that has no place.
     """
-    kind = kind_of(row)
+    kind = kind_of(row) or ("trl" if any("id" not in call for call in _calls(row)) else None)
     known = _COLUMNS[kind] if kind else _OWN
     named = row.keys() & set(leave_out)
     rest = {key: value for key, value in row.items() if key not in named}
@@ -178,17 +180,8 @@ def _history(row: dict[str, Any]) -> list[Message]:
     return turns
 
 
-def _has_objects_of_trl(row: dict[str, Any]) -> bool:
-    """Tell whether a chat row has tools as a text of JSON, or calls whose arguments are objects or that have no id."""
-    if not isinstance(row.get("messages"), list) or is_preference(row):
-        return False
-    calls = [
-        call
-        for turn in row["messages"]
-        if isinstance(turn, dict) and isinstance(turn.get("tool_calls"), list)
-        for call in turn["tool_calls"]
-        if isinstance(call, dict)
-    ]
-    functions = [call.get("function", call) for call in calls]
-    has_objects = any(isinstance(each, dict) and isinstance(each.get("arguments"), dict) for each in functions)
-    return isinstance(row.get("tools"), str) or has_objects or any("id" not in call for call in calls)
+def _calls(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of a chat row, whatever their form."""
+    turns = [] if is_preference(row) else row.get("messages")
+    found = [turn.get("tool_calls") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
+    return [call for calls in found if isinstance(calls, list) for call in calls if isinstance(call, dict)]

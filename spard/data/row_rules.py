@@ -50,10 +50,20 @@ class TrainingRows:
             return
         wrong = list(_CHECKS[found](row))
         is_bad = any(problem.severity == "error" for problem in wrong)
-        if is_bad and (kind := kind_of(row)):
+        if is_bad and (kind := kind_of(row)) and _is_convertible(row):
             yield error("", f"{kind}_format", *_foreign(kind, row))
         else:
             yield from wrong
+
+
+def _is_convertible(row: dict[str, Any]) -> bool:
+    """Tell whether a row can be converted as it is, or without columns that the owner may leave out."""
+    try:
+        return bool(convert_row(row))
+    except ColumnsLost:
+        return True
+    except NotConvertible:
+        return False
 
 
 def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:

@@ -148,6 +148,10 @@ def test_labels_are_left_out_and_named() -> None:
 
 LOST: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a reward": ({"prompt": "q", "chosen": "yes", "rejected": "no", "reward_model": "x"}, ["reward_model"]),
+    "the scores of UltraFeedback": (
+        {"prompt": "q", "chosen": [USER, YES], "rejected": [USER, NO], "messages": [USER, YES], "score_chosen": 8.5},
+        ["score_chosen"],
+    ),
     "the label of KTO": ({"prompt": [USER], "completion": [YES], "label": True}, ["label"]),
     "the whole text of Alpaca's own file": ({"instruction": "q", "output": "yes", "text": "q yes"}, ["text"]),
     "images": ({"conversations": [HUMAN, GPT], "images": ["a.png"]}, ["images"]),
@@ -203,6 +207,20 @@ def test_what_would_need_a_guess_is_refused_with_the_reason(row: dict[str, Any],
 def test_a_fault_that_a_conversion_keeps_is_told_at_once() -> None:
     (problem,) = TrainingRows()({"conversations": [HUMAN, GPT | {"value": " "}]}, 1)
     assert "converted, it has a fault at /messages/1/content: content is empty" in problem.message
+
+
+def test_calls_without_ids_get_some_when_the_file_is_converted() -> None:
+    unnamed = {key: value for key, value in call(1, "{}").items() if key != "id"}
+    row = {"messages": [USER, {"role": "assistant", "tool_calls": [unnamed, call(2, "{}")]}]}
+    (problem,) = TrainingRows()(row, 1)
+    assert (problem.code, problem.pointer) == ("message_missing_key", "/messages/1/tool_calls/0/id")
+    assert "spard files convert" in problem.hint
+    assert convert_row(row).row["messages"][1]["tool_calls"] == [call(1, "{}"), call(2, "{}")]
+
+
+def test_what_cannot_be_converted_in_a_chat_row_keeps_its_own_problem() -> None:
+    (problem,) = TrainingRows()({"messages": [USER, YES], "tools": "add"}, 1)
+    assert (problem.code, problem.pointer) == ("data_type", "/tools")
 
 
 def test_rows_in_our_forms_are_no_foreign_ones() -> None:
