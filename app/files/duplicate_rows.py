@@ -9,13 +9,14 @@ from typing import Any
 
 from spard.data.problems import Problem
 
+_ENCODER = json.JSONEncoder(sort_keys=True)  # made once: `json.dumps` makes one for each row
 _NAMED = 10  # lines
 _REMEMBERED = 200_000  # rows, in some 15 MB; later ones are held against these alone
 
 
 def digest(row: Any) -> int:
     """Return the same number for rows that say the same."""
-    text = json.dumps(row, sort_keys=True)
+    text = _ENCODER.encode(row)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
 
 

@@ -49,6 +49,8 @@ class TrainingRows:
             yield error("", "mixed_formats", message, "write all rows in one format")
             return
         wrong = list(_CHECKS[found](row))
+        if not wrong:
+            return
         is_bad = any(problem.severity == "error" for problem in wrong)
         if is_bad and (kind := kind_of(row)) and _is_convertible(row):
             yield error("", f"{kind}_format", *_foreign(kind, row))
