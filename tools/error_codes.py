@@ -28,7 +28,7 @@ Codes = dict[str, set[int]]
 MADE: dict[str, tuple[str, ...]] = {
     "f'{what}_not_found'": ("pool_not_found", "suite_not_found"),
     "f'{missing}_missing'": ("base_unaligned_missing",),  # a defense's setting
-    "f'{kind}_format'": ("alpaca_format", "sharegpt_format"),
+    "f'{kind}_format'": ("alpaca_format", "sharegpt_format", "trl_format"),
     "self._code": (),
     "first['code']": (),
     "row.code": (),
@@ -41,7 +41,7 @@ MADE: dict[str, tuple[str, ...]] = {
 }
 _BAD_FILES = {"invalid_n_examples"}  # refusals of a request that are a job's own with SPARD_BAD_FILES=fail
 _RENDERED = {"template_render_failed", "tools_not_rendered"}  # problems that the counting of tokens finds
-_PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "BadJson": 0}  # which argument is the code
+_PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "notice": 0, "BadJson": 0}  # which argument is the code
 _JOBS = {"error_object": 0, "Failure": 0, "around": 0}
 
 

@@ -13,6 +13,7 @@ from app.catalog import held_out, service
 from app.catalog.profile import CorpusProfile, benign_warnings, profile
 from app.db import Begin
 from app.db.tables import Corpus
+from app.files.tables import read_lines
 from app.files.validation import Limits, Validator
 from app.http.multipart import Form
 from app.storage import Storage
@@ -59,10 +60,12 @@ class ImportPreview(BaseModel):
 
 def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKind, limits: Limits) -> ImportPreview:
     """Check a file as an import does, and tell what would become of it."""
-    validator = Validator(pool_row if kind == "pool" else SUITE_RULES[kind], limits)
+    form.fields_before_file()
+    lines = read_lines(form.file(), form.filename or "", limits.bytes, limits.line_bytes)
+    validator = Validator(pool_row if kind == "pool" else SUITE_RULES[kind], limits, was=lines.was)
     digest, size = hashlib.sha256(), 0
     with tempfile.TemporaryFile() as file:
-        for chunk in form.file():
+        for chunk in lines.chunks:
             validator.feed(chunk)
             digest.update(chunk)
             size += file.write(chunk)

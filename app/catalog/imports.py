@@ -21,6 +21,7 @@ from app.db import Begin
 from app.db.base import new_id
 from app.db.tables import Corpus
 from app.errors import InvalidRequest
+from app.files.findings import summary
 from app.files.upload import Received, receive
 from app.files.validation import Limits
 from app.http.multipart import Form
@@ -180,6 +181,5 @@ def _measured(corpus: Corpus, stored: Stored, rows: int) -> None:
 def _refuse_bad_rows(received: Received) -> None:
     errors = [problem for problem in received.report.listed() if problem["severity"] == "error"]
     if errors:
-        first = errors[0]
-        message = f"{received.report.errors} problem(s); first: line {first['line']}, {first['message']}"
+        message = summary(received.report.found()) or ""
         raise InvalidRequest(message, code="invalid_corpus", param="file", details=errors[:_SHOWN])

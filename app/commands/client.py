@@ -179,9 +179,15 @@ def _route(path: str) -> str:
     return route
 
 
-def _given(params: Mapping[str, object]) -> dict[str, str]:
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in params.items()}
-    return {name: text for name, text in texts.items() if params[name] is not None}
+def _given(params: Mapping[str, object]) -> dict[str, str | list[str]]:
+    return {name: _as_text(value) for name, value in params.items() if value is not None}
+
+
+def _as_text(value: object) -> str | list[str]:
+    """Return a parameter as the address has it; one with several values is a list."""
+    if isinstance(value, list):
+        return [str(each) for each in value]
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refused(answer: httpx2.Response) -> CommandFailed:

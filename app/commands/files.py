@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from app.commands.client import Client, connect
+from app.commands.client import connect
 from app.commands.downloads import download
 from app.commands.terminal import Json, say, show_json, show_record, show_rows
 from spard.commands.exits import ERROR
@@ -17,21 +17,22 @@ from spard.commands.exits import ERROR
 files = typer.Typer(no_args_is_help=True, help="Training files: upload, check, look at, convert, download.")
 
 _PROBLEM = ("line", "severity", "code", "pointer", "message", "hint")
+_FINDING = ("severity", "code", "text", "hint")
 FileId = Annotated[str, typer.Argument(help="See `spard files list`.")]
 
 
 @files.command("upload")
 def upload_file(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file of training rows.")],
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Training rows: JSONL, Parquet or Arrow.")],
     as_json: Json = False,
 ) -> None:
     """Upload a training file and show what is wrong with it, if anything."""
     with connect() as client:
         sent = client.send("files", file, {"purpose": "fine-tune"})
         show_record(sent, as_json)
+        if not as_json:
+            _show_findings(client.get(f"files/{sent['id']}/validation"))
         if sent["status"] == "error":
-            if not as_json:
-                show_rows(_problems(client, sent["id"])[:20], _PROBLEM, as_json)
             raise typer.Exit(ERROR)
 
 
@@ -44,14 +45,21 @@ def list_files(as_json: Json = False) -> None:
 
 
 @files.command("show")
-def show_file(file_id: FileId, as_json: Json = False) -> None:
-    """Show one file and every problem in it."""
+def show_file(
+    file_id: FileId,
+    lines: Annotated[bool, typer.Option("--lines", help="Show every problem by line, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one file and what is wrong in it, each fault once with the number of rows that have it."""
     with connect() as client:
         file = client.get(f"files/{file_id}")
-        problems = _problems(client, file_id)
-    show_record(file | ({"problems": problems} if as_json else {}), as_json)
-    if problems and not as_json:
-        show_rows(problems, _PROBLEM, as_json)
+        found = client.get(f"files/{file_id}/validation")
+    more = {"findings": found["findings"], "problems": found["problems"]}
+    show_record(file | (more if as_json else {}), as_json)
+    if not as_json:
+        _show_findings(found)
+        if lines and found["problems"]:
+            show_rows(found["problems"], _PROBLEM, as_json)
 
 
 @files.command("preview")
@@ -75,14 +83,17 @@ def preview_file(
 def convert_file(
     file_id: FileId,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the first rows.")] = False,
+    leave_out: Annotated[
+        list[str] | None, typer.Option("--leave-out", help="A column that is not to be converted; may be repeated.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert a file in ShareGPT's or Alpaca's form into a chat file, under a new id."""
+    """Convert a file in ShareGPT's, Alpaca's or TRL's form into one in OpenAI's, under a new id."""
     with connect() as client:
-        made = client.post(f"files/{file_id}/convert", dry_run=dry_run)
+        made = client.post(f"files/{file_id}/convert", dry_run=dry_run, leave_out=leave_out)
     if as_json or made["file"] is None:
         return show_json(made if as_json else made["data"])
-    return show_record(made["file"] | {"converted_from": made["format"]}, as_json)
+    return show_record(made["file"] | {"converted_from": made["format"], "left_out": made["left_out"]}, as_json)
 
 
 @files.command("download")
@@ -110,9 +121,10 @@ def delete_file(file_id: FileId, as_json: Json = False) -> None:
     return say(f"deleted {file_id}")
 
 
-def _problems(client: Client, file_id: str) -> list[Any]:
-    problems: list[Any] = client.get(f"files/{file_id}/validation")["problems"]
-    return problems
+def _show_findings(found: Any) -> None:
+    """Print each fault of a file once, if there is any."""
+    if found["findings"]:
+        show_rows(found["findings"], _FINDING, as_json=False)
 
 
 def _show_row(row: Any) -> None:

@@ -1,11 +1,11 @@
-"""A file in another form becomes a new file in ours when its owner asks for it; the first rows can be seen before."""
+"""A file in another form becomes a new file in OpenAI's when its owner asks; the first rows can be seen before."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import islice
-from typing import Any
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import Literal
 
 from app.db import Begin
 from app.db.tables import File
@@ -16,34 +16,78 @@ from app.files.schemas import Conversion, FileOut
 from app.files.validation import Limits
 from app.storage import Storage
 from spard.data import other_formats
+from spard.data.converted_turns import NotConvertible
+from spard.data.jsonl import Row
 
 _SHOWN = 5
+_CONVERTIBLE = frozenset(f"{kind}_format" for kind in other_formats.NAMES)
+
+Form = Literal["sharegpt", "alpaca", "trl", "openai"]
 
 
-def look(storage: Storage, file: File) -> Conversion:
-    """Return the first rows as they would be converted, and store nothing."""
-    rows = list(islice(lines_of(storage, file), _SHOWN))
-    shown = [_as_chat(line, row) for line, row in rows]
-    kind = next(kind for _, row in rows if (kind := other_formats.kind_of(row)))  # else none could be converted
-    return Conversion(source_file=file.id, format=kind, data=shown, file=None)
+def is_convertible(file: File) -> bool:
+    """Tell whether a file has rows in a form that can be converted, as far as its problems are listed."""
+    return any(problem["code"] in _CONVERTIBLE for problem in file.problems or [])
 
 
-def convert(storage: Storage, begin: Begin, file: File, limits: Limits) -> Conversion:
-    """Every row, as a new file that passes the checks of every other; the old one stays as it is."""
-    shown = look(storage, file)
-    made = derive(storage, begin, file, _converted(storage, file), "converted", limits)
-    shown.file = FileOut.model_validate(made)
-    return shown
+def look(storage: Storage, file: File, leave_out: Collection[str] = ()) -> Conversion:
+    """Convert every row and store nothing; return the first ones."""
+    rows = _Rows(lines_of(storage, file), leave_out)
+    deque(rows, maxlen=0)
+    return rows.conversion(file, None)
 
 
-def _converted(storage: Storage, file: File) -> Iterator[bytes]:
-    for line, row in lines_of(storage, file):
-        yield json.dumps(_as_chat(line, row)).encode() + b"\n"
+def convert(storage: Storage, begin: Begin, file: File, limits: Limits, leave_out: Collection[str] = ()) -> Conversion:
+    """Convert every row to a new file, which passes the checks of every other; the old one stays as it is."""
+    rows = _Rows(lines_of(storage, file), leave_out)
+    lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    return rows.conversion(file, derive(storage, begin, file, lines, "converted", limits))
 
 
-def _as_chat(line: int, row: dict[str, Any]) -> dict[str, Any]:
+class _Rows:
+    """Iterates over a file's rows in OpenAI's form, and keeps what is said of the conversion.
+
+    Raises `InvalidState` for a row that cannot be converted, and in the end if no row had to be.
+    """
+
+    def __init__(self, rows: Iterator[tuple[int, Row]], leave_out: Collection[str]) -> None:
+        self._rows, self._leave_out = rows, leave_out
+        self._form: Form = "openai"
+        self._left_out: set[str] = set()
+        self._shown: list[Row] = []
+
+    def __iter__(self) -> Iterator[Row]:
+        is_changed = False
+        for line, row in self._rows:
+            made = _converted(line, row, self._leave_out)
+            is_changed = is_changed or made.row != row
+            if self._form == "openai":
+                self._form = other_formats.kind_of(row) or "openai"
+            self._left_out |= made.left_out
+            if len(self._shown) < _SHOWN:
+                self._shown.append(made.row)
+            yield made.row
+        if not is_changed:
+            message = "The rows are in OpenAI's form already, so that nothing is to be converted."
+            raise InvalidState(message, code="not_convertible", param="file_id")
+
+    def conversion(self, source: File, made: File | None) -> Conversion:
+        """Return what is said of the conversion, after all rows."""
+        return Conversion(
+            source_file=source.id,
+            format=self._form,
+            left_out=sorted(self._left_out),
+            data=self._shown,
+            file=None if made is None else FileOut.model_validate(made),
+        )
+
+
+def _converted(line: int, row: Row, leave_out: Collection[str]) -> other_formats.Converted:
     try:
-        return other_formats.converted(row)
-    except other_formats.NotConvertible as error:
+        return other_formats.convert_row(row, leave_out)
+    except other_formats.ColumnsLost as lost:
+        names = " ".join(f"--leave-out {name[:64]}" for name in lost.columns[:10])
+        message = f"Line {line}: {lost}. Remove it from the file, or leave it out: {names} (leave_out in the request)."
+    except NotConvertible as error:
         message = f"Line {line} cannot be converted: {error}."
-        raise InvalidState(message, code="not_convertible", param="file_id") from None
+    raise InvalidState(message, code="not_convertible", param="file_id")

@@ -7,7 +7,6 @@ is limited, and a client that has left is counted for no further.
 from __future__ import annotations
 
 import json
-import os
 import select
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -21,11 +20,10 @@ from app.errors import Unavailable
 from app.files import counter
 from app.files.counter import Numbered, Question
 from app.files.tokenizer import tokenizer_folder, unavailable
-from app.ops.processes import python, safe_path
+from app.ops.processes import keyless_environment, python
 
 _BATCH_ROWS, _BATCH_CHARS = 256, 1 << 20
 _ANSWER_S = 120.0  # for one batch, on a machine that does much else; a process that needs longer is ended
-_PASSED = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _FIXED = {"TOKENIZERS_PARALLELISM": "false"}  # each process takes one core
 
 Task = Literal["count", "show"]
@@ -124,7 +122,7 @@ class _Process:
 
 def _start() -> subprocess.Popen[bytes]:
     """Start a process without our keys in its environment; it ends when its standard input does."""
-    environment = safe_path({name: value for name, value in os.environ.items() if name in _PASSED} | _FIXED)
+    environment = keyless_environment(_FIXED)
     command = python("app.files.counter")
     return subprocess.Popen(  # noqa: S603 - the command is ours
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True

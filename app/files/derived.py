@@ -40,7 +40,7 @@ def derive(
     name = f"{file.filename.removesuffix('.jsonl')[:_NAME_CHARS]}-{ending}.jsonl"
     plan = partial(planned, project_id=file.project_id, file_id=file_id, expected=file.bytes)
     with objects.writing(storage, begin, plan) as writing:
-        stored, report = check_in(writing, key, rows, TrainingRows(), limits)
+        stored, report = check_in(writing, key, rows, TrainingRows(), limits, name)
         received = Received(key, name, stored, report)
         made = new_file(file_id, file.project_id, received, limits, expires_at=file.expires_at)
         with begin() as session:

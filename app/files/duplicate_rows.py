@@ -9,13 +9,14 @@ from typing import Any
 
 from spard.data.problems import Problem
 
+_ENCODER = json.JSONEncoder(sort_keys=True)  # made once: `json.dumps` makes one for each row
 _NAMED = 10  # lines
 _REMEMBERED = 200_000  # rows, in some 15 MB; later ones are held against these alone
 
 
 def digest(row: Any) -> int:
     """Return the same number for rows that say the same."""
-    text = json.dumps(row, sort_keys=True)
+    text = _ENCODER.encode(row)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
 
 
@@ -40,9 +41,12 @@ class Repeats:
         """One warning for all of them."""
         if not self._count:
             return
+        hint = "repeated rows weigh more in training; remove them unless that is meant"
+        if self._count == rows - 1 and len(self._seen) == 1:
+            yield Problem(self._lines[0], "", "duplicate_example", "warning", f"all {rows} rows are the same one", hint)
+            return
         more = f" and {self._count - _NAMED} more" if self._count > _NAMED else ""
         at_least = "at least " if len(self._seen) == _REMEMBERED else ""
         said = f"{at_least}{self._count} of {rows} rows repeat an earlier row ({100 * self._count / rows:.0f} %)"
         message = f"{said}: lines {', '.join(map(str, self._lines))}{more}"
-        hint = "repeated rows weigh more in training; remove them unless that is meant"
         yield Problem(self._lines[0], "", "duplicate_example", "warning", message, hint)

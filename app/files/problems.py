@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from app.files.findings import Finding, Findings, notice
 from spard.data.problems import Problem, Severity
 
 LISTED = 1000  # problems kept of each severity; the rest is counted
@@ -17,6 +18,8 @@ class Report:
 
     after: int = 0
     rows: int = 0
+    lines: int = 0  # that are not blank: rows, and what cannot be read as one
+    was: str | None = None  # what the file was before it became JSON lines
     errors: int = 0
     warnings: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -25,9 +28,11 @@ class Report:
     tool_lines: dict[str, int] = field(default_factory=dict)  # the first row with tools, with calls, with answers
     next_after: int = 0  # where a list of these would begin
     _listed: Counter[str] = field(default_factory=Counter)
+    _findings: Findings = field(default_factory=Findings)
 
     def add(self, problem: Problem) -> None:
         """Count a problem, and list it unless there are enough of its severity or it comes before the list."""
+        self._findings.note(problem)
         is_error = problem.severity == "error"
         self.errors += is_error
         self.warnings += not is_error
@@ -51,3 +56,11 @@ class Report:
         message = f"{self.hidden.total()} more problems are not listed: {counts}"
         last = Problem(None, "", "more_problems", severity, message, f"add ?after_line={self.next_after}")
         return [*rows, asdict(last) | {"after_line": self.next_after}]
+
+    def found(self) -> list[Finding]:
+        """Return each fault once, with how many rows have it, and what became of a file that was no JSON lines."""
+        faults = self._findings.listed(self.lines)
+        if self.was is None:
+            return faults
+        message = f"the file was {self.was}; its {self.rows} rows are kept as JSON lines"
+        return [*faults, notice("kept_as_lines", message, self.rows)]

@@ -89,9 +89,27 @@ class AuditOverlap(BaseModel):
     lines: list[int]
 
 
-class Validation(BaseModel):
-    """Every problem of a file, by line, in lists of a thousand of each severity.
+class FindingOut(BaseModel):
+    """One fault of a file: how many `rows` of all `of` have it, and the first ten `lines`; `text` is all in a sentence.
 
+    A star in `pointer` stands for any index. A `note` is nothing to mend.
+    """
+
+    code: str
+    severity: Literal["error", "warning", "note"]
+    rows: int
+    of: int
+    lines: list[int]
+    pointer: str
+    message: str
+    hint: str
+    text: str
+
+
+class Validation(BaseModel):
+    """What is wrong with a file: `findings` have each fault once, with the number of rows that have it.
+
+    `problems` are the same by line, in lists of a thousand of each severity.
     With a model, also the rows that its chat template refuses or leaves tools out of, at most 100.
     Where there are more, the list goes on after line `next_after_line`. `tokens`, `overlap` and `audit_overlap` are
     there where they were asked for.
@@ -102,6 +120,7 @@ class Validation(BaseModel):
     status: str
     rows: int | None
     counts: dict[str, int]
+    findings: list[FindingOut]
     problems: list[dict[str, Any]]
     next_after_line: int | None = None
     tokens: TokenCounts | None = None
@@ -150,10 +169,15 @@ class Preview(BaseModel):
 
 
 class Conversion(BaseModel):
-    """The first rows of a file as chat rows, and the new file if one was made."""
+    """The first rows of a file in OpenAI's form, and the new file if one was made.
+
+    `format` is the form that the rows were in. `left_out` names the columns that were not converted: those that the
+    request named, and labels such as `id`.
+    """
 
     object: Literal["file.conversion"] = "file.conversion"
     source_file: str
-    format: Literal["sharegpt", "alpaca"]
+    format: Literal["sharegpt", "alpaca", "trl", "openai"]
+    left_out: list[str]
     data: list[dict[str, Any]]
     file: FileOut | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Select, bindparam, or_, select
@@ -14,10 +15,13 @@ from app.db import timestamp
 from app.db.tables import TERMINAL, File, Job
 from app.db.tables.files import RESULTS
 from app.errors import InvalidState, NotFound
-from app.files.schemas import FileOut, Validation
+from app.files import findings
+from app.files.schemas import FileOut, FindingOut, Validation
 from app.http.pagination import Page, deleted, note_deleted, page
+from spard.data import strict_json
 
 LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())  # matches files that have not expired
+_UNREADABLE = frozenset(strict_json.CODES)  # of lines that are no rows
 _NAMES = [name for name in FileOut.model_fields if name != "object"]
 _SHOWN = db.Prepared(
     select(*(getattr(File, name) for name in _NAMES)).where(
@@ -95,12 +99,21 @@ def user_of(session: Session, project_id: str, file_id: str) -> str | None:
 def validation(session: Session, project_id: str, file_id: str) -> Validation:
     """Every problem that was found, and how many of each kind."""
     file = get(session, project_id, file_id)
-    return listed(file, file.problems or [])
+    return listed(file, file.problems or [], findings_of(file))
 
 
-def listed(file: File, problems: list[dict[str, Any]]) -> Validation:
+def findings_of(file: File) -> list[FindingOut]:
+    """Return each fault of a file once; of files from before faults were counted, by the problems that are listed."""
+    problems = file.problems or []
+    unreadable = len({problem["line"] for problem in problems if problem["code"] in _UNREADABLE})
+    stored = findings.of_problems(problems, (file.rows or 0) + unreadable) if file.findings is None else file.findings
+    return [FindingOut.model_validate(each) for each in stored]
+
+
+def listed(file: File, problems: list[dict[str, Any]], found: Sequence[FindingOut]) -> Validation:
     """Problems as they are shown."""
     return Validation(
+        findings=list(found),
         file_id=file.id,
         status=file.status,
         rows=file.rows,
@@ -114,9 +127,14 @@ def with_problems(found: Validation, problems: list[dict[str, Any]], after: int)
     """Add problems after a line to a list; what counts those that are not listed stays the last entry."""
     more = [problem for problem in problems if problem["line"] > after]
     rows = sorted(found.problems + more, key=lambda problem: (problem["line"] is None, problem["line"] or 0))
-    return found.model_copy(
-        update={"problems": rows, "counts": dict(Counter(problem["code"] for problem in rows))},
-    )
+    known = {each.code for each in found.findings}
+    added = [each for each in findings.of_problems(more, found.rows or 0) if each["code"] not in known]
+    update = {
+        "problems": rows,
+        "counts": dict(Counter(problem["code"] for problem in rows)),
+        "findings": [*found.findings, *map(FindingOut.model_validate, added)],
+    }
+    return found.model_copy(update=update)
 
 
 def is_metrics(file: File) -> bool:

@@ -18,7 +18,9 @@ from app.db.tables import File
 from app.db.tables.files import FINE_TUNE
 from app.errors import InvalidRequest
 from app.files import service
+from app.files.findings import summary
 from app.files.problems import Report
+from app.files.tables import ENDINGS, read_lines
 from app.files.validation import Limits, Validator
 from app.http.multipart import Form
 from app.objects import Planned, Writing
@@ -43,16 +45,19 @@ class Received:
 
 def receive(writing: Writing, form: Form, key: str, rule: RowRule, limits: Limits) -> Received:
     """Stream the form's file to storage through the checks."""
-    stored, report = check_in(writing, key, form.file(), rule, limits)
-    return Received(key, clean_name(form.filename or "", "file"), stored, report)
+    form.fields_before_file()
+    name = clean_name(form.filename or "", "file")
+    stored, report = check_in(writing, key, form.file(), rule, limits, name)
+    return Received(key, name_of_lines(name), stored, report)
 
 
 def check_in(
-    writing: Writing, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits
+    writing: Writing, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits, name: str
 ) -> tuple[Stored, Report]:
-    """Write bytes to storage through the checks."""
-    validator = Validator(rule, limits)
-    return writing.write(key, _through(validator, chunks)), validator.finish()
+    """Write the rows of a file, as JSON lines, to storage through the checks."""
+    lines = read_lines(chunks, name, limits.bytes, limits.line_bytes)
+    validator = Validator(rule, limits, was=lines.was)
+    return writing.write(key, _through(validator, lines.chunks)), validator.finish()
 
 
 def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: Limits) -> File:
@@ -83,7 +88,7 @@ def planned(session: Session, project_id: str, file_id: str, expected: int) -> S
 
 def new_file(file_id: str, project_id: str, received: Received, limits: Limits, *, expires_at: datetime | None) -> File:
     """Return the row for a training file whose bytes are in storage."""
-    report = received.report
+    report, found = received.report, received.report.found()
     return File(
         id=file_id,
         project_id=project_id,
@@ -93,9 +98,10 @@ def new_file(file_id: str, project_id: str, received: Received, limits: Limits, 
         sha256=received.stored.sha256,
         storage_key=received.key,
         status=limits.bad_status if report.errors else "processed",
-        status_details=_details(report),
+        status_details=summary(found),
         rows=report.rows,
         problems=report.listed(),
+        findings=[dict(each) for each in found],
         tool_lines=report.tool_lines,
         row_format=report.row_format,
         expires_at=expires_at,
@@ -108,9 +114,16 @@ def clean_name(name: str, param: str) -> str:
     if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
         message = f"A file name has 1 to {_MAX_NAME} printable characters."
         raise InvalidRequest(message, code="invalid_name", param=param)
-    if "." in name and not name.lower().endswith(".jsonl"):
-        raise InvalidRequest(f"{name!r} is not a .jsonl file.", code="unsupported_format", param=param)
+    if "." in name and not name.lower().endswith((".jsonl", *ENDINGS)):
+        message = f"{name!r} is not a .jsonl file; {', '.join(ENDINGS)} are taken, too."
+        raise InvalidRequest(message, code="unsupported_format", param=param)
     return name
+
+
+def name_of_lines(name: str) -> str:
+    """Return the name under which a file's rows are kept as JSON lines."""
+    ending = next((each for each in ENDINGS if name.lower().endswith(each)), None)
+    return f"{name[: -len(ending)]}.jsonl" if ending else name
 
 
 def _through(validator: Validator, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -140,12 +153,3 @@ def _checked_fields(fields: dict[str, str]) -> datetime | None:
         message = f"seconds must be from {_EXPIRY_S.start} to {_EXPIRY_S.stop - 1}."
         raise InvalidRequest(message, code="out_of_range", param=_SECONDS)
     return utc_now() + timedelta(seconds=int(seconds))
-
-
-def _details(report: Report) -> str | None:
-    first = next((problem for problem in report.listed() if problem["severity"] == "error"), None)
-    if first is None:
-        return None
-    return (
-        f"{report.errors} problem(s); first: line {first['line']}, {first['pointer'] or 'the row'}: {first['message']}"
-    )

@@ -49,10 +49,10 @@ class Limits:
 class Validator:
     """Takes a file's bytes as they arrive; `finish` says what they were."""
 
-    def __init__(self, rule: RowRule, limits: Limits, after: int = 0) -> None:
+    def __init__(self, rule: RowRule, limits: Limits, after: int = 0, was: str | None = None) -> None:
         self._rule = rule
         self._limits = limits
-        self._report = Report(after)
+        self._report = Report(after, was=was)
         self._pending = bytearray()
         self._is_sniffed = False
         self._received = 0  # bytes
@@ -130,10 +130,11 @@ class Validator:
         if is_first and not text.startswith("{"):
             raise InvalidRequest(
                 "Expected file to have JSONL format, where every line is a JSON dictionary. "
-                f"Line {self._line} is not a dictionary (HINT: line starts with: {text[:12]!r}...).",
+                f"Line {self._line} is not a dictionary (HINT: line starts with: {text[:12]!r}...).{_cure(text)}",
                 code=None,
                 param="file",
             )
+        self._report.lines += 1
         try:
             row = parse_row(text, self._line)
         except BadRow as bad:
@@ -150,6 +151,16 @@ class Validator:
         number = self._line if counted else self._line + 1
         message = f"Line {number} is longer than {self._limits.line_bytes} bytes."
         raise InvalidRequest(message, code="line_too_long", param="file")
+
+
+def _cure(text: str) -> str:
+    """Return what to do about a file that begins otherwise than with an object."""
+    if text.startswith("["):
+        return (
+            " If the file is one JSON array, write one object a line (jq -c '.[]' FILE > FILE.jsonl), or upload it "
+            "under a name that ends in .json: its entries are then kept as lines."
+        )
+    return " Write one object a line; a table is converted with DataFrame.to_json(FILE, orient='records', lines=True)."
 
 
 def _not_utf8(what: str, offset: int) -> InvalidRequest:

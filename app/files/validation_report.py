@@ -64,7 +64,7 @@ def find(
     """Return the validation, with the further checks that were asked for."""
     found = about.found
     if wish.after_line is not None:
-        found = service.listed(about.file, _after(storage, about.file, wish.after_line, limits))
+        found = service.listed(about.file, _after(storage, about.file, wish.after_line, limits), found.findings)
     if about.entry is not None:
         found.tokens = preview.token_counts(storage, counters, about.file, about.entry, wish.max_seq_length, allowance)
         found = service.with_problems(found, found.tokens.problems, after=wish.after_line or 0)

@@ -218,8 +218,8 @@ def _suites(session: Session, safety: Safety, pool: Corpus | None) -> list[Corpu
 
 
 def _warnings(training: File, validation: File | None) -> list[str]:
-    found = [problem for file in (training, validation) if file for problem in file.problems or []]
-    warnings = [f"line {problem['line']}: {problem['message']}" for problem in found[:_SHOWN]]
+    found = [each for file in (training, validation) if file for each in files.findings_of(file)]
+    warnings = [each.text for each in found if each.severity == "warning"][:_SHOWN]
     if validation and validation.sha256 == training.sha256:
         warnings.append(SAME_FILE)
     return warnings

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
+_HARMLESS = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
@@ -25,6 +26,11 @@ def safe_path(environment: Mapping[str, str]) -> dict[str, str]:
     rest = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
     path = {"PYTHONPATH": os.pathsep.join(absolute)} if absolute else {}
     return rest | path | {"PYTHONSAFEPATH": "1"}
+
+
+def keyless_environment(fixed: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that reads what customers sent: without our keys and addresses."""
+    return safe_path({name: value for name, value in os.environ.items() if name in _HARMLESS} | dict(fixed))
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> bool:

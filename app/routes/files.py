@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import StringConstraints
 from starlette.responses import Response
 
 from app.catalog import service as catalog
@@ -41,6 +42,8 @@ from app.jobs import erasure, result_files
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
 ModelQuery = Annotated[str | None, Query(min_length=1, max_length=128)]
+ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+LeaveOutQuery = Annotated[Sequence[ColumnName], Query(max_length=64)]
 
 
 @router.get("", response_model=FileList)
@@ -171,12 +174,18 @@ async def convert_file(
     begin: BeginDep,
     writes: WritesDep,
     dry_run: bool = False,
+    leave_out: LeaveOutQuery = (),
 ) -> Conversion:
-    """Convert a file in ShareGPT's or Alpaca's form into a chat file; `dry_run` only shows the first rows."""
+    """Convert a file in ShareGPT's, Alpaca's or TRL's form into one in OpenAI's; `dry_run` only shows the first rows.
+
+    Columns that have no place there are refused by name, unless `leave_out` names them.
+    """
 
     def converted() -> Conversion:
         with begin() as session:
             file = service.get(session, caller.project_id, file_id)
-        return convert.look(storage, file) if dry_run else convert.convert(storage, begin, file, limits)
+        if dry_run:
+            return convert.look(storage, file, leave_out)
+        return convert.convert(storage, begin, file, limits, leave_out)
 
     return await writes.run(converted)

@@ -14,7 +14,7 @@ from app.db.base import new_id, utc_now
 from app.db.tables import File, Upload, UploadPart
 from app.errors import InvalidRequest, TooLarge
 from app.files.schemas import FileOut
-from app.files.upload import Received, check_in, key_of, new_file
+from app.files.upload import Received, check_in, key_of, name_of_lines, new_file
 from app.files.validation import Limits
 from app.http.multipart import Form
 from app.objects import Planned
@@ -101,11 +101,11 @@ def _complete(
 
     planned = [Planned(key, upload.project_id, file_id)]
     with objects.writing(storage, begin, lambda session: planned) as writing:
-        stored, report = check_in(writing, key, chunks(), TrainingRows(), limits)
+        stored, report = check_in(writing, key, chunks(), TrainingRows(), limits, upload.filename)
         if ask.md5 is not None and digest.hexdigest() != ask.md5.lower():
             message = f"The MD5 of the file is {digest.hexdigest()}, not {ask.md5.lower()}."
             raise InvalidRequest(message, code="md5_mismatch", param="md5")
-        received = Received(key, upload.filename, stored, report)
+        received = Received(key, name_of_lines(upload.filename), stored, report)
         file = new_file(file_id, upload.project_id, received, limits, expires_at=_expiry(upload))
         with begin() as session:
             writing.named(session, key)

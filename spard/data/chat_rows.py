@@ -6,17 +6,20 @@ Codes and pointers are those of the API; a problem of severity `warning` does no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from spard.data.problems import Problem, error, warning
 from spard.data.strict_json import BadJson, parse
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_ROW_KEYS = frozenset({"messages", "tools", "parallel_tool_calls", "functions"})
-_MESSAGE_KEYS = frozenset(
+ROW_KEYS = frozenset({"messages", "tools", "parallel_tool_calls", "functions"})
+MESSAGE_KEYS = frozenset(
     {"role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", "refusal"}
 )
+_OTHER_NAMES = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
+_ALIKE, _LONGEST_WORD = 0.8, 64  # how like a known word one is, and how much of it is compared
 _CONTROL_TEXT = re.compile(r"<\|[A-Za-z0-9_]{2,32}\|>|\[/?INST\]|<(?:start|end)_of_turn>")
 _MAX_FUNCTIONS = 128
 _TOOL = '{"type": "function", "function": {"name": "..."}}'
@@ -25,7 +28,7 @@ _CALL = '{"id": "call_1", "type": "function", "function": {"name": "...", "argum
 
 def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with a row `{"messages": [...]}`."""
-    yield from unknown_keys(row, _ROW_KEYS, "")
+    yield from unknown_keys(row, ROW_KEYS, "")
     if row.get("tools") is not None:
         yield from _tools(row["tools"])
     if row.get("functions") is not None:
@@ -47,7 +50,17 @@ def unknown_keys(value: dict[str, Any], known: frozenset[str], at: str) -> Itera
     """Yield a problem for each key that nothing here reads."""
     for key in sorted(value.keys() - known):
         pointer = f"{at}/{key[:64].replace('~', '~0').replace('/', '~1')}"
-        yield error(pointer, "message_unrecognized_key", f'unknown key "{key[:64]}"', "remove it")
+        meant = nearest(key, known - value.keys())
+        leave_out = "" if at else f", or make a file without it: `spard files convert FILE_ID --leave-out {key[:64]}`"
+        message = f'unknown key "{key[:64]}"' + (f'; did you mean "{meant}"?' if meant else "")
+        yield error(pointer, "message_unrecognized_key", message, f"remove it{leave_out}")
+
+
+def nearest(word: str, known: Collection[str]) -> str | None:
+    """Return the known word that another one is a slip of: in other letter case, or with a letter or two wrong."""
+    lower = word[:_LONGEST_WORD].strip().lower()
+    found = [lower] if lower in known else get_close_matches(lower, sorted(known), n=1, cutoff=_ALIKE)
+    return found[0] if found else None
 
 
 def control_text(content: Any, at: str) -> Iterator[Problem]:
@@ -61,13 +74,15 @@ def _message(message: Any, at: str) -> Iterator[Problem]:
     if not isinstance(message, dict):
         yield error(at, "data_type", "a message must be an object", '{"role": "user", "content": "..."}')
         return
-    yield from unknown_keys(message, _MESSAGE_KEYS, at)
+    yield from unknown_keys(message, MESSAGE_KEYS, at)
     role = message.get("role")
     if "role" not in message:
         yield error(f"{at}/role", "message_missing_key", "role is missing", 'add "role": "assistant"')
     elif role not in ROLES:
-        shown = str(role)[:40]
-        yield error(f"{at}/role", "unrecognized_role", f"unknown role {shown!r}", f"use one of {', '.join(ROLES)}")
+        meant = (_OTHER_NAMES.get(role.strip().lower()) or nearest(role, ROLES)) if isinstance(role, str) else None
+        told = f"unknown role {str(role)[:40]!r}" + (f'; did you mean "{meant}"?' if meant else "")
+        hint = f'write "{meant}"' if meant else f"use one of {', '.join(ROLES)}"
+        yield error(f"{at}/role", "unrecognized_role", told, hint)
     yield from _content(message, at)
     yield from _weight(message, at)
     yield from _names(message, at)
@@ -123,7 +138,7 @@ def _weight(message: dict[str, Any], at: str) -> Iterator[Problem]:
     if "weight" not in message:
         return
     weight, hint = message["weight"], "0: no loss falls on the message; 1, or no weight: it is learned"
-    if type(weight) is not int or weight not in (0, 1):
+    if isinstance(weight, bool) or weight not in (0, 1):
         yield error(f"{at}/weight", "data_type", "weight must be 0 or 1", hint)
     elif message.get("role") != "assistant":
         yield error(f"{at}/weight", "message_unrecognized_key", "only assistant messages have a weight", "remove it")
@@ -165,7 +180,8 @@ def _tool_calls(calls: Any, at: str) -> Iterator[Problem]:
         return
     for index, call in enumerate(calls):
         if not isinstance(call, dict) or not isinstance(call.get("id"), str):
-            yield error(f"{at}/{index}/id", "message_missing_key", "a tool call needs an id", _CALL)
+            hint = f"{_CALL}; `spard files convert FILE_ID` gives ids to calls without one"
+            yield error(f"{at}/{index}/id", "message_missing_key", "a tool call needs an id", hint)
         elif call.get("type") != "function":
             yield error(f"{at}/{index}/type", "data_type", 'a tool call has the type "function"', _CALL)
         else:

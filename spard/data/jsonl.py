@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from spard.data.json_faults import explain
+from spard.data.nulls import may_have_nulls, without_nulls
 from spard.data.problems import Problem
 from spard.data.strict_json import BadJson, parse
 
@@ -16,6 +18,8 @@ UTF8_BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20
 _ROW_HINT = 'write each row as one JSON object on one line: {"messages": [...]}'
 _ENCODING_HINT = "save the file as UTF-8"
+_TABLES = (b"PAR1", b"ARRO", b"\xff\xff\xff\xff")
+_TABLE_HINT = "write it as JSON lines: datasets.Dataset.from_parquet(FILE).to_json(OUT)"
 _KINDS = {list: "an array", str: "a string", type(None): "null"}
 
 Row = dict[str, Any]
@@ -30,15 +34,17 @@ class BadRow(ValueError):
 
 
 def parse_row(text: str, line: int) -> Row:
-    """Return the JSON object that a line holds; raise `BadRow` if it holds anything else."""
+    """Return the JSON object that a line holds, without nulls; raise `BadRow` if it holds anything else."""
     try:
         row = parse(text)
     except BadJson as bad:
-        raise BadRow(Problem(line, "", bad.code, "error", bad.message, bad.hint)) from None
+        told = explain(text) if bad.code == "invalid_json" else None
+        message, hint = told or (bad.message, bad.hint)
+        raise BadRow(Problem(line, "", bad.code, "error", message, hint)) from None
     if not isinstance(row, dict):
         message = f"the line is {_KINDS.get(type(row), 'a number or a boolean')}, expected a JSON object"
         raise BadRow(Problem(line, "", "data_type", "error", message, _ROW_HINT))
-    return row
+    return without_nulls(row) if may_have_nulls(text) else row
 
 
 def decoded(raw: bytes, line: int) -> str:
@@ -86,7 +92,10 @@ def _placed_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes in pieces of 1 MiB."""
+    """Yield a file's bytes in pieces of 1 MiB; raise `BadRow` for a table of columns, which the service alone reads."""
     with Path(path).open("rb") as file:
+        if file.read(len(_TABLES[0])) in _TABLES:
+            raise BadRow(Problem(1, "", "invalid_json", "error", "the file is Parquet or Arrow", _TABLE_HINT))
+        file.seek(0)
         while chunk := file.read(_CHUNK):
             yield chunk

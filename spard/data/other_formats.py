@@ -1,62 +1,177 @@
-"""Recognize rows in ShareGPT's and Alpaca's forms, and convert them to chat rows."""
+"""Rows in ShareGPT's, Alpaca's and TRL's forms: recognized, and converted to OpenAI's form without losing anything.
+
+A column that has no place there raises `ColumnsLost`, unless it is left out by name. Labels that only say where a row
+comes from are left out, and named in the result.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, Literal
 
-Foreign = Literal["sharegpt", "alpaca"]
+from spard.data.chat_rows import ROW_KEYS
+from spard.data.converted_turns import Message, NotConvertible, read_tools, text_of, turns_of
+from spard.data.preference_rows import ANSWERS, is_preference
 
-_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "bard": "assistant",
-    "bing": "assistant",
+Foreign = Literal["sharegpt", "alpaca", "trl"]
+
+NAMES: dict[Foreign, str] = {"sharegpt": "ShareGPT's form", "alpaca": "Alpaca's form", "trl": "TRL's form"}
+_LABELS = frozenset(
+    {"id", "idx", "index", "uuid", "hash", "conversation_id", "prompt_id", "source", "dataset", "__index_level_0__"}
+)
+_PAIR = frozenset({"chosen", "rejected"})
+_SHARED = frozenset({"system", "tools"})
+_COLUMNS: dict[Foreign, frozenset[str]] = {
+    "sharegpt": _SHARED | _PAIR | {"conversations", "conversation"},
+    "alpaca": _SHARED | _PAIR | {"instruction", "input", "output", "history"},
+    "trl": _PAIR | {"prompt", "completion", "messages", "tools", "parallel_tool_calls"},
 }
+_OWN = frozenset({*ROW_KEYS, *ANSWERS, "input", "prompt", "completion"})
 
 
-class NotConvertible(ValueError):
-    """Raised for a row that cannot be written as a chat row without a guess."""
+class ColumnsLost(NotConvertible):
+    """Raised for a row with columns that OpenAI's form has no place for; `columns` are their names."""
+
+    def __init__(self, columns: list[str]) -> None:
+        names, is_one = ", ".join(f"`{name[:64]}`" for name in columns), len(columns) == 1
+        super().__init__(f"the column{'' if is_one else 's'} {names} would be lost")
+        self.columns = columns
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A row in OpenAI's form, and the columns of the old one that were left out."""
+
+    row: dict[str, Any]
+    left_out: frozenset[str]
 
 
 def kind_of(row: dict[str, Any]) -> Foreign | None:
-    """Return the foreign form that a row has, None for rows of ours."""
-    if "messages" in row:
-        return None
-    if isinstance(row.get("conversations"), list):
+    """Return the foreign form that a row has, None for rows that are meant in a form of ours."""
+    if isinstance(row.get("conversations", row.get("conversation")), list) and "messages" not in row:
         return "sharegpt"
-    return "alpaca" if {"instruction", "output"} <= row.keys() else None
+    if "instruction" in row and "messages" not in row and ("output" in row or row.keys() >= _PAIR):
+        return "alpaca"
+    if row.keys() >= _PAIR or any(isinstance(row.get(key), list) for key in ("prompt", "completion")):
+        return "trl"
+    calls = [call.get("function", call) for call in _calls(row)]
+    has_objects = any(isinstance(each, dict) and isinstance(each.get("arguments"), dict) for each in calls)
+    return "trl" if "messages" in row and (isinstance(row.get("tools"), str) or has_objects) else None
 
 
-def converted(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the same conversation as `{"messages": [...]}`."""
-    match kind_of(row):
-        case "sharegpt":
-            return {"messages": _system(row) + [_turn(turn) for turn in row["conversations"]]}
-        case "alpaca":
-            return {"messages": _system(row) + _history(row) + _exchange(row)}
-        case None:
-            raise NotConvertible("the row is neither in ShareGPT's form nor in Alpaca's")
+def convert_row(row: dict[str, Any], leave_out: Collection[str] = ()) -> Converted:
+    """Return a row in OpenAI's form: chat, prompt and completion, or a preference pair.
+
+    Columns named in `leave_out` are not converted. Raises `NotConvertible` for a row that would need a guess, and
+    `ColumnsLost` for one with a column that has no place.
+    """
+    kind = kind_of(row) or ("trl" if any("id" not in call for call in _calls(row)) else None)
+    known = _COLUMNS[kind] if kind else _OWN
+    named = row.keys() & set(leave_out)
+    rest = {key: value for key, value in row.items() if key not in named}
+    more = {key for key, value in rest.items() if key not in known and value not in ("", [], {})}
+    if lost := sorted(more - _LABELS):
+        raise ColumnsLost(lost)
+    own = {key: value for key, value in rest.items() if key in known}
+    if kind is None:
+        return Converted(own, frozenset(named | more))
+    made = {"sharegpt": _from_sharegpt, "alpaca": _from_alpaca, "trl": _from_trl}[kind](own)
+    return Converted(made, frozenset(named | more))
 
 
-def _system(row: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": _text(row, "system")}] if row.get("system") else []
+def _from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
+    name = "conversations" if "conversations" in row else "conversation"
+    return _with_answers(row, [*_system(row), *turns_of(row[name], name)])
 
 
-def _turn(turn: Any) -> dict[str, Any]:
-    said_by = turn.get("from") if isinstance(turn, dict) else None
-    role = _ROLES.get(said_by) if isinstance(said_by, str) else None
-    if role is None:
-        raise NotConvertible(f"a turn is from {str(said_by)[:40]!r}; known are system, human and gpt")
-    return {"role": role, "content": _text(turn, "value")}
+def _from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
+    asked = text_of(row, "instruction")
+    if row.get("input"):
+        asked = f"{asked}\n\n{text_of(row, 'input')}"
+    turns = [*_system(row), *_history(row), {"role": "user", "content": asked}]
+    if row.keys() >= _PAIR and "output" in row:
+        raise NotConvertible('"output" stands beside "chosen" and "rejected"')
+    answer = [] if row.keys() >= _PAIR else [{"role": "assistant", "content": text_of(row, "output")}]
+    return _with_answers(row, [*turns, *answer])
 
 
-def _history(row: dict[str, Any]) -> list[dict[str, Any]]:
+def _with_answers(row: dict[str, Any], turns: list[Message]) -> dict[str, Any]:
+    """Return a chat row of the turns, or a pair that asks for `chosen` and `rejected` after them."""
+    if not row.keys() & _PAIR:
+        return _chat(row, turns)
+    if not row.keys() >= _PAIR:
+        raise NotConvertible('of "chosen" and "rejected" one is missing')
+    preferred, other = (_side(row[name], name) for name in ("chosen", "rejected"))
+    if len(preferred) != 1 or len(other) != 1:
+        raise NotConvertible('"chosen" and "rejected" must each be one answer')
+    return _pair(row, turns, preferred, other)
+
+
+def _from_trl(row: dict[str, Any]) -> dict[str, Any]:
+    if row.keys() >= _PAIR:
+        return _pair_of_trl(row)
+    if "prompt" not in row and "completion" not in row:
+        return _chat(row, turns_of(row["messages"], "messages"))
+    if "messages" in row:
+        raise NotConvertible('"messages" stands beside "prompt" and "completion"')
+    asked = _raw_side(row.get("prompt"), "prompt")
+    turns = turns_of([*asked, *_raw_side(row.get("completion"), "completion")], "completion")
+    before = [turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in turns[: len(asked)]]
+    return _chat(row, [*before, *turns[len(asked) :]])
+
+
+def _pair_of_trl(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a pair; its conversation is `prompt`, or what `chosen` and `rejected` begin with alike."""
+    if row.get("messages", row["chosen"]) != row["chosen"]:
+        raise ColumnsLost(["messages"])
+    if "completion" in row:
+        raise ColumnsLost(["completion"])
+    chosen, rejected = (_side(row[name], name) for name in ("chosen", "rejected"))
+    alike = next((i for i, both in enumerate(zip(chosen, rejected, strict=False)) if both[0] != both[1]), len(chosen))
+    shared = min(alike, len(chosen) - 1, len(rejected) - 1)
+    before, asked = chosen[:shared], _side(row["prompt"], "prompt") if "prompt" in row else []
+    if before and asked and before[-len(asked) :] != asked and before[: len(asked)] != asked:
+        raise NotConvertible('"prompt" is not what "chosen" and "rejected" begin with')
+    if not before and not asked:
+        raise NotConvertible('"chosen" and "rejected" have no turn in common, and there is no "prompt"')
+    if len(chosen) - shared != 1 or len(rejected) - shared != 1:
+        raise NotConvertible('after what they share, "chosen" and "rejected" must each be one answer')
+    return _pair(row, before or asked, chosen[shared:], rejected[shared:])
+
+
+def _side(value: Any, name: str) -> list[Message]:
+    return turns_of(_raw_side(value, name), name)
+
+
+def _raw_side(value: Any, name: str) -> list[Any]:
+    """Return the turns of a prompt or an answer, which may be a text, one turn, or a list of turns."""
+    if isinstance(value, str):
+        return [{"role": "user" if name == "prompt" else "assistant", "content": value}]
+    if isinstance(value, dict):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise NotConvertible(f'"{name}" is no text and no list of turns')
+    return value
+
+
+def _chat(row: dict[str, Any], turns: list[Message]) -> dict[str, Any]:
+    tools = read_tools(row.get("tools"))
+    rest = {key: row[key] for key in ("parallel_tool_calls",) if key in row}
+    return {"messages": turns} | ({"tools": tools} if tools else {}) | rest
+
+
+def _pair(row: dict[str, Any], turns: list[Message], preferred: list[Message], other: list[Message]) -> dict[str, Any]:
+    return {"input": _chat(row, turns), "preferred_output": preferred, "non_preferred_output": other}
+
+
+def _system(row: dict[str, Any]) -> list[Message]:
+    return [{"role": "system", "content": text_of(row, "system")}] if row.get("system") else []
+
+
+def _history(row: dict[str, Any]) -> list[Message]:
     """Return earlier exchanges, which Alpaca rows hold as pairs of texts."""
-    turns: list[dict[str, Any]] = []
+    turns: list[Message] = []
     earlier = row.get("history") or []
     for pair in earlier if isinstance(earlier, list) else [None]:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
@@ -65,15 +180,8 @@ def _history(row: dict[str, Any]) -> list[dict[str, Any]]:
     return turns
 
 
-def _exchange(row: dict[str, Any]) -> list[dict[str, Any]]:
-    asked, more = _text(row, "instruction"), row.get("input")
-    if more:
-        asked = f"{asked}\n\n{_text(row, 'input')}"
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": _text(row, "output")}]
-
-
-def _text(row: dict[str, Any], key: str) -> str:
-    value = row.get(key)
-    if not isinstance(value, str):
-        raise NotConvertible(f'"{key}" is not text')
-    return value
+def _calls(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of a chat row, whatever their form."""
+    turns = [] if is_preference(row) else row.get("messages")
+    found = [turn.get("tool_calls") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
+    return [call for calls in found if isinstance(calls, list) for call in calls if isinstance(call, dict)]

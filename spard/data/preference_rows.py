@@ -18,7 +18,7 @@ Message = dict[str, Any]
 _NEW = ("preferred_output", "non_preferred_output")
 _OLD = ("preferred_completion", "non_preferred_completion")
 ANSWERS = (*_NEW, *_OLD)
-_INPUT_KEYS = frozenset({"messages", "tools", "parallel_tool_calls"})
+INPUT_KEYS = frozenset({"messages", "tools", "parallel_tool_calls"})
 _HINT = 'write {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}'
 _ANSWER = '[{"role": "assistant", "content": "..."}]'
 
@@ -37,7 +37,7 @@ def preference_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
     if not isinstance(asked, dict):
         yield error("/input", "message_missing_key", '"input" must be an object with "messages"', _HINT)
         return
-    yield from unknown_keys(asked, _INPUT_KEYS, "/input")
+    yield from unknown_keys(asked, INPUT_KEYS, "/input")
     if not isinstance(asked.get("messages"), list) or not asked["messages"]:
         message = '"input.messages" must be a list of at least one message'
         yield error("/input/messages", "missing_messages_list", message, _HINT)
@@ -94,4 +94,4 @@ def _conversations(row: Mapping[str, Any], names: tuple[str, str]) -> Iterator[P
 
 
 def _chat(row: Mapping[str, Any], messages: list[Any]) -> dict[str, Any]:
-    return {name: value for name, value in row["input"].items() if name in _INPUT_KEYS} | {"messages": messages}
+    return {name: value for name, value in row["input"].items() if name in INPUT_KEYS} | {"messages": messages}

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from spard.config.extensions import LIKELIHOOD_SCORERS, scorer_names
 from spard.data.chat_rows import chat_row_problems, control_text, unknown_keys
+from spard.data.converted_turns import NotConvertible
 from spard.data.languages import primary
-from spard.data.other_formats import kind_of
+from spard.data.other_formats import NAMES, ColumnsLost, Foreign, convert_row, kind_of
 from spard.data.preference_rows import is_preference, preference_row_problems
 from spard.data.problems import Problem, error, warning
 
@@ -23,6 +24,8 @@ SuiteRowKind = Literal["harmful", "benign", "utility"]
 Format = Literal["chat", "completion", "preference"]
 
 _SHOWN = 40  # characters of a value in a message
+_CONVERT = "spard files convert FILE_ID"
+_POST = "or POST /v1/files/FILE_ID/convert?dry_run=true"
 
 
 class TrainingRows:
@@ -36,22 +39,51 @@ class TrainingRows:
         return _at(line, self._problems(row))
 
     def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
-        if kind := kind_of(row):
-            message = f"the row is in {kind}'s form; the file can be converted"
-            yield error(
-                "",
-                f"{kind}_format",
-                message,
-                "look with `spard files convert FILE_ID --dry-run`, or POST /v1/files/FILE_ID/convert?dry_run=true",
-            )
+        if "messages" not in row and (kind := kind_of(row)):
+            yield error("", f"{kind}_format", *_foreign(kind, row))
             return
         found = _format_of(row)
         self.format = self.format or found
         if found != self.format:
             message = f"the row is in {found} format, but the file began in {self.format} format"
             yield error("", "mixed_formats", message, "write all rows in one format")
+            return
+        wrong = list(_CHECKS[found](row))
+        if not wrong:
+            return
+        is_bad = any(problem.severity == "error" for problem in wrong)
+        if is_bad and (kind := kind_of(row)) and _is_convertible(row):
+            yield error("", f"{kind}_format", *_foreign(kind, row))
         else:
-            yield from _CHECKS[found](row)
+            yield from wrong
+
+
+def _is_convertible(row: dict[str, Any]) -> bool:
+    """Tell whether a row can be converted as it is, or without columns that the owner may leave out."""
+    try:
+        return bool(convert_row(row))
+    except ColumnsLost:
+        return True
+    except NotConvertible:
+        return False
+
+
+def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
+    """Say that a row is in another form, and whether it can be converted to one without a fault; with what to do."""
+    form = f"the row is in {NAMES[kind]}"
+    try:
+        made = convert_row(row)
+    except ColumnsLost as lost:
+        name = lost.columns[0][:_SHOWN]
+        return f"{form}, and {lost} by a conversion", f"remove it, or leave it out: `{_CONVERT} --leave-out {name}`"
+    except NotConvertible as reason:
+        return f"{form} and cannot be converted: {reason}", "mend it, or write it in OpenAI's form"
+    for problem in _CHECKS[_format_of(made.row)](made.row):
+        if problem.severity == "error":
+            message = f"{form}; converted, it has a fault at {problem.pointer or 'the row'}: {problem.message}"
+            return message, problem.hint
+    without = f", without the labels {', '.join(sorted(made.left_out))}" if made.left_out else ""
+    return f"{form}; the file can be converted{without}", f"look with `{_CONVERT} --dry-run`, {_POST}"
 
 
 def pool_row(row: dict[str, Any], line: int) -> list[Problem]:

@@ -23,6 +23,7 @@ _HINTS = {
     "number_too_large": "write the number as text",
     "non_finite_number": "use null or leave the key out",
 }
+CODES = tuple(_HINTS)
 
 
 class BadJson(ValueError):

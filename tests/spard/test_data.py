@@ -174,6 +174,14 @@ def test_a_file_that_is_not_utf_8_is_named_with_its_line(tmp_path: Path) -> None
         read_examples(tmp_path / "rows.jsonl")
 
 
+@pytest.mark.parametrize("head", [b"PAR1", b"ARROW1\0\0", b"\xff\xff\xff\xff"])
+def test_a_table_of_columns_is_told_from_broken_text(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "rows.parquet").write_bytes(head + b"\x15\0")
+    for read in (read_examples, read_pool, read_prompts):
+        with pytest.raises(InvalidData, match="the file is Parquet or Arrow; write it as JSON lines"):
+            read(tmp_path / "rows.parquet")
+
+
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x7f"])
 def test_lines_end_at_the_newline_alone(tmp_path: Path, character: str) -> None:
     text = json.dumps({"prompt": f"a {character} b", "safe": "No."}, ensure_ascii=False)

@@ -9,9 +9,9 @@ from starlette.responses import RedirectResponse, Response
 from app.catalog import service as catalog
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
-from app.deps import AfterQuery, BeginDep, LookDep, ReadDep, SettingsDep, StorageDep
-from app.errors import AppError, InvalidState
-from app.files import service
+from app.deps import AfterQuery, BeginDep, LimitsDep, LookDep, ReadDep, SettingsDep, StorageDep
+from app.errors import AppError, InvalidRequest, InvalidState, QuotaExceeded, TooLarge
+from app.files import convert, service
 from app.jobs import erasure
 
 router = APIRouter(include_in_schema=False)
@@ -33,13 +33,20 @@ def file_page(file_id: str, request: Request, viewer: ViewerDep, session: ReadDe
 
 
 def _file_page(
-    request: Request, viewer: Viewer, session: Session, file_id: str, min_rows: int, problem: AppError | None = None
+    request: Request,
+    viewer: Viewer,
+    session: Session,
+    file_id: str,
+    min_rows: int,
+    problem: AppError | None = None,
+    leave_out: str = "",
 ) -> Response:
-    """Render a file, of which a job needs `min_rows` rows; `problem` is what kept it from being deleted."""
+    """Render a file, of which a job needs `min_rows` rows; `problem` kept it from being deleted or converted."""
     file = service.get(session, viewer.project_id, file_id)
-    found = service.listed(file, file.problems or [])
+    found = service.listed(file, file.problems or [], service.findings_of(file))
     status = problem.status if problem else 200
-    shown = {"file": file, "validation": found, "min_rows": min_rows, "problem": problem}
+    shown = {"file": file, "validation": found, "min_rows": min_rows, "problem": problem, "leave_out": leave_out}
+    shown["is_convertible"] = convert.is_convertible(file)
     return page(request, "file", viewer, status=status, **shown)
 
 
@@ -64,6 +71,35 @@ async def delete_file(
         return RedirectResponse("/files", 303)
 
     return await viewer.lanes.writes.of(viewer.project_id).run(deleted)
+
+
+@router.post("/files/{file_id}/convert")
+async def convert_file(
+    file_id: str,
+    request: Request,
+    viewer: FormViewerDep,
+    storage: StorageDep,
+    limits: LimitsDep,
+    begin: BeginDep,
+    look: LookDep,
+    settings: SettingsDep,
+) -> Response:
+    """Convert a file into one in OpenAI's form and show that; on the old one's page it is told what cannot be."""
+    form = await request.form()
+    asked = str(form.get("leave_out", ""))
+
+    def converted() -> Response:
+        names = [name.strip() for name in asked.split(",") if name.strip()]
+        try:
+            with begin() as session:
+                file = service.get(session, viewer.project_id, file_id)
+            made = convert.convert(storage, begin, file, limits, names)
+        except (InvalidState, InvalidRequest, TooLarge, QuotaExceeded) as error:
+            with look() as session:
+                return _file_page(request, viewer, session, file_id, settings.min_rows, error, asked)
+        return RedirectResponse(f"/files/{made.file.id if made.file else file_id}", 303)
+
+    return await viewer.lanes.writes.of(viewer.project_id).run(converted)
 
 
 @router.get("/models")

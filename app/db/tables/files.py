@@ -32,6 +32,7 @@ class File(Base):
     status_details: Mapped[str | None]
     rows: Mapped[int | None]
     problems: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
+    findings: Mapped[list[dict[str, object]] | None] = mapped_column(Json)  # each fault once; None of older files
     tool_lines: Mapped[dict[str, int] | None] = mapped_column(Json)  # of `tools`, `tool_calls`, `tool`: the first
     row_format: Mapped[str | None]  # chat | completion | preference; None of files of older versions, of no row
     created_at: Mapped[datetime] = mapped_column(default=utc_now)

@@ -80,7 +80,7 @@ BAD_ROWS: dict[str, tuple[str, str, str]] = {
     "an empty answer": (json.dumps(chat("a", " ")), "missing_content", "/messages/1/content"),
     "a null answer": (
         json.dumps({"messages": [QUESTION, MESSAGE | {"content": None}]}),
-        "missing_content",
+        "message_missing_key",
         "/messages/1/content",
     ),
     "content as a number": (json.dumps(chat("a", 4)), "data_type", "/messages/1/content"),  # type: ignore[arg-type]

@@ -68,8 +68,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "129 functions": (says(ANSWER) | {"functions": [{"name": "a"}] * 129}, "data_type", "/functions"),
     "a function without name": (says(ANSWER) | {"functions": [{}]}, "message_missing_key", "/functions/0/name"),
     "parallel calls of text": (says(ANSWER) | {"parallel_tool_calls": "no"}, "data_type", "/parallel_tool_calls"),
-    "no call": (
-        says({"role": "assistant", "content": "a", "tool_calls": []}),
+    "calls of text": (
+        says({"role": "assistant", "content": "a", "tool_calls": "add"}),
         "data_type",
         "/messages/1/tool_calls",
     ),

@@ -96,7 +96,7 @@ def test_bad_rows_are_named_as_in_every_file(customer: TestClient) -> None:
     content = b'{"messages": []}\n' * 10
     upload_id = announce(customer, bytes=len(content)).json()["id"]
     file = complete(customer, upload_id, send(customer, upload_id, content).json()["id"]).json()["file"]
-    assert (file["status"], "line 1" in file["status_details"]) == ("error", True)
+    assert (file["status"], "all 10 rows: " in file["status_details"]) == ("error", True)
 
 
 def test_a_cancelled_upload_takes_no_parts_and_keeps_no_bytes(

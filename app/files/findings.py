@@ -1,0 +1,128 @@
+"""What is wrong with a file, each fault once: how many rows have it, and where it is first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+from spard.data.problems import Problem
+
+_KINDS = 100  # faults that are told apart; further ones are grouped by their code
+_LINES = 10
+_OF_FILE = frozenset({"duplicate_example"})  # problems whose message says itself which rows it is about
+_INDEX = re.compile(r"/\d+(?=/|$)")
+
+
+class Finding(TypedDict):
+    """One fault of `rows` rows out of `of`; in `pointer` a star stands for any index, `lines` are the first ten.
+
+    `text` says all of it in a sentence. A `note` is nothing to mend.
+    """
+
+    code: str
+    severity: Literal["error", "warning", "note"]
+    rows: int
+    of: int
+    lines: list[int]
+    pointer: str
+    message: str
+    hint: str
+    text: str
+
+
+@dataclass(slots=True)
+class _Fault:
+    first: Problem
+    pointer: str
+    message: str
+    rows: int = 0
+    lines: list[int] = field(default_factory=list)
+    last_line: int = 0
+
+    def note(self, problem: Problem) -> None:
+        """Count the row of a problem, once for all problems of this fault in it."""
+        line = problem.line or 0
+        if self.rows and line == self.last_line:
+            return
+        self.rows, self.last_line = self.rows + 1, line
+        if len(self.lines) < _LINES and line:
+            self.lines.append(line)
+
+    def finding(self, of: int) -> Finding:
+        """Return the fault as a report has it, of a file with so many rows."""
+        return Finding(
+            code=self.first.code,
+            severity=self.first.severity,
+            rows=self.rows,
+            of=max(of, self.rows),
+            lines=self.lines,
+            pointer=self.first.pointer if self.rows == 1 else self.pointer,
+            message=self.message,
+            hint=self.first.hint,
+            text=self._text(of),
+        )
+
+    def _text(self, of: int) -> str:
+        if self.first.code in _OF_FILE:
+            return self.message
+        if self.rows == 1:
+            return (
+                f"line {self.lines[0]}, {self.first.pointer or 'the row'}: {self.message}"
+                if self.lines
+                else self.message
+            )
+        if self.rows >= of:
+            return f"all {self.rows} rows: {self.message}"
+        return f"{self.rows} of {of} rows, the first at line {self.lines[0]}: {self.message}"
+
+
+class Findings:
+    """Takes problems line by line; `listed` has each fault once, errors first, and then by how many rows have it."""
+
+    def __init__(self, problems: Iterable[Problem] = ()) -> None:
+        self._faults: dict[tuple[str, str, str, str], _Fault] = {}
+        for problem in problems:
+            self.note(problem)
+
+    def note(self, problem: Problem) -> None:
+        """Take a problem, of the same row as the last one or of a later row."""
+        pointer = _INDEX.sub("/*", problem.pointer)
+        key = (problem.code, problem.severity, pointer, problem.message)
+        if key not in self._faults and len(self._faults) >= _KINDS:
+            key = (problem.code, problem.severity, "", "")
+        if key not in self._faults:
+            message = problem.message if key[-1] else f"more faults of the kind {problem.code}"
+            self._faults[key] = _Fault(problem, pointer, message)
+        self._faults[key].note(problem)
+
+    def listed(self, of: int) -> list[Finding]:
+        """Return the faults of a file that has so many rows, readable ones and others."""
+        faults = sorted(self._faults.values(), key=lambda each: (each.first.severity, -each.rows, each.last_line))
+        return [fault.finding(of) for fault in faults]
+
+
+def notice(code: str, message: str, rows: int) -> Finding:
+    """Return a finding that asks for nothing."""
+    return Finding(
+        code=code, severity="note", rows=rows, of=rows, lines=[], pointer="", message=message, hint="", text=message
+    )
+
+
+def summary(found: Iterable[Finding]) -> str | None:
+    """Return the errors of a file in a sentence with the cure of the first; None if there is none."""
+    errors = [each for each in found if each["severity"] == "error"]
+    if not errors:
+        return None
+    more = f"; {len(errors) - 1} other fault(s)" if len(errors) > 1 else ""
+    return f"{errors[0]['text']}: {errors[0]['hint']}{more}"
+
+
+def of_problems(problems: Iterable[dict[str, object]], of: int) -> Iterator[Finding]:
+    """Yield the faults that a list of problems names, as it was stored of files from before faults were counted."""
+    found = Findings()
+    for each in problems:
+        if each["line"] is not None:
+            found.note(Problem(**{name: each[name] for name in Problem.__slots__}))  # type: ignore[arg-type]
+    yield from found.listed(of)

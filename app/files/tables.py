@@ -1,0 +1,130 @@
+"""Files of rows that are not JSON lines: Parquet, Arrow, and one JSON array; they are kept as the JSON lines they hold.
+
+A process of its own decodes them, with limits on memory and CPU time and without our keys: its libraries read bytes
+that anybody may have made.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from threading import BoundedSemaphore
+from typing import IO, BinaryIO, cast
+
+from app.errors import InvalidRequest, TooLarge, Unavailable
+from app.files.table_reader import CPU_S, REFUSED, Kind
+from app.ops.processes import keyless_environment, python
+from spard.data.jsonl import UTF8_BOM
+
+ENDINGS = (".json", ".parquet", ".arrow", ".feather")  # of names, beside .jsonl
+_HEAD, _CHUNK = 64, 1 << 20
+_FILE_BYTES = 1 << 30  # of one file that is decoded here
+_MEMORY_BYTES = 2 << 30  # of the process, its libraries among them
+_MAGIC: dict[bytes, Kind] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow_stream"}
+_NAMES: dict[Kind, str] = {
+    "parquet": "a Parquet file",
+    "arrow": "an Arrow file",
+    "arrow_stream": "an Arrow stream",
+    "array": "one JSON array",
+}
+_FIXED = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_AS_LINES = "write it as JSON lines: Dataset.to_json(FILE), or DataFrame.to_json(FILE, orient='records', lines=True)"
+_AT_ONCE = BoundedSemaphore(2)  # of one API process, as each may take `_MEMORY_BYTES`
+_WAIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A file's rows as bytes of JSON lines, and what the file was; None where it was JSON lines, or is not known."""
+
+    chunks: Iterator[bytes]
+    was: str | None
+
+
+def read_lines(chunks: Iterable[bytes], name: str, most_bytes: int, line_bytes: int) -> Lines:
+    """Return a file's rows as JSON lines; `name` tells an array that is meant from a mistake.
+
+    Of a file that is decoded, `most_bytes` are read at most, and each row of an array may have `line_bytes`. What is
+    wrong with it is raised while the lines are read: `InvalidRequest` or `TooLarge`.
+    """
+    rest = iter(chunks)
+    head = b""
+    while len(head) < _HEAD and (chunk := next(rest, None)) is not None:
+        head += chunk
+    whole = chain([head], rest) if head else rest
+    kind = _kind(head, name)
+    if kind is None:
+        return Lines(whole, None)
+    return Lines(_decoded(kind, whole, min(most_bytes, _FILE_BYTES), line_bytes), _NAMES[kind])
+
+
+def _kind(head: bytes, name: str) -> Kind | None:
+    is_array = name.lower().endswith(".json") and head.removeprefix(UTF8_BOM).lstrip().startswith(b"[")
+    return "array" if is_array else next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+
+
+def _decoded(kind: Kind, chunks: Iterable[bytes], most_bytes: int, line_bytes: int) -> Iterator[bytes]:
+    """Store the file beside, as its end has to be read first, and yield what the process makes of it."""
+    with tempfile.TemporaryFile() as file:
+        for chunk in chunks:
+            file.write(chunk)
+            if file.tell() > most_bytes:
+                message = f"The file is {_NAMES[kind]} of more than {most_bytes} bytes; {_AS_LINES}."
+                raise TooLarge(message, code="file_too_large", param="file")
+        file.seek(0)
+        with _place(), _reader(kind, file, line_bytes) as process:
+            stdout, stderr = cast(IO[bytes], process.stdout), cast(IO[bytes], process.stderr)
+            while lines := stdout.read(_CHUNK):
+                yield lines
+            told = stderr.read(_CHUNK)
+            if process.wait():
+                raise _refusal(kind, process.returncode, told)
+
+
+@contextmanager
+def _place() -> Iterator[None]:
+    if not _AT_ONCE.acquire(timeout=_WAIT_S):
+        raise Unavailable("Other files are being decoded; try again.")
+    try:
+        yield
+    finally:
+        _AT_ONCE.release()
+
+
+@contextmanager
+def _reader(kind: Kind, file: BinaryIO, line_bytes: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the process that reads a file from its standard input, and end it with the block."""
+    process = subprocess.Popen(  # noqa: S603 - the command is ours
+        python("app.files.table_reader", kind, str(_MEMORY_BYTES), str(line_bytes)),
+        stdin=file,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=keyless_environment(_FIXED),
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            cast(IO[bytes], pipe).close()
+
+
+def _refusal(kind: Kind, status: int, told: bytes) -> InvalidRequest | TooLarge:
+    """Return why a file was not decoded: what the process said, or that it has ended by one of its limits."""
+    if status == REFUSED:
+        with suppress(ValueError, TypeError, KeyError):
+            reason = str(json.loads(told)["reason"])[:1000]
+            message = f"The file is {_NAMES[kind]} and cannot be taken: {reason}."
+            return InvalidRequest(message, code="unsupported_format", param="file")
+    message = (
+        f"The file is {_NAMES[kind]} that is broken, or that takes more than {_MEMORY_BYTES >> 20} MiB of memory or "
+        f"{CPU_S} s to decode: write it in smaller row groups, or {_AS_LINES}."
+    )
+    return TooLarge(message, code="file_too_large", param="file")

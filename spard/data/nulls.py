@@ -1,0 +1,62 @@
+"""Null means absent: rows as they are read, without the keys that have no value.
+
+Arrow gives each record all keys of all records, and the `model_dump()` of an API's message every field of its class, so
+that most keys of such rows are null. Rows are read through here by all that check, count, show and train on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_EMPTY = frozenset({"tool_calls", "annotations"})  # fields of messages that servers send as an empty list for none
+_SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_NULL_VALUES = ("default", "const")
+_VALUES = frozenset({*_NULL_VALUES, "enum", "examples"})  # of a JSON schema: what they hold is data
+
+
+def may_have_nulls(text: str) -> bool:
+    """Tell quickly whether a row's JSON could hold something that `without_nulls` removes."""
+    return "null" in text or "[]" in text
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a row without its null keys, at any depth.
+
+    Entries of lists stay, and so do nulls that are values in a tool's JSON schema: in `enum`, `examples`, `default` and
+    `const`. Of the last two, one that stands beside null keywords of other kinds is kept only if the schema accepts
+    null, since such a schema has been filled up by Arrow.
+    """
+    if isinstance(value, dict):
+        return {
+            key: _schema(item) if key == "parameters" and isinstance(item, dict) else without_nulls(item)
+            for key, item in value.items()
+            if item is not None and not (key in _EMPTY and item == [])
+        }
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    is_filled_up = any(item is None and key not in _NULL_VALUES for key, item in schema.items())
+    keeps_null = not is_filled_up or _accepts_null(schema)
+    return {
+        key: item if key in _VALUES else _below(key, item)
+        for key, item in schema.items()
+        if item is not None or (key in _NULL_VALUES and keeps_null)
+    }
+
+
+def _below(keyword: str, item: Any) -> Any:
+    """Return what stands under a keyword of a schema: schemas by name, one schema, a list of them, or plain values."""
+    if isinstance(item, list):
+        return [_schema(each) if isinstance(each, dict) else each for each in item]
+    if not isinstance(item, dict):
+        return item
+    if keyword not in _SCHEMAS_BY_NAME:
+        return _schema(item)
+    return {name: _below("", each) for name, each in item.items() if each is not None}
+
+
+def _accepts_null(schema: dict[str, Any]) -> bool:
+    types = schema.get("type")
+    options = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or [] if isinstance(each, dict)]
+    return types == "null" or (isinstance(types, list) and "null" in types) or any(map(_accepts_null, options))
