@@ -125,6 +125,8 @@ def _reason(error: Exception, source: str, revision: str | None, name: str) -> s
         return (
             f"{named} is none that transformers {transformers.__version__} knows: give a model of a kind that it does"
         )
+    if "backend tokenizer" in text:
+        return "it has no tokenizer that can be read: tokenizer.json is missing"
     if "Padding_idx" in text:
         return "its pad_token_id in config.json lies past the embeddings: write the end token's id there, or remove it"
     if "see the above report" in text or "see the report" in text:
@@ -143,7 +145,7 @@ def _no_language_model(config: Mapping[str, Any]) -> str:
     kind = str(config.get("model_type"))
     given = config.get("architectures")
     named = str(given[0]) if isinstance(given, list) and given else kind
-    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or any(name in config for name in _SEES):
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or any(name in config for name in _SEES) or "vision" in kind:
         return (
             f"it is a vision or audio model ({named}): give a language model, such as the text model that it is made of"
         )

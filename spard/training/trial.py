@@ -33,8 +33,8 @@ class Trial:
 def try_base(source: str | Path, revision: str | None = None) -> Trial:
     """Load tokenizer and weights, render a conversation, run it forward, and take the gradient of a LoRA adapter.
 
-    Raise InvalidModel with what is wrong. The weights are of the type that jobs use: bfloat16 on a GPU, and float32 on a
-    CPU, where a model takes 4 bytes of memory for each parameter.
+    Raise InvalidModel with what is wrong. The weights have the type that jobs use: bfloat16 on a GPU, float32 on a CPU,
+    where a model takes 4 bytes of memory for each parameter.
     """
     base = load_base(source, revision)
     prompt, row = _conversation(base)
@@ -55,7 +55,7 @@ def _conversation(base: Base) -> tuple[list[int], Encoded]:
             row = encode_to_train(base.tokenizer, [CONVERSATION], UNBOUNDED)[0]
             return render_prompt(base.tokenizer, CONVERSATION.messages[:1]), row
     except TimeoutError as error:
-        message = f"its chat template takes more than {RENDERING_S:g} seconds to write a question and its answer"
+        message = "its chat template takes too long to write a question and its answer: give one without such loops"
         raise UnfitModel(message, "model") from error
     except SpardError as error:
         message = f"its chat template cannot write a question and its answer: {error.message}"

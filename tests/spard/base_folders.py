@@ -125,7 +125,7 @@ def with_tokens(*tokens: AddedToken, **roles: str) -> Make:
 
     def add(folder: Path) -> None:
         tokenizer = byte_tokenizer()
-        tokenizer.add_tokens([AddedToken("filler", special=True), *tokens])
+        tokenizer.add_tokens([AddedToken("<|last|>", special=True), *tokens])
         tokenizer.add_special_tokens(roles)
         tokenizer.save_pretrained(folder)
 
@@ -300,7 +300,11 @@ KINDS = (
     Kind("block FP8, as DeepSeek's and Qwen's", block_fp8, note="stored in FP8"),
     Kind("MXFP4 experts, as gpt-oss has them", mxfp4, note="stored in MXFP4"),
     Kind("a padding token past the embeddings", with_tokens(pad_token="[PAD]"), note="its end token pads instead"),
-    Kind("a control token past the embeddings", with_tokens(), note="in texts it is spelled out"),
+    Kind(
+        "a control token past the embeddings",
+        with_tokens(AddedToken("<|image|>", special=True)),
+        note="in texts it is spelled out",
+    ),
     Kind("no chat template", without_template, note="the plain one is used"),
     Kind("named templates, one of them the default", named_templates("default", "tool_use")),
     Kind("`additional_chat_templates/`", text("additional_chat_templates/tool_use.jinja", TEMPLATE)),
@@ -362,7 +366,7 @@ KINDS = (
         text("chat_template.jinja", "{{ raise_exception('no') }}"),
         "refuses",
     ),
-    Kind("a template that never ends", text("chat_template.jinja", _ENDLESS), "seconds"),
+    Kind("a template that never ends", text("chat_template.jinja", _ENDLESS), "too long"),
     Kind("a template that is no Jinja", text("chat_template.jinja", "{% if %}"), "chat template"),
     Kind("a template of 200 MB", large("chat_template.jinja", 200 << 20), "chat_template.jinja has 200 MB"),
     Kind(

@@ -12,18 +12,20 @@ from typing import Any
 import torch
 
 from app.inference.protocol import Said
-from spard.errors import SpardError, is_gpu_out_of_memory
+from spard.errors import SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, names_of
-from worker.engine.batch import BASE, Batch
+from worker.engine.batch import BASE, Batch, PromptUnread
 from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.long_prompts import LongPrompts
-from worker.engine.prompts import Prompts
+from worker.engine.prompts import Prompts, Refused
 from worker.engine.replies import Reply, Rules, replies_to
 
 log = logging.getLogger(__name__)
 
 _FULL = "There is no memory for so many replies, or such long ones, at the moment."
+_UNREAD = "The model cannot read this prompt; others are not touched."
+_STOPPED = "The model could not go on with its replies; ask again."
 _BROKEN = "The model gives no numbers that a next token could be chosen from; its reply has ended."
 
 _LONG = 8 << 10  # characters of a line: what is shorter becomes tokens in a tenth of a second, whatever it says
@@ -77,13 +79,15 @@ class Engine:
         """Let the next request join if there is room, and write a token into every reply."""
         try:
             self._go_on()
-        except RuntimeError as error:
-            if not is_gpu_out_of_memory(error):
+        except Exception as error:
+            if is_gpu_out_of_memory(error):
+                log.exception("the GPU has too little memory for the replies that are being written")
+                self._give_up("engine_busy", _FULL)
+            elif is_gpu_error(error):  # after which nothing works on it in this process
                 raise
-            log.exception("the GPU has too little memory for the replies that are being written")
-        else:
-            return
-        self._give_up()
+            else:
+                log.exception("the replies that are being written cannot go on")
+                self._give_up("reply_failed", _STOPPED)
 
     def _go_on(self) -> None:
         waiting = self._next()
@@ -130,19 +134,35 @@ class Engine:
             return self._tell({"kind": "absent", "id": waiting.id})
         try:
             ids = waiting.ids or self._prompts.ids(ask, adapter.system if adapter else None)
+            self._require_known(ids)
             replies = replies_to(self._base, waiting.id, ask, ids, self._rules)
         except SpardError as error:
             return self._tell({"kind": "failed", "id": waiting.id, "code": error.code, "message": error.message})
+        except Exception:  # nothing of it is with the others yet
+            log.exception("a request cannot be begun")
+            return self._tell({"kind": "failed", "id": waiting.id, "code": "reply_failed", "message": _UNREAD})
         # Told before the prompt is read: whoever asked checks meanwhile that the model is released still.
         self._tell({"kind": "started", "id": waiting.id, "prompt_tokens": len(ids)})
         self._batch.model = self._adapters.model
         self._replies += replies
-        self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
+        try:
+            self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
+        except PromptUnread:
+            log.exception("a prompt cannot be read")
+            self._replies = self._replies[: -len(replies)]
+            self._tell({"kind": "failed", "id": waiting.id, "code": "reply_failed", "message": _UNREAD})
         return None
 
-    def _give_up(self) -> None:
+    def _require_known(self, ids: list[int]) -> None:
+        """Refuse a prompt with a token that the weights have no embedding for: a GPU would be lost to all by it."""
+        unknown = self._base.unknown_id(ids)
+        if unknown is not None:
+            token = self._base.tokenizer.decode([unknown])
+            raise Refused("invalid_messages", f"The model's chat template writes {token!r}, which it does not know.")
+
+    def _give_up(self, code: str, message: str) -> None:
         """End all replies as failed: after an error in a step the batch may hold only some of its tokens."""
-        self._fail({reply.id for reply in self._replies}, "engine_busy", _FULL)
+        self._fail({reply.id for reply in self._replies}, code, message)
         torch.cuda.empty_cache()
 
     def _fail(self, numbers: Collection[int], code: str, message: str) -> None:
