@@ -21,6 +21,7 @@ from spard.data.chat import NO_LOSS, Encoded, encode_all
 from spard.data.jsonl import parse_row
 from spard.data.problems import Problem
 from spard.data.rows import Example, example
+from spard.digests import ADDITIONAL_TEMPLATES
 from spard.errors import InvalidData, ToolsNotRendered
 
 MAX_CHARS, MAX_TURNS = 200_000, 100  # a template is rendered once for each turn
@@ -160,7 +161,8 @@ def _tokenizer(folder: str, version: tuple[tuple[str, int, int], ...]) -> LightT
 
 def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Return what changes when a file of the model does."""
-    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.j*")) if path.is_file()]
+    found = sorted({*folder.glob("*.j*"), *folder.glob(f"{ADDITIONAL_TEMPLATES}/*")})
+    files = [(path.name, path.stat()) for path in found if path.is_file()]
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
 
 

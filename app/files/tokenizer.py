@@ -25,11 +25,12 @@ from app.db.tables import BaseModelEntry
 from app.errors import InvalidState
 from spard.config import MAX_SEQ_LENGTH
 from spard.data.chat import set_plain_template
+from spard.models.folder.templates import read_template
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _AT_ONCE = 16  # texts tokenized in one call: what it makes of them stays in the processor's cache
 _TEMPLATES = 32  # compiled ones that are kept
-_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "*.jinja"]
 
 
 class LightTokenizer:
@@ -41,7 +42,7 @@ class LightTokenizer:
         self._tokens.no_truncation()
         self._tokens.no_padding()
         self._special = {name: _text(settings[name]) for name in _NAMED if settings.get(name)}
-        self.chat_template: str | Mapping[str, str] | None = _template(folder, settings)
+        self.chat_template: str | Mapping[str, str] | None = read_template(folder, settings)
         config = _json(folder / "config.json")
         inner = config | (config.get("text_config") or {})
         self._positions = int(inner.get("max_position_embeddings") or MAX_SEQ_LENGTH)
@@ -187,14 +188,3 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _text(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
-
-
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[str, str] | None:
-    """Return the chat template: a file of its own goes before the setting; several are told apart by name."""
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
-    found = settings.get("chat_template")
-    if isinstance(found, list):
-        return {each["name"]: each["template"] for each in found}
-    return found if isinstance(found, str) else None

@@ -16,7 +16,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
 from spard.config.quantization import digest_of
 from spard.data.chat import set_plain_template
-from spard.digests import file_sha256, model_digest, model_files
+from spard.digests import file_sha256, folder_digest
 from spard.errors import UnfitModel
 from spard.models import loaded, nf4
 from spard.models.folder.check import fault
@@ -124,11 +124,6 @@ def require_fit(folder: Path) -> None:
     """Raise `UnfitModel` for a folder whose files already tell that it cannot be a base model."""
     if found := fault(folder):
         raise UnfitModel(found.sentence, "model")
-
-
-def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
-    """SHA-256 over the names and bytes of weights, configuration and tokenizer; `sha256` gives that of a file."""
-    return model_digest({path.name: sha256(path) for path in model_files(folder)})
 
 
 def read_tokenizer(source: str, revision: str | None = None) -> Any:

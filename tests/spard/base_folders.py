@@ -126,7 +126,7 @@ def with_tokens(*tokens: AddedToken, **roles: str) -> Make:
     def add(folder: Path) -> None:
         tokenizer = byte_tokenizer()
         tokenizer.add_tokens([AddedToken("<|last|>", special=True), *tokens])
-        tokenizer.add_special_tokens(roles)
+        tokenizer.add_special_tokens({**roles})
         tokenizer.save_pretrained(folder)
 
     return add
@@ -415,15 +415,20 @@ def noted(folder: Path) -> str:
     return "; ".join(each.sentence for each in findings(folder) if not each.is_fault)
 
 
+def row_of(kind: Kind, folder: Path, refused: str) -> str:
+    """Return the line of the page's table for a folder that was refused with a message, or taken ("")."""
+    words = refused.removeprefix("model 'model' cannot be loaded: ") or noted(folder) or "-"
+    words = words.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return f"| {kind.name} | {'no' if refused else 'yes'} | {words} |"
+
+
 def table(root: Path) -> Iterator[str]:
     """Yield the lines of the page's table."""
     yield "| folder | taken | what is said |"
     yield "|---|---|---|"
     for kind in KINDS:
         folder = made(kind, root)
-        refused = by_trial(folder).removeprefix("model 'model' cannot be loaded: ")
-        words = (refused or noted(folder) or "-").replace("|", "\\|").replace("<", "&lt;")
-        yield f"| {kind.name} | {'no' if refused else 'yes'} | {words} |"
+        yield row_of(kind, folder, by_trial(folder))
 
 
 def page(root: Path) -> str:
@@ -445,8 +450,8 @@ need the loaded weights.
 
 def main() -> None:
     """Write the page."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    set_verbosity_error()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
+    set_verbosity_error()
     with tempfile.TemporaryDirectory() as root:
         PAGE.write_text(page(Path(root)))
 

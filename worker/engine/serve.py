@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from app.inference.protocol import Said
+from app.inference.protocol import BASE_MODEL_CHANGED, Said
+from spard.config.quantization import plain_digest
 from spard.errors import SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, names_of
@@ -20,6 +21,7 @@ from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.long_prompts import LongPrompts
 from worker.engine.prompts import Prompts, Refused
 from worker.engine.replies import Reply, Rules, replies_to
+from worker.engine.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +38,20 @@ Tell = Callable[[Said], None]
 class Engine:
     """One base model, its adapters, and the replies that are being written; `rows` is how many at once.
 
-    Prompts that a line calls long are left to `long_prompts`, where it is given.
+    Prompts that a line calls long are left to `long_prompts`, where it is given. The engine ends when the folder that
+    is `watched` has changed.
     """
 
     def __init__(
-        self, base: Base, tell: Tell, rows: int, adapter_bytes: int, long_prompts: LongPrompts | None = None
+        self,
+        base: Base,
+        tell: Tell,
+        rows: int,
+        adapter_bytes: int,
+        long_prompts: LongPrompts | None = None,
+        watched: Watched | None = None,
     ) -> None:
+        self._watched, self._has_ended = watched, False
         self._base, self._tell, self._most = base, tell, rows
         self._adapters, self._rules = Adapters(base, adapter_bytes), Rules(base)
         self._prompts, self._long = Prompts(base.tokenizer, self._rules.positions), long_prompts
@@ -52,8 +62,8 @@ class Engine:
         tell({"kind": "ready", "digest": base.digest, "positions": self._rules.positions})
 
     def run(self, lines: SimpleQueue[Any]) -> None:
-        """Serve what comes until it ends with None."""
-        while True:
+        """Serve what comes until it ends with None, or the base model is no longer what was read."""
+        while not self._has_ended:
             try:
                 line = lines.get(block=not self.is_busy)
             except Empty:
@@ -77,6 +87,8 @@ class Engine:
 
     def step(self) -> None:
         """Let the next request join if there is room, and write a token into every reply."""
+        if self._watched and self._watched.has_changed(plain_digest(self._base.digest)):
+            return self._end_changed()
         try:
             self._go_on()
         except Exception as error:
@@ -88,6 +100,16 @@ class Engine:
             else:
                 log.exception("the replies that are being written cannot go on")
                 self._give_up("reply_failed", _STOPPED)
+        return None
+
+    def _end_changed(self) -> None:
+        """End all requests: the weights may be others by now than those that adapters were proved on."""
+        log.error("the folder of the base model has changed since it was read: the engine ends")
+        self._give_up("base_model_changed", BASE_MODEL_CHANGED)
+        while self._waiting:
+            number = self._waiting.take().id
+            self._tell({"kind": "failed", "id": number, "code": "base_model_changed", "message": BASE_MODEL_CHANGED})
+        self._has_ended = True
 
     def _go_on(self) -> None:
         waiting = self._next()
