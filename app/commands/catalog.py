@@ -111,8 +111,8 @@ def _tried(source: str, revision: str | None) -> str | None:
 
 def _described(found: Mapping[str, Any]) -> str:
     return (
-        f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat template, "
-        "end token, weights, a forward pass and a gradient to train an adapter by are as they should be."
+        f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat "
+        "template, end token, weights, a forward pass and a gradient to train an adapter by are as they should be."
     )
 
 

@@ -1,7 +1,7 @@
 """What a folder's tokenizer and chat template do, tried in a process of its own with limits on time and memory.
 
 A template is a program that whoever published a model has written: one without an end, or one that writes gigabytes,
-ends this process and nothing else. `python -m app.files.template_look FOLDER` prints the answer as JSON.
+ends this process and nothing else. `python -m app.files.template_look FOLDER SECONDS` prints the answer as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spard.data import chat
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError
 
-CPU_S, WALL_S = 10, 60.0
+CPU_S, WALL_S = 10.0, 60.0
 _BYTES = 2 << 30
 _PASSED = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _ENDLESS = "its chat template takes too long to write a question and its answer: give one without such loops"
@@ -46,7 +46,7 @@ def look_at(folder: Path) -> TemplateLook:
     environment["TOKENIZERS_PARALLELISM"] = "false"
     try:
         done = subprocess.run(  # noqa: S603 - the command is ours
-            python("app.files.template_look", str(folder)),
+            python("app.files.template_look", str(folder), str(CPU_S)),
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -90,6 +90,8 @@ def _look(folder: Path) -> TemplateLook:
         found["tool_support"] = chat.tool_support(tokenizer)
     except SpardError as error:
         found["fault"] = f"its chat template cannot write a question and its answer: {error.message}"
+    except MemoryError:
+        raise
     except Exception as error:  # a template is a program: whatever it does, that is what is wrong with it
         why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
         found["fault"] = f"its chat template cannot write a question and its answer: {why}"
@@ -107,9 +109,9 @@ def _nothing(fault: str | None) -> TemplateLook:
 
 
 def main() -> None:
-    """Print what was found of the folder that the command names."""
+    """Print what was found of the folder that the command names, with the seconds of CPU that it may take."""
     limit_memory(_BYTES)
-    limit_cpu(CPU_S)
+    limit_cpu(float(sys.argv[2]))
     try:
         found = _look(Path(sys.argv[1]))
     except MemoryError:

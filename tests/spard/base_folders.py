@@ -333,7 +333,7 @@ KINDS = (
     Kind("config.json of a wider model", config(hidden_size=64), "of different models"),
     Kind("GGUF", instead("model-Q4_K_M.gguf"), "llama.cpp"),
     Kind("pickled weights alone", instead("pytorch_model.bin"), "pickled"),
-    Kind("no weights at all", instead(), "*.safetensors are missing"),
+    Kind("no weights at all", instead(), "model.safetensors is missing"),
     Kind("a LoRA adapter", adapter, "it is an adapter"),
     Kind("a pointer of Git LFS", text(_WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     Kind("a file cut off", cut_off, "is not whole"),

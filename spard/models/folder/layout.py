@@ -35,7 +35,9 @@ def layout_faults(folder: Path) -> Iterator[Finding]:
         yield Finding("adapter", sentence)
     elif not any(folder.glob("*.safetensors")):
         found = (Finding(code, sentence) for form, code, sentence in _OTHERS if any(folder.glob(form)))
-        yield next(found, Finding("no_weights", "it holds no weights: *.safetensors are missing"))
+        yield next(
+            found, Finding("no_weights", "model.safetensors is missing, and there are no weights of another kind")
+        )
     elif not (folder / "config.json").is_file():
         yield Finding("no_config", "it holds no config.json, which says what its weights are: copy it from the model")
     elif pointers := [path.name for path in sorted(folder.glob("*.safetensors")) if _is_pointer(path)]:
