@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from app.files.tokenizer import LightTokenizer
+from app.ops.processes import limit_cpu, limit_memory
 from spard.data.chat import NO_LOSS, Encoded, encode_all
 from spard.data.jsonl import parse_row
 from spard.data.problems import Problem
@@ -26,6 +27,7 @@ from spard.errors import InvalidData, ToolsNotRendered
 
 MAX_CHARS, MAX_TURNS = 200_000, 100  # a template is rendered once for each turn
 _NICE = 10
+_BYTES, _CPU_S = 4 << 30, 120.0  # that it may take, the seconds for one question: a template is a program of others
 _ANY_LENGTH = 2**31
 _SHOWN = 4096  # tokens of a row
 _KEPT = 4  # tokenizers
@@ -181,8 +183,10 @@ def answer(question: Question) -> Answer:
 def main() -> None:
     """Answer questions from standard input, one JSON object a line each way, until it ends."""
     os.nice(_NICE)
+    limit_memory(_BYTES)
     gc.disable()  # in the midst of a batch it looks at every token of it, again and again
     for line in sys.stdin:
+        limit_cpu(_CPU_S)
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()
         gc.collect(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import TypedDict, cast
 
 from app.errors import Unavailable
 from app.files.tokenizer import LightTokenizer
-from app.ops.processes import python, safe_path
+from app.ops.processes import limit_cpu, limit_memory, python, safe_path
 from spard.data import chat
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError
@@ -58,20 +57,6 @@ def look_at(folder: Path) -> TemplateLook:
     if done.returncode == 0:
         return cast(TemplateLook, json.loads(done.stdout))
     return _nothing(_ENDLESS if done.returncode == -signal.SIGXCPU else _HUGE)
-
-
-def limit_memory(most: int) -> None:
-    """Have allocations of this process fail beyond so many bytes of addresses."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def limit_cpu(more_s: float) -> None:
-    """Have the kernel end this process after so many further seconds of CPU."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    most = int(own.ru_utime + own.ru_stime + more_s) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _look(folder: Path) -> TemplateLook:

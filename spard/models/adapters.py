@@ -77,7 +77,8 @@ def save_adapter(
     base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
     decoding = tuple(penalties(read_object(base.origin.folder, DECODING))) if is_lora else ()
     rank = lora_rank(model)
-    card = model_card(Described(called, base.origin, base.digest, rank, facts, system, base.quantization, decoding))
+    held = (base.quantization, decoding, base.stored)
+    card = model_card(Described(called, base.origin, base.digest, rank, facts, system, *held))
     (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
     own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}

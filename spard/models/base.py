@@ -38,7 +38,7 @@ class Base:
     device: torch.device
     origin: Origin
     quantization: Quantization = "none"
-    is_dequantized: bool = False  # its files have it in FP8 or MXFP4
+    stored: str | None = None  # `fp8` or `mxfp4`: how its files have the weights that were brought back to more bits
 
     @property
     def hidden_size(self) -> int:
@@ -117,7 +117,7 @@ def read_base(
     if place.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
     digest, of = digest_of(plain, quantization), origin(source, commit)
-    return Base(model.eval(), tokenizer, digest, place, of, quantization, is_dequantized=bool(stored))
+    return Base(model.eval(), tokenizer, digest, place, of, quantization, loaded.stored_as(config))
 
 
 def require_fit(folder: Path) -> None:

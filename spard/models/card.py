@@ -31,6 +31,7 @@ class Described:
     facts     what the manifest says: the gate's decision and the audit are taken from it, if they are there
     system    the system prompt that the model has to be served with, if any
     decoding  settings of the base model's generation_config.json that audits decode without
+    stored    `fp8` or `mxfp4`, where the base model's files have its weights so
 
     `quantization` is how the base model was held.
     """
@@ -43,6 +44,7 @@ class Described:
     system: str | None = None
     quantization: Quantization = "none"
     decoding: Sequence[str] = ()
+    stored: str | None = None
 
 
 def model_card(of: Described) -> str:
@@ -95,7 +97,8 @@ def _use(of: Described) -> str:
     revision = f" --revision {of.origin.revision}" if of.origin.revision else ""
     options = f"{revision} --generation-config vllm" if of.decoding else revision
     use = _LORA.format(base=name, folder=folder, beside=beside, options=options, rank=rank)
-    return f"{use}{_DECODING.format(', '.join(of.decoding))}" if of.decoding else use
+    use += _DECODING.format(", ".join(of.decoding)) if of.decoding else ""
+    return use + (_STORED[of.stored] if of.stored else "")
 
 
 def _row(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
@@ -147,6 +150,17 @@ vllm serve {base}{options} --tokenizer {folder} --enable-lora --max-lora-rank {r
 ```
 
 Use the tokenizer and the chat template of this folder: the adapter was trained and measured with them."""
+
+_DEQUANTIZED = """
+
+The base model's files have its weights in {0}. The adapter was trained and measured on these weights brought back to 16
+or 32 bits: load the base model with `quantization_config=transformers.{1}(dequantize=True)`. On weights
+that stay in {0} it is not what was measured."""
+
+_STORED = {
+    "fp8": _DEQUANTIZED.format("FP8", "FineGrainedFP8Config"),
+    "mxfp4": _DEQUANTIZED.format("MXFP4", "Mxfp4Config"),
+}
 
 _DECODING = """
 

@@ -28,13 +28,19 @@ _SEES = ("vision_config", "audio_config", "vision_tower", "image_token_id", "ima
 _ROLES = ("eos_token", "bos_token", "pad_token")
 
 
+def stored_as(config: Mapping[str, Any]) -> str | None:
+    """Return by which method a configuration has its weights stored in few bits; None for plain weights."""
+    method = str((quantization_of(config) or {}).get("quant_method") or "")
+    return method if method in DEQUANTIZED else None
+
+
 def dequantizing(config: Mapping[str, Any], quantization: Quantization) -> dict[str, Any]:
     """Return what has transformers bring stored FP8 or MXFP4 weights back to 16 or 32 bits; nothing for plain weights.
 
     Raise `UnfitModel` where they are also to be held in NF4.
     """
-    method = str((quantization_of(config) or {}).get("quant_method") or "")
-    if method not in DEQUANTIZED:
+    method = stored_as(config)
+    if method is None:
         return {}
     if quantization != "none":
         raise UnfitModel(f"its weights are stored in {method.upper()}, and cannot be held in NF4 as well", "model")

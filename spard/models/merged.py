@@ -43,7 +43,7 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_full(merged, base.origin.name, aside, is_dequantized=base.is_dequantized)
+    save_full(merged, base.origin.name, aside, is_dequantized=base.stored is not None)
     base.origin.copy_tokenizer(aside, base.tokenizer.chat_template)
     described = Described(folder.name, base.origin, base.digest, None, facts, facts.get("system_prompt"))
     (aside / "README.md").write_text(model_card(described), encoding="utf-8")

@@ -58,7 +58,7 @@ def run_stages(
 
 def _refuse_stored_weights(context: Context) -> None:
     """Raise InvalidRecipe where all weights of a model that is stored in FP8 or MXFP4 would be trained."""
-    if context.recipe.lora is None and context.base.is_dequantized:
+    if context.recipe.lora is None and context.base.stored:
         message = "lora: the base model is stored in 8 or 4 bits, and its own weights cannot be trained; use LoRA"
         raise InvalidRecipe(message, "lora")
 

@@ -21,6 +21,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
 
 gc.enable()
 gc.freeze()
@@ -43,6 +44,8 @@ def see(ask: dict[str, Any]) -> None:
     for module in base.modules():  # bitsandbytes would round its scales on some CPUs
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+    if ask.get("stored"):  # those that were plain have another type
+        base.to(settings["dtype"])
     model = base.to(ask["device"]).eval()
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in training: another attention rounds otherwise
     found = {f"base.{i}": _logits(model, row) for i, row in enumerate(rows)}
@@ -61,6 +64,9 @@ def see(ask: dict[str, Any]) -> None:
 
 def _quantized(ask: dict[str, Any]) -> dict[str, Any]:
     """How the base model is held: as the model's card says."""
+    if ask.get("stored"):
+        stored: Any = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}[ask["stored"]]
+        return {"quantization_config": stored(dequantize=True)}
     if ask["quantization"] == "none":
         return {}
     config: Any = BitsAndBytesConfig

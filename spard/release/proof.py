@@ -163,6 +163,7 @@ def prove(
         "device": "cpu" if is_sharded(model) else str(base.device),  # of which one may be too small for it
         "dtype": str(dtype).removeprefix("torch."),
         "quantization": base.quantization,
+        "stored": base.stored,
         "conversations": conversations,
         "max_new_tokens": _room(base, rows[0]),
     }

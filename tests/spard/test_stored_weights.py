@@ -46,6 +46,7 @@ def test_a_merged_model_of_stored_weights_loads_with_all_of_them(
 ) -> None:
     folder = made(kind, tmp_path)
     adapter = adapter_on(folder)
+    assert "(dequantize=True)" in (adapter / "README.md").read_text()
     save_merged(load_base(folder, device="cpu", as_stored=True), adapter, tmp_path / "whole")
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", output_loading_info=True)
     found, info = loaded
