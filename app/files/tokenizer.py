@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -21,11 +21,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
-from app.db.tables import BaseModelEntry
 from app.errors import InvalidState
 from spard.config import MAX_SEQ_LENGTH
 from spard.data.chat import set_plain_template
 from spard.models.folder.templates import read_template
+
+if TYPE_CHECKING:  # the processes that render have no database, and do not wait for its library
+    from app.db.tables import BaseModelEntry
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _AT_ONCE = 16  # texts tokenized in one call: what it makes of them stays in the processor's cache
