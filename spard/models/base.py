@@ -99,11 +99,7 @@ def read_base(
     usual = torch.bfloat16 if place.type == "cuda" else torch.float32
     kind: torch.dtype | Literal["auto"] = "auto" if as_stored else dtype or usual
     with loaded.refusing(str(source), revision, name):
-        if folder:
-            require_fit(folder)
-        _refuse_adapter(source, revision)
-        config = loaded.read_configuration(str(source), revision)
-        _refuse_own_code(config)
+        config = _fit_configuration(str(source), revision, folder)
         stored = loaded.dequantizing(config, quantization)
         model, tokenizer = _load(
             str(source), revision, kind, stored or nf4.options(quantization, dtype or usual, place)
@@ -118,12 +114,6 @@ def read_base(
         torch.backends.cuda.enable_cudnn_sdp(False)
     digest, of = digest_of(plain, quantization), origin(source, commit)
     return Base(model.eval(), tokenizer, digest, place, of, quantization, loaded.stored_as(config))
-
-
-def require_fit(folder: Path) -> None:
-    """Raise `UnfitModel` for a folder whose files already tell that it cannot be a base model."""
-    if found := fault(folder):
-        raise UnfitModel(found.sentence, "model")
 
 
 def read_tokenizer(source: str, revision: str | None = None) -> Any:
@@ -146,16 +136,20 @@ def adapters_off(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def _refuse_adapter(source: str | Path, revision: str | None) -> None:
-    """Refuse an adapter, for which transformers would load whatever is there under its base model's name."""
-    if find_adapter_config_file(str(source), revision=revision):
+def _fit_configuration(source: str, revision: str | None, folder: Path | None) -> dict[str, Any]:
+    """Return what config.json says; raise `UnfitModel` for a source whose files already tell that it is no base model.
+
+    For an adapter transformers would load whatever is there under its base model's name, and code of a model's own it
+    would leave out in silence.
+    """
+    if folder and (found := fault(folder)):
+        raise UnfitModel(found.sentence, "model")
+    if find_adapter_config_file(source, revision=revision):
         raise UnfitModel("it is an adapter: name its base model, and the adapter beside it", "model")
-
-
-def _refuse_own_code(config: Mapping[str, Any]) -> None:
-    """Models that ship Python (`auto_map`) are not loaded; without it transformers would ignore it in silence."""
+    config = loaded.read_configuration(source, revision)
     if "auto_map" in config:
         raise UnfitModel("it needs code of its own (auto_map), which is never run here", "model")
+    return config
 
 
 def _load(

@@ -26,6 +26,8 @@ from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Co
 gc.enable()
 gc.freeze()
 
+_STORED: dict[str, Any] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}  # brought back to more bits
+
 
 def main() -> None:
     """Do what each line asks for, and hold no model between two."""
@@ -44,7 +46,7 @@ def see(ask: dict[str, Any]) -> None:
     for module in base.modules():  # bitsandbytes would round its scales on some CPUs
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    if ask.get("stored"):  # those that were plain have another type
+    if ask["quantization"] in _STORED:  # those that were plain have another type
         base.to(settings["dtype"])
     model = base.to(ask["device"]).eval()
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in training: another attention rounds otherwise
@@ -64,9 +66,8 @@ def see(ask: dict[str, Any]) -> None:
 
 def _quantized(ask: dict[str, Any]) -> dict[str, Any]:
     """How the base model is held: as the model's card says."""
-    if ask.get("stored"):
-        stored: Any = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}[ask["stored"]]
-        return {"quantization_config": stored(dequantize=True)}
+    if ask["quantization"] in _STORED:
+        return {"quantization_config": _STORED[ask["quantization"]](dequantize=True)}
     if ask["quantization"] == "none":
         return {}
     config: Any = BitsAndBytesConfig

@@ -162,8 +162,7 @@ def prove(
         "is_lora": isinstance(model, PeftModel),
         "device": "cpu" if is_sharded(model) else str(base.device),  # of which one may be too small for it
         "dtype": str(dtype).removeprefix("torch."),
-        "quantization": base.quantization,
-        "stored": base.stored,
+        "quantization": base.stored or base.quantization,
         "conversations": conversations,
         "max_new_tokens": _room(base, rows[0]),
     }
