@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
-_OF_MODEL = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+_OF_MODEL = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", f"{ADDITIONAL_TEMPLATES}/*.jinja")
 
 
 def file_sha256(path: Path) -> str:
@@ -21,6 +22,22 @@ def file_sha256(path: Path) -> str:
 def model_files(folder: Path) -> list[Path]:
     """Return what a base model's digest is made of: weights, configuration and tokenizer, ordered by name."""
     return sorted({path for pattern in _OF_MODEL for path in folder.glob(pattern)})
+
+
+def model_file_name(path: Path) -> str:
+    """Return the name of one of `model_files` in the model's digest: a further chat template's has its folder."""
+    return f"{path.parent.name}/{path.name}" if path.parent.name == ADDITIONAL_TEMPLATES else path.name
+
+
+def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
+    """SHA-256 over the names and bytes of weights, configuration and tokenizer; `sha256` gives that of a file."""
+    return model_digest({model_file_name(path): sha256(path) for path in model_files(folder)})
+
+
+def file_identities(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return what changes, nearly always, when a model's file does: its device, inode, size and times."""
+    found = ((model_file_name(path), path.stat()) for path in model_files(folder))
+    return {name: (each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for name, each in found}
 
 
 def model_digest(sha256: Mapping[str, str]) -> str:

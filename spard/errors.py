@@ -154,6 +154,12 @@ class InvalidModel(SpardError):
     code = "model_not_found"
 
 
+class UnfitModel(InvalidModel):
+    """The base model's folder is there, and is of a kind that cannot be trained here, or is broken."""
+
+    code = "invalid_model"
+
+
 class NonFiniteLoss(SpardError):
     """The loss became NaN or infinite; a comparison with tau would be meaningless."""
 

@@ -66,6 +66,7 @@ _TRY_AGAIN = (CorruptCheckpoint, OutOfGpuMemory, Stopped)
 _GPU_OOM = "The GPU has too little memory for this job; a smaller batch_size or max_seq_length needs less."
 _OOM = "The worker has too little memory for this job; a smaller batch_size or max_seq_length needs less."
 _UNFORESEEN = "The job failed for a reason of ours, not of your file; the provider's log has the details."
+_CHANGED = "The files of the base model have changed since it was offered; your files are not at fault."
 SERVER_ERROR = "server_error"
 _PROVIDERS = {
     InvalidSuite: "An audit suite of the provider cannot be used; your files are not at fault.",
@@ -117,6 +118,12 @@ class ModelMissing(AppError):
     code = "model_missing"
 
 
+class BaseModelChanged(AppError):
+    """The files of the base model are not those that were offered; the message is for the log."""
+
+    code = "base_model_changed"
+
+
 class GpuMissing(AppError):
     """`SPARD_DEVICE` asks for a GPU and torch sees none; the message is for the log."""
 
@@ -154,6 +161,8 @@ def failure(error: BaseException) -> Failure:
             return Failure(error.code, f"{_BAD_FILE} {_sentence(error.message)}", error.param or "training_file")
         case InvalidModel():
             return around("model_not_found")
+        case BaseModelChanged():
+            return Failure(str(error.code), _CHANGED)
         case SpardError() | AppError() if error.code in FAULTS:
             return around(str(error.code))
         case SpardError():

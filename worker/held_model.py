@@ -12,6 +12,7 @@ import torch
 
 from app.catalog.weights import parameters
 from app.inference.memory import available_mb
+from spard.digests import model_file_name
 from spard.models.base import Base, read_base
 from spard.models.read_ahead import may_keep, may_read
 from spard.models.sharding import shard_
@@ -49,7 +50,7 @@ class Holder:
                 wanted.model,
                 wanted.revision,
                 quantization=wanted.quantization,
-                sha256=lambda path: wanted.weights[path.name],
+                sha256=lambda path: wanted.weights[model_file_name(path)],
             )
         except Exception:
             log.exception("the base model was not read ahead")

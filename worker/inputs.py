@@ -22,9 +22,10 @@ from app.storage import ObjectMissing, Storage
 from spard.config import DRESSES_ALONE, JudgeSpec, Recipe
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import RunSpec, SuiteSpec, parse
+from spard.digests import model_digest
 from spard.release.archive import unpack
 from worker import gpu
-from worker.failures import HubUnavailable, ModelMissing
+from worker.failures import BaseModelChanged, HubUnavailable, ModelMissing
 from worker.weights import digests_of
 from worker.workdir import Assignment, Folder, write_assignment
 
@@ -139,9 +140,18 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         taken_until=taken_until,
         keeps_transcripts=spec.transcripts,
         audits=spec.audited is not None,
-        weights=digests_of(run.model),
+        weights=_weights(job, run.model),
         pass_tokens=settings.pass_tokens,
     )
+
+
+def _weights(job: Job, model: str) -> dict[str, str]:
+    """Return the digests of the base model's files; raise `BaseModelChanged` if they are not what the job names."""
+    found, named = digests_of(model), job.spec.model
+    if named.digest not in (None, model_digest(found)):
+        cure = "put its files back, or add it again: spard models add"
+        raise BaseModelChanged(f"The folder of the base model {named.alias} has changed since it was added; {cure}.")
+    return found
 
 
 def _recipe(job: Job, settings: Settings) -> Recipe:

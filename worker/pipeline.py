@@ -12,7 +12,7 @@ import torch
 
 from spard import distributed
 from spard.config.patience import Patience
-from spard.digests import file_sha256
+from spard.digests import file_sha256, model_file_name
 from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.judges import asked_through
 from spard.evaluation.scorers.sandbox import refuse_programs
@@ -112,7 +112,7 @@ def _loaded(assignment: Assignment) -> Base:
 
 def _sha256(told: Mapping[str, str], path: Path) -> str:
     """Return the digest of a model's file as the worker has told it, else from its bytes."""
-    return told.get(path.name) or file_sha256(path)
+    return told.get(model_file_name(path)) or file_sha256(path)
 
 
 def _checkpoints(assignment: Assignment, folder: Folder) -> CheckpointPlan | None:

@@ -9,7 +9,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-from spard.digests import file_sha256, model_files
+from spard.digests import file_sha256, model_file_name, model_files
 
 _SETTLED_NS = 2_000_000_000  # coarse clocks of file systems tell writes apart that are so far from each other
 _KEPT = 4096  # files
@@ -17,7 +17,7 @@ _KEPT = 4096  # files
 
 def digests_of(model: str) -> dict[str, str]:
     """Return the SHA-256 of each file by its name that makes a model's digest."""
-    return {path.name: _sha256(path.resolve()) for path in model_files(Path(model))}
+    return {model_file_name(path): _sha256(path.resolve()) for path in model_files(Path(model))}
 
 
 def _sha256(path: Path) -> str:

@@ -1,36 +1,82 @@
 """Whether a base model can be trained and talked to, as far as its files tell without torch.
 
-`spard models add` also loads it, where torch is installed (`spard.models.trial`).
+`spard models add` also loads it, where torch is installed (`spard.training.trial`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.catalog import weights
-from app.catalog.schemas import ModelFitness
+from app.catalog.schemas import BaseModelIn, ModelFitness
+from app.catalog.sources import checked_source
 from app.db.tables import BaseModelEntry
-from app.errors import InvalidRequest
-from app.files.tokenizer import LightTokenizer
+from app.errors import InvalidRequest, InvalidState
+from app.files.template_look import TemplateLook, look_at
+from app.files.tokenizer import tokenizer_folder
 from app.settings import Settings
 from spard.config import GateThresholds
-from spard.data import chat
-from spard.data.tools import CONVERSATION
-from spard.errors import SpardError
+from spard.digests import folder_digest
+from spard.models.folder.check import findings
+from spard.models.folder.configuration import dequantized_from
+from spard.models.folder.headers import weights_fault
 
 _MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.evaluation.calibration.record`
 
 
-def require_fit(source: str) -> None:
-    """Raise InvalidRequest for weights that are not whole, or a tokenizer that cannot write a conversation.
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A base model that was looked at: its source as workers will open it, and what was found there.
 
-    Where there is no `tokenizer.json`, only loading the model tells.
+    `digest` is None where its files are not on this machine, `tool_support` where its tokenizer is not.
+    """
+
+    source: str
+    digest: str | None = None
+    tool_support: dict[str, bool] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def inspect(entry: BaseModelIn) -> Inspected:
+    """Look at a base model before it is offered; `InvalidRequest` for one that no job could train or talk to.
+
+    That takes as long as its files take to be read, so no transaction may be open meanwhile.
+    """
+    source = checked_source(entry.source, entry.revision)
+    if not Path(source).is_dir():
+        hub_model = BaseModelEntry(alias=entry.alias, source=source, revision=entry.revision)
+        return Inspected(source, entry.digest, tool_support=tool_support_now(hub_model))
+    notes, tools = require_fit(source)
+    _require_plain(Path(source), entry)
+    return Inspected(source, entry.digest or folder_digest(Path(source)), tools, notes)
+
+
+def require_fit(source: str) -> tuple[list[str], dict[str, bool] | None]:
+    """Return what the provider should know of a folder, and what of tools its chat template renders.
+
+    Raise `InvalidRequest` for a folder that is no base model, or a tokenizer that cannot write a conversation. Where
+    there is no `tokenizer.json`, only loading the model tells.
     """
     folder = Path(source)
     if not folder.is_dir():
-        return
-    if fault := weights.fault(folder) or (_tokenizer_fault(folder) if (folder / "tokenizer.json").is_file() else None):
+        return [], None
+    found = findings(folder)
+    look = None if any(each.is_fault for each in found) else _look(folder)
+    fault = next((each.sentence for each in found if each.is_fault), look["fault"] if look else None)
+    if fault:
         raise InvalidRequest(f"{folder.name} cannot be offered: {fault}.", code="invalid_model", param="source")
+    tools = look["tool_support"] if look else None
+    return [each.sentence for each in found], dict(tools) if tools else None
+
+
+def tool_support_now(entry: BaseModelEntry) -> dict[str, bool] | None:
+    """Return what of tools a model's template renders; None where its tokenizer is not here or the template fails."""
+    try:
+        found = look_at(tokenizer_folder(entry))["tool_support"]
+    except InvalidState:
+        return None
+    return dict(found) if found else None
 
 
 def fitness(entry: BaseModelEntry) -> ModelFitness:
@@ -38,17 +84,13 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
     folder, found = Path(entry.source), ModelFitness(alias=entry.alias, parameters=weights.parameters(entry.source))
     if not folder.is_dir():
         return found
-    found.weights, found.fault = (fault := weights.fault(folder)) is None, fault
-    if not (folder / "tokenizer.json").is_file():
-        return found
-    try:
-        tokenizer = LightTokenizer(folder)
-    except (ValueError, KeyError, TypeError) as error:
-        found.tokenizer, found.fault = False, found.fault or f"its tokenizer cannot be read: {error}"
-        return found
-    found.tokenizer, found.chat_template = True, tokenizer.chat_template is not None
-    found.end_token = tokenizer.eos_token is not None and tokenizer.eos_token in tokenizer
-    found.fault = found.fault or _tokenizer_fault(folder)
+    faults = [each.sentence for each in findings(folder) if each.is_fault]
+    found.weights, found.fault = weights_fault(folder) is None, next(iter(faults), None)
+    look = _look(folder)
+    if look is not None:
+        found.tokenizer, found.chat_template = look["has_tokenizer"], look["has_template"]
+        found.end_token = look["has_end_token"]
+        found.fault = found.fault or look["fault"]
     return found
 
 
@@ -67,17 +109,20 @@ def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> l
     ]
 
 
-def _tokenizer_fault(folder: Path) -> str | None:
-    try:
-        tokenizer = LightTokenizer(folder)
-    except (ValueError, KeyError, TypeError) as error:
-        return f"its tokenizer cannot be read: {error}"
-    if tokenizer.eos_token is None or tokenizer.eos_token not in tokenizer:
-        return "its tokenizer has no end token (eos_token), so that no answer would ever end"
-    if isinstance(tokenizer.chat_template, dict) and "default" not in tokenizer.chat_template:
-        return "it has several chat templates, and none is the default"
-    try:
-        chat.encode_to_train(tokenizer, [CONVERSATION], chat.UNBOUNDED)
-    except SpardError as error:
-        return f"its chat template cannot write a question and its answer: {error.message}"
-    return None
+def _look(folder: Path) -> TemplateLook | None:
+    """Return what tokenizer and template do; None where only transformers could read the tokenizer."""
+    return look_at(folder) if (folder / "tokenizer.json").is_file() else None
+
+
+def _require_plain(folder: Path, entry: BaseModelIn) -> None:
+    """Refuse what takes weights in 16 bits from a model that is stored in FP8 or MXFP4."""
+    stored = dequantized_from(folder)
+    if stored is None:
+        return
+    what, code = f"{folder.name} is stored in {stored.upper()}", "invalid_model"
+    if entry.allow_full_fine_tuning:
+        message = f"{what}: its weights cannot all be trained; leave allow_full_fine_tuning out, or give plain weights."
+        raise InvalidRequest(message, code=code, param="allow_full_fine_tuning")
+    if entry.quantization != "never":
+        message = f"{what}, and cannot be held in NF4 as well; leave quantization out, or give plain weights."
+        raise InvalidRequest(message, code=code, param="quantization")

@@ -39,6 +39,7 @@ class BaseModelIn(Body):
     """A base model to offer: a local folder, or a hub id with the commit that is meant.
 
     `quantization` says when jobs train on it in NF4, 4 bits a weight: `if_needed` where no worker's GPUs hold it.
+    `digest` is that of its files, as `spard check-model --json` prints it; a folder without one is read to find it out.
     """
 
     alias: Annotated[
@@ -49,6 +50,7 @@ class BaseModelIn(Body):
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     allow_full_fine_tuning: bool = False
     quantization: Quantizes = "never"
+    digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
 
 
 class ToolSupport(BaseModel):
@@ -60,7 +62,10 @@ class ToolSupport(BaseModel):
 
 
 class BaseModelOut(BaseModel):
-    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API."""
+    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API.
+
+    `digest` is of its files as they were when it was offered; null where they were not on that machine.
+    """
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -72,6 +77,7 @@ class BaseModelOut(BaseModel):
     allow_full_fine_tuning: bool
     quantization: Quantizes
     tool_support: ToolSupport | None
+    digest: str | None
     created_at: UnixTime
 
 

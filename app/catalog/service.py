@@ -10,17 +10,14 @@ from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
 from app.catalog import marks
-from app.catalog.fitness import require_fit
+from app.catalog.fitness import Inspected, tool_support_now
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
-from app.catalog.sources import checked_source
 from app.db.base import utc_now
 from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, LaterAudit
-from app.errors import InvalidState, NotFound
-from app.files.tokenizer import open_tokenizer
+from app.errors import NotFound
 from app.policies import service as policies
 from app.policies.schemas import Serving
 from spard.config import defenses
-from spard.data import chat
 
 POOL = "pool"
 HARMFUL = "harmful"
@@ -28,12 +25,10 @@ HELD_OUT = "-heldout"
 _SELECTING = [name for name, kind in defenses().items() if kind.trains_on_safe_rows]
 
 
-def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
-    """Offer a base model; the same alias again replaces what it stood for."""
-    source = checked_source(entry.source, entry.revision)
-    require_fit(source)
-    offered = BaseModelEntry(**entry.model_dump() | {"source": source})
-    offered.tool_support = tool_support(offered)
+def add_model(session: Session, entry: BaseModelIn, found: Inspected) -> BaseModelEntry:
+    """Offer a base model that was inspected; the same alias again replaces what it stood for."""
+    own = {"source": found.source, "digest": found.digest}
+    offered = BaseModelEntry(**entry.model_dump() | own, tool_support=found.tool_support)
     kept = session.merge(offered)
     session.flush()
     audit_log.record(session, "model.offered", entry.alias, revision=entry.revision)
@@ -42,10 +37,7 @@ def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
 
 def tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
     """Return what of tools the model's template renders: as it was when offered, else as it is now, if it is here."""
-    try:
-        return entry.tool_support or chat.tool_support(open_tokenizer(entry))
-    except (InvalidState, KeyError):  # of several templates none is the default
-        return None
+    return entry.tool_support or tool_support_now(entry)
 
 
 def base_models(session: Session) -> Sequence[BaseModelEntry]:

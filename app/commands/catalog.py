@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from collections.abc import Mapping
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,7 @@ from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed, Json, show_record, show_rows, warn
 from app.http.schemas import Refusal
 from app.ops.processes import python, safe_path
-from spard.errors import InvalidModel
+from spard.errors import InvalidModel, UnfitModel
 
 models = typer.Typer(no_args_is_help=True, help="Base models and fine-tuned ones.")
 pool = typer.Typer(no_args_is_help=True, help="Safety pools that defenses train on.")
@@ -69,8 +71,7 @@ def add_model(
     except Refusal as error:
         raise CommandFailed(str(error)) from None
     folder = Path(source).expanduser()
-    if is_tried:
-        warn(_tried(str(folder) if folder.is_dir() else source, revision))
+    tried = _tried(str(folder) if folder.is_dir() else source, revision) if is_tried else None
     entry = {
         "alias": alias,
         "source": str(folder.resolve()) if folder.is_dir() else source,
@@ -78,25 +79,41 @@ def add_model(
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
         "quantization": quantization,
+        "digest": tried,
     }
     with connect() as client:
         added = client.post("admin/models", entry)
     _show(added, as_json)
 
 
-def _tried(source: str, revision: str | None) -> str:
-    """Load a model in a process of its own and run it forward; return what is to say of it."""
+def _tried(source: str, revision: str | None) -> str | None:
+    """Load a model in a process of its own and run it forward; say what it is, and return the digest of its files."""
     if find_spec("torch") is None:
-        return "Not tried with a forward pass: torch is not installed here."
+        warn("Not tried with a forward pass: torch is not installed here.")
+        return None
     if not Path(source).is_dir() and not _is_cached(source, revision):
-        return "Not tried with a forward pass: its files are not on this machine."
-    command = python("spard.commands", "check-model", source, *(["--revision", revision] if revision else []))
-    done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
+        warn("Not tried with a forward pass: its files are not on this machine.")
+        return None
+    asked = ["check-model", source, "--json", *(["--revision", revision] if revision else [])]
+    done = subprocess.run(  # noqa: S603 - the command is ours
+        python("spard.commands", *asked), env=safe_path(os.environ), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]
-        last = last.removeprefix(f"{InvalidModel.code}: ")
+        for code in (InvalidModel.code, UnfitModel.code):
+            last = last.removeprefix(f"{code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
-    return f"Tried: {done.stdout.strip()}."
+    found = json.loads(done.stdout)
+    warn(_described(found))
+    digest = str(found["digest"])
+    return digest if digest.startswith("sha256:") else None
+
+
+def _described(found: Mapping[str, Any]) -> str:
+    return (
+        f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat "
+        "template, end token, weights, a forward pass and a gradient to train an adapter by are as they should be."
+    )
 
 
 def _is_cached(hub_id: str, revision: str | None) -> bool:

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from app.files.tokenizer import LightTokenizer
+from app.ops.processes import limit_cpu, limit_memory
 from spard.data.chat import NO_LOSS, Encoded, encode_all
 from spard.data.jsonl import parse_row
 from spard.data.problems import Problem
 from spard.data.rows import Example, example
+from spard.digests import ADDITIONAL_TEMPLATES
 from spard.errors import InvalidData, ToolsNotRendered
 
 MAX_CHARS, MAX_TURNS = 200_000, 4000
 _NICE = 10
+_BYTES, _CPU_S = 4 << 30, 120.0  # that it may take, the seconds for one question: a template is a program of others
 _ANY_LENGTH = 2**31
 _SHOWN = 4096  # tokens of a row
 _KEPT = 4  # tokenizers
@@ -160,7 +163,8 @@ def _tokenizer(folder: str, version: tuple[tuple[str, int, int], ...]) -> LightT
 
 def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Return what changes when a file of the model does."""
-    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.j*")) if path.is_file()]
+    found = sorted({*folder.glob("*.j*"), *folder.glob(f"{ADDITIONAL_TEMPLATES}/*")})
+    files = [(path.name, path.stat()) for path in found if path.is_file()]
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
 
 
@@ -179,8 +183,10 @@ def answer(question: Question) -> Answer:
 def main() -> None:
     """Answer questions from standard input, one JSON object a line each way, until it ends."""
     os.nice(_NICE)
+    limit_memory(_BYTES)
     gc.disable()  # in the midst of a batch it looks at every token of it, again and again
     for line in sys.stdin:
+        limit_cpu(_CPU_S)
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()
         gc.collect(1)

@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers import AddedToken, Tokenizer
 
-from app.db.tables import BaseModelEntry
 from app.errors import InvalidState
 from spard.config import MAX_SEQ_LENGTH
 from spard.data.chat import set_plain_template
+from spard.models.folder.templates import read_template
+
+if TYPE_CHECKING:  # the processes that render have no database, and do not wait for its library
+    from app.db.tables import BaseModelEntry
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _AT_ONCE = 16  # texts tokenized in one call: what it makes of them stays in the processor's cache
@@ -36,7 +39,7 @@ class LightTokenizer:
         self._tokens.no_truncation()
         self._tokens.no_padding()
         self._special = {name: _text(settings[name]) for name in _NAMED if settings.get(name)}
-        self.chat_template: str | Mapping[str, str] | None = _template(folder, settings)
+        self.chat_template: str | Mapping[str, str] | None = read_template(folder, settings)
         config = _json(folder / "config.json")
         inner = config | (config.get("text_config") or {})
         self._positions = int(inner.get("max_position_embeddings") or MAX_SEQ_LENGTH)
@@ -148,17 +151,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _text(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
-
-
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[str, str] | None:
-    """Return the chat template: a file of its own goes before the setting; several are told apart by name."""
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
-    found = settings.get("chat_template")
-    if isinstance(found, list):
-        return {each["name"]: each["template"] for each in found}
-    return found if isinstance(found, str) else None
 
 
 def _stated_ends(folder: Path, config: Mapping[str, Any]) -> list[int]:

@@ -20,12 +20,13 @@ from huggingface_hub import snapshot_download
 from app.catalog import weights
 from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
-from app.inference.engine_errors import busy, engine_lost
+from app.inference.engine_errors import base_model_changed, busy, engine_lost
 from app.inference.engine_process import EngineProcess, Stream
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.settings import Settings
 from app.storage import Storage
+from spard.config.quantization import plain_digest
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,7 @@ class Embedded:
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
-        engine, proof = await asyncio.wrap_future(self._engine(model)), None
-        try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(engine.ready)), self._settings.serving_start_s)
-        except TimeoutError:
-            raise Unavailable("The model is still being loaded; try again.", code="engine_timeout") from None
+        engine, proof = await self._ready(model), None
         for _ in range(_TRIES):
             stream = engine.generate(project, ask, 8 * self._settings.serving_rows)
             try:
@@ -66,6 +63,21 @@ class Embedded:
                 return stream, said["prompt_tokens"], proof
             proof = await self._loaded(engine, model)
         raise busy("Too many adapters are asked for at the moment.")
+
+    async def _ready(self, model: Released) -> EngineProcess:
+        """Return the model's engine once it can answer; one that has read other files is started again, once."""
+        for _ in range(2):
+            engine = await asyncio.wrap_future(self._engine(model))
+            ready = asyncio.shield(asyncio.wrap_future(engine.ready))
+            try:
+                said = await asyncio.wait_for(ready, self._settings.serving_start_s)
+            except TimeoutError:
+                raise Unavailable("The model is still being loaded; try again.", code="engine_timeout") from None
+            if _is_own(model) or model.digest in (None, plain_digest(said["digest"])):
+                return engine
+            await asyncio.wrap_future(self._keeper.submit(self._end_stale, _key(model), engine))
+        log.error("the folder of %s has changed since it was added; put it back, or add it again", model.base)
+        raise base_model_changed()
 
     def pids(self) -> list[int]:
         """Return the numbers of the engines that run."""
@@ -100,9 +112,7 @@ class Embedded:
 
     def _started(self, model: Released) -> EngineProcess:
         """Return the engine of a model; runs in the keeper's thread, one start after the other."""
-        key = f"{model.source}@{model.revision}+{model.quantization}"
-        if model.archive and not model.archive.is_lora:
-            key = model.archive.sha256
+        key = _key(model)
         with self._lock:
             found = self._engines.get(key)
             if found and found.is_alive:
@@ -130,7 +140,7 @@ class Embedded:
         return EngineProcess(self._settings, source, None, folder, model.quantization)
 
     def _source(self, model: Released, folder: Path) -> str:
-        if model.archive and not model.archive.is_lora:
+        if model.archive and _is_own(model):
             archives.fetch(self._storage, self._settings, model.archive, folder / "model")
             return str(folder / "model")
         if Path(model.source).is_dir():
@@ -175,6 +185,11 @@ class Embedded:
             engine.end(error)
             shutil.rmtree(engine.folder, ignore_errors=True)
 
+    def _end_stale(self, key: str, engine: EngineProcess) -> None:
+        """End an engine that has read other files than those that were offered, unless another has taken its place."""
+        if self._engines.get(key) is engine:
+            self._end(key, base_model_changed())
+
     def _folder(self) -> Path:
         """Return the folder of this process's engines, locked; those of processes that are gone are removed."""
         if self._own is None:
@@ -187,6 +202,18 @@ class Embedded:
             lock = os.open(self._own / "lock", os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
         return self._own
+
+
+def _is_own(model: Released) -> bool:
+    """Tell whether a model brings all of its weights, and needs no base model beside them."""
+    return model.archive is not None and not model.archive.is_lora
+
+
+def _key(model: Released) -> str:
+    """Return the name of the engine that answers for a model."""
+    if model.archive and _is_own(model):
+        return model.archive.sha256
+    return f"{model.source}@{model.revision}+{model.quantization}"
 
 
 def _is_abandoned(folder: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.errors import AppError, InvalidRequest, InvalidState, TooManyRequests, Unavailable
-from app.inference.protocol import Said
+from app.inference.protocol import BASE_MODEL_CHANGED, Said
 
 # What an engine says of messages, by the field in which each endpoint has them.
 _FIELDS = {
@@ -30,6 +30,11 @@ def busy(message: str) -> TooManyRequests:
     return error
 
 
+def base_model_changed() -> InvalidState:
+    """Return the error for a base model whose files are not those that were offered."""
+    return InvalidState(BASE_MODEL_CHANGED, code="base_model_changed")
+
+
 def refused(said: Said) -> AppError:
     """Return the error for a request that the engine does not take, or cannot end."""
     match said["code"]:
@@ -43,6 +48,8 @@ def refused(said: Said) -> AppError:
             return InvalidRequest(said["message"], code="invalid_json_schema", param="response_format")
         case "unsupported_parameter":
             return InvalidRequest(said["message"], code="unsupported_parameter", param="response_format")
+        case "base_model_changed":
+            return base_model_changed()
         case "reply_failed":
             return InvalidState(said["message"], code="reply_failed")
         case _:

@@ -23,6 +23,10 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 MAX_LINE = 4 << 20
+BASE_MODEL_CHANGED = (
+    "The folder of the base model has changed since it was added, so nothing is answered with it: the provider puts "
+    "the files back, or adds the model again with `spard models add`."
+)
 
 Finish = Literal["stop", "length", "content_filter"]
 

@@ -50,6 +50,7 @@ class Released:
     revision: str | None
     archive: Archive | None = None  # None: the base model itself
     quantization: str = "none"  # how the base model is held
+    digest: str | None = None  # of the base model's files, as they were offered; None: not known
     server: Server | None = None  # that answers in place of an engine which proves what it holds
 
     @property
@@ -91,7 +92,7 @@ def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> Released:
     if policy.models is not None and entry.alias not in policy.models and "admin" not in caller.scopes:
         refuse(entry.alias)
     held = OFFERED if entry.quantization == "always" else "none"
-    return Released(entry.alias, entry.alias, entry.source, entry.revision, quantization=held)
+    return Released(entry.alias, entry.alias, entry.source, entry.revision, quantization=held, digest=entry.digest)
 
 
 def _is_prompted(own: OwnModel) -> bool:
@@ -117,4 +118,4 @@ def _own(own: OwnModel, caller: Principal) -> Released:
     archive = Archive(adapter["storage_key"], adapter["sha256"], job.id, job.recipe["lora"] is not None)
     base = job.spec.model
     held = str(job.recipe.get("quantization", "none"))
-    return Released(own.name, base.alias, base.source, base.revision, archive, held)
+    return Released(own.name, base.alias, base.source, base.revision, archive, held, base.digest)

@@ -106,7 +106,13 @@ def _validation(session: Session, caller: Principal, file_id: str | None) -> Fil
 
 
 def _model_ref(model: BaseModelEntry) -> ModelRef:
-    return ModelRef(alias=model.alias, source=model.source, revision=model.revision, learning_rate=model.learning_rate)
+    return ModelRef(
+        alias=model.alias,
+        source=model.source,
+        revision=model.revision,
+        learning_rate=model.learning_rate,
+        digest=model.digest,
+    )
 
 
 def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping
@@ -47,3 +48,17 @@ def die_with_parent(parent: int) -> None:
     """Be killed when the parent ends; called by a child before anything else."""
     if not end_with_parent(parent, signal.SIGKILL):
         os._exit(1)
+
+
+def limit_memory(most: int) -> None:
+    """Have allocations of this process fail beyond so many bytes of addresses."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def limit_cpu(more_s: float) -> None:
+    """Have the kernel end this process after so many further seconds of CPU."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = int(own.ru_utime + own.ru_stime + more_s) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

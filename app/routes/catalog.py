@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from app.catalog import import_preview, imports, removal, service
-from app.catalog.fitness import fitness, judge_warnings
+from app.catalog.fitness import fitness, inspect, judge_warnings
 from app.catalog.import_preview import ImportPreview
 from app.catalog.judges import JudgeList, judges
 from app.catalog.profile import CorpusProfile
@@ -82,14 +82,20 @@ def list_base_models(session: ReadDep, caller: AdminDep) -> dict[str, object]:
 
 
 @admin.post("/models", response_model=OfferedModelOut)
-def add_base_model(
-    entry: BaseModelIn, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep
+async def add_base_model(
+    entry: BaseModelIn, begin: ProviderBeginDep, caller: AdminDep, settings: SettingsDep, writes: WritesDep
 ) -> OfferedModelOut:
     """Offer a base model under an alias, or change what an alias stands for."""
-    added = service.add_model(session, entry)
-    limits = policies.current(session, settings).content.thresholds
-    warnings = judge_warnings(added.source, settings, limits)
-    return OfferedModelOut.model_validate(added).model_copy(update={"warnings": warnings})
+
+    def added() -> OfferedModelOut:
+        found = inspect(entry)
+        with begin() as session:
+            offered = OfferedModelOut.model_validate(service.add_model(session, entry, found))
+            limits = policies.current(session, settings).content.thresholds
+        warnings = [*found.notes, *judge_warnings(found.source, settings, limits)]
+        return offered.model_copy(update={"warnings": warnings})
+
+    return await writes.run(added)
 
 
 @admin.get("/models/{alias:path}/fitness", response_model=ModelFitness)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from spard.commands import measuring
 from spard.commands.front import Asked, alone
 from spard.errors import SpardError
+from spard.models.folder.check import notes
 from spard.training.trial import try_base
 
 
@@ -32,11 +34,15 @@ def execute(asked: Asked) -> int:
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
+    told = notes(Path(asked.model)) if Path(asked.model).is_dir() else []
     if asked.as_json:
-        sys.stdout.write(json.dumps({"parameters": found.parameters, "positions": found.positions}, indent=2) + "\n")
+        facts = {"parameters": found.parameters, "positions": found.positions, "digest": found.digest, "notes": told}
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
         return 0
     sys.stdout.write(
         f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
         "weights, a forward pass and a gradient to train an adapter by are as they should be\n"
     )
+    for each in told:
+        sys.stdout.write(f"note: {each}\n")
     return 0

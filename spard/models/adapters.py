@@ -15,12 +15,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import GenerationConfig
 
 from spard import distributed
 from spard.data.chat import renderer_of
 from spard.digests import write_manifest
 from spard.models.base import Base
 from spard.models.card import Described, model_card
+from spard.models.folder.decoding import FILE as DECODING
+from spard.models.folder.decoding import penalties
+from spard.models.folder.reading import read_object
 from spard.models.lora import CONFIG, WEIGHTS
 from spard.models.origin import Origin
 from spard.models.peft import PeftModel, get_peft_model_state_dict
@@ -72,7 +76,10 @@ def save_adapter(
     aside.mkdir(parents=True)
     save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside, weights)
     base.origin.copy_tokenizer(aside, renderer_of(base.tokenizer))
-    card = model_card(Described(called, base.origin, base.digest, lora_rank(model), facts, system, base.quantization))
+    decoding = tuple(penalties(read_object(base.origin.folder, DECODING))) if is_lora else ()
+    rank = lora_rank(model)
+    held = (base.quantization, decoding, base.stored)
+    card = model_card(Described(called, base.origin, base.digest, rank, facts, system, *held))
     (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
     rendering = renderer_of(base.tokenizer).rendering
@@ -97,15 +104,37 @@ def lora_rank(model: Any) -> int | None:
     return int(adapter.r)
 
 
-def save_full(model: Any, base_source: str, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+def save_full(
+    model: Any,
+    base_source: str,
+    folder: Path,
+    weights: dict[str, Tensor] | None = None,
+    *,
+    is_dequantized: bool = False,
+) -> None:
     """Write a whole model as transformers does; its configuration names `base_source`.
 
-    `weights` are those of a model that has them in parts only.
+    `weights` are those of a model that has them in parts only. Its generation configuration is written without what
+    its audit did not decode by. A model that `is_dequantized` is written as it is now: transformers would otherwise
+    name its weights as its files had them, and lose those that were stored in 4 bits.
     """
-    model.save_pretrained(folder, state_dict=weights)
+    model.generation_config = _audited_decoding(model.generation_config)
+    model.save_pretrained(folder, state_dict=weights, save_original_format=not is_dequantized)
     config = json.loads((folder / "config.json").read_text())
     config["_name_or_path"] = base_source
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _audited_decoding(config: GenerationConfig) -> GenerationConfig:
+    """Return a generation configuration without penalties; of one that transformers does not write, the ids alone."""
+    settings: dict[str, Any] = config.to_diff_dict()
+    plain = GenerationConfig.from_dict({name: settings[name] for name in settings if name not in penalties(settings)})
+    try:
+        plain.validate(strict=True)
+    except ValueError:
+        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return GenerationConfig.from_dict({name: settings[name] for name in ids if settings.get(name) is not None})
+    return plain
 
 
 def save_lora(model: Any, origin: Origin, folder: Path) -> None:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
 from spard.config.quantization import digest_of
 from spard.data.chat import set_plain_template
-from spard.digests import file_sha256, model_digest, model_files
-from spard.errors import InvalidModel, is_gpu_error, is_gpu_out_of_memory
-from spard.models import nf4
+from spard.digests import file_sha256, folder_digest
+from spard.errors import UnfitModel
+from spard.models import loaded, nf4
+from spard.models.folder.check import fault
+from spard.models.folder.vocabulary import unknown_id
 from spard.models.origin import Origin, origin
 from spard.models.peft import BaseTunerLayer
 from spard.models.sharding import shard_
@@ -38,11 +38,16 @@ class Base:
     device: torch.device
     origin: Origin
     quantization: Quantization = "none"
+    stored: str | None = None  # `fp8` or `mxfp4`: how its files have the weights that were brought back to more bits
 
     @property
     def hidden_size(self) -> int:
         """D, the width of the final hidden states; of the text part in models that see images too."""
         return int(self.model.config.get_text_config().hidden_size)
+
+    def unknown_id(self, ids: Iterable[int]) -> int | None:
+        """Return the largest of some token ids if the weights have no embedding for it, else None."""
+        return unknown_id(ids, int(self.model.get_input_embeddings().weight.shape[0]))
 
     def sequence_limit(self, asked: int | None) -> int:
         """Return the longest row to train on: what is asked, at most the positions that the model has."""
@@ -93,29 +98,22 @@ def read_base(
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     usual = torch.bfloat16 if place.type == "cuda" else torch.float32
     kind: torch.dtype | Literal["auto"] = "auto" if as_stored else dtype or usual
-    try:
-        _refuse_adapter(source, revision, name)
-        _refuse_own_code(source, revision, name)
-        how = nf4.options(quantization, dtype or usual, place)
-        model, tokenizer = _load(str(source), revision, kind, how)
+    with loaded.refusing(str(source), revision, name):
+        config = _fit_configuration(str(source), revision, folder)
+        stored = loaded.dequantizing(config, quantization)
+        model, tokenizer = _load(
+            str(source), revision, kind, stored or nf4.options(quantization, dtype or usual, place)
+        )
+        loaded.restore_dtype_(model, kind, is_stored=bool(stored))
         nf4.require_whole_blocks(model)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if is_gpu_error(error) or is_gpu_out_of_memory(error):
-            raise
-        raise InvalidModel(f"model {name!r} cannot be loaded: {_first_line(error, source, name)}", "model") from error
-    if not tokenizer.is_fast or tokenizer.eos_token_id is None:
-        raise InvalidModel(f"model {name!r} needs a fast tokenizer with an end-of-text token", "model")
+        loaded.check_tokens_(model, tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     nf4.keep_layout_(model)
     if place.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
-    return Base(model.eval(), tokenizer, digest_of(plain, quantization), place, origin(source, commit), quantization)
-
-
-def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
-    """SHA-256 over the names and bytes of weights, configuration and tokenizer; `sha256` gives that of a file."""
-    return model_digest({path.name: sha256(path) for path in model_files(folder)})
+    digest, of = digest_of(plain, quantization), origin(source, commit)
+    return Base(model.eval(), tokenizer, digest, place, of, quantization, loaded.stored_as(config))
 
 
 def read_tokenizer(source: str, revision: str | None = None) -> Any:
@@ -138,45 +136,40 @@ def adapters_off(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def _refuse_adapter(source: str | Path, revision: str | None, name: str) -> None:
-    """Refuse an adapter, for which transformers would load whatever is there under its base model's name."""
-    if find_adapter_config_file(str(source), revision=revision):
-        raise InvalidModel(f"model {name!r} is an adapter: name its base model, and the adapter beside it", "model")
+def _fit_configuration(source: str, revision: str | None, folder: Path | None) -> dict[str, Any]:
+    """Return what config.json says; raise `UnfitModel` for a source whose files already tell that it is no base model.
 
-
-def _refuse_own_code(source: str | Path, revision: str | None, name: str) -> None:
-    """Models that ship Python (`auto_map`) are not loaded; without it transformers would ignore it in silence."""
-    config, _ = PretrainedConfig.get_config_dict(source, revision=revision)
-    settings = [config]
-    if Path(source).is_dir():
-        settings += [json.loads(path.read_text()) for path in Path(source).glob("*_config.json")]
-    if any(isinstance(each, dict) and "auto_map" in each for each in settings):
-        raise InvalidModel(f"model {name!r} needs code of its own (auto_map), which is never run here", "model")
+    For an adapter transformers would load whatever is there under its base model's name, and code of a model's own it
+    would leave out in silence.
+    """
+    if folder and (found := fault(folder)):
+        raise UnfitModel(found.sentence, "model")
+    if find_adapter_config_file(source, revision=revision):
+        raise UnfitModel("it is an adapter: name its base model, and the adapter beside it", "model")
+    config = loaded.read_configuration(source, revision)
+    if "auto_map" in config:
+        raise UnfitModel("it needs code of its own (auto_map), which is never run here", "model")
+    return config
 
 
 def _load(
     source: str, revision: str | None, dtype: torch.dtype | Literal["auto"], how: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    found: Any = AutoModelForCausalLM.from_pretrained(
         source,
         revision=revision,
         dtype=dtype,
         use_safetensors=True,
         trust_remote_code=False,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
         **how,
     )
-    model, info = loaded
-    if info["missing_keys"]:
-        raise ValueError(f"its weights lack {sorted(info['missing_keys'])[0]}")
+    model, info = found
+    loaded.require_fitting(model, info)
     if _CACHE not in inspect.signature(model.forward).parameters:  # it would take no notice of one, and forget
         raise ValueError(f"a {type(model).__name__} takes no {_CACHE}, which its replies are written by")
     tokenizer = read_tokenizer(source, revision)
     ends = model.generation_config.eos_token_id
     tokenizer.stated_ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     return model, tokenizer
-
-
-def _first_line(error: Exception, source: str | Path, name: str) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].replace(str(source), name)

@@ -30,6 +30,8 @@ class Described:
     rank      of the LoRA adapter; None for a whole model
     facts     what the manifest says: the gate's decision and the audit are taken from it, if they are there
     system    the system prompt that the model has to be served with, if any
+    decoding  settings of the base model's generation_config.json that audits decode without
+    stored    `fp8` or `mxfp4`, where the base model's files have its weights so
 
     `quantization` is how the base model was held.
     """
@@ -41,6 +43,8 @@ class Described:
     facts: Mapping[str, Any]
     system: str | None = None
     quantization: Quantization = "none"
+    decoding: Sequence[str] = ()
+    stored: str | None = None
 
 
 def model_card(of: Described) -> str:
@@ -91,7 +95,10 @@ def _use(of: Described) -> str:
         return _LORA_NF4.format(folder=folder, beside=beside, double=of.quantization == "nf4_double")
     rank = next((each for each in _VLLM_RANKS if each >= (of.rank or 0)), of.rank)
     revision = f" --revision {of.origin.revision}" if of.origin.revision else ""
-    return _LORA.format(base=name, folder=folder, beside=beside, revision=revision, rank=rank)
+    options = f"{revision} --generation-config vllm" if of.decoding else revision
+    use = _LORA.format(base=name, folder=folder, beside=beside, options=options, rank=rank)
+    use += _DECODING.format(", ".join(of.decoding)) if of.decoding else ""
+    return use + (_STORED[of.stored] if of.stored else "")
 
 
 def _row(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
@@ -139,10 +146,26 @@ model = AutoPeftModelForCausalLM.from_pretrained("{folder}")
 With vLLM:
 
 ```
-vllm serve {base}{revision} --tokenizer {folder} --enable-lora --max-lora-rank {rank} --lora-modules tuned={folder}
+vllm serve {base}{options} --tokenizer {folder} --enable-lora --max-lora-rank {rank} --lora-modules tuned={folder}
 ```
 
 Use the tokenizer and the chat template of this folder: the adapter was trained and measured with them."""
+
+_DEQUANTIZED = """
+
+The base model's files have its weights in {0}. The adapter was trained and measured on these weights brought back to 16
+or 32 bits: load the base model with `quantization_config=transformers.{1}(dequantize=True)`. On weights
+that stay in {0} it is not what was measured."""
+
+_STORED = {
+    "fp8": _DEQUANTIZED.format("FP8", "FineGrainedFP8Config"),
+    "mxfp4": _DEQUANTIZED.format("MXFP4", "Mxfp4Config"),
+}
+
+_DECODING = """
+
+The base model's generation_config.json sets {}. The audit decoded without that; vLLM and `generate()` follow the file
+unless they are told otherwise, as with `--generation-config vllm` above."""
 
 _NF4 = """It was held in NF4, 4 bits a weight, while this adapter was trained, measured and proved. That is another
 model than the base model in 16 bits: what was measured holds for the adapter on the base model in NF4 alone."""

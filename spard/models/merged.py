@@ -15,9 +15,9 @@ from spard.config.quantization import plain_digest
 from spard.data.chat import render_prompt, renderer_of
 from spard.data.tools import CONVERSATION
 from spard.digests import MANIFEST, file_sha256, write_manifest
-from spard.errors import AdapterMismatch, AdapterNotProved
+from spard.errors import AdapterMismatch, AdapterNotProved, SpardError
 from spard.models.adapters import save_full
-from spard.models.base import Base
+from spard.models.base import Base, load_base
 from spard.models.card import Described, model_card
 from spard.models.peft import PeftModel
 
@@ -29,7 +29,8 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
     """Merge the adapter in a folder into `base`, which is changed, and write the whole model into `folder`.
 
     Raise AdapterMismatch for another base model than the adapter was trained on, and AdapterNotProved if the merged
-    model gives other logits. The manifest has what the adapter's says, and names the adapter as `merged_from`.
+    model gives other logits, in memory or read back from what was written; nothing is left in `folder` then. The
+    manifest has what the adapter's says, and names the adapter as `merged_from`.
     """
     facts: dict[str, Any] = json.loads((adapter / MANIFEST).read_text())
     _require_base(base, facts)
@@ -42,16 +43,25 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_full(merged, base.origin.name, aside)
+    save_full(merged, base.origin.name, aside, is_dequantized=base.stored is not None)
     base.origin.copy_tokenizer(aside, renderer_of(base.tokenizer))
     described = Described(folder.name, base.origin, base.digest, None, facts, facts.get("system_prompt"))
     (aside / "README.md").write_text(model_card(described), encoding="utf-8")
     origin = {"manifest_sha256": file_sha256(adapter / MANIFEST), "tensor_digest": facts.get("tensor_digest")}
     own = {name: value for name, value in facts.items() if name not in ("files", "tensor_digest", "proof")}
     manifest = write_manifest(aside, {**own, "merged_from": origin})
+    try:
+        _require_same(_read_back(aside, base, prompt), expected, before, base.model.dtype)
+    except SpardError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise AdapterNotProved(f"merged and read back from its files: {error.message}") from error
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return manifest
+
+
+def _read_back(folder: Path, base: Base, prompt: Tensor) -> Tensor:
+    return _logits(load_base(folder, device=base.device, as_stored=True).model, prompt)
 
 
 def _require_base(base: Base, facts: Mapping[str, Any]) -> None:

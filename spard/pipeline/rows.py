@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, encode_to_train, fix_rendering, modes_of, renderer_of
@@ -83,7 +84,20 @@ def _held_out(context: Context, trained: Sequence[int]) -> tuple[list[int], list
 
 def _encoded(context: Context, examples: Sequence[Example]) -> list[Encoded]:
     is_dpo = context.recipe.dpo is not None
-    return encode_to_train(context.base.tokenizer, examples, context.limit, pairs=is_dpo)
+    rows = encode_to_train(context.base.tokenizer, examples, context.limit, pairs=is_dpo)
+    _require_known(context, examples, rows)
+    return rows
+
+
+def _require_known(context: Context, examples: Sequence[Example], rows: Sequence[Encoded]) -> None:
+    """Refuse a row for which the chat template writes a token that the weights have no embedding for."""
+    for example, row in zip(examples, rows, strict=True):
+        unknown = context.base.unknown_id(chain.from_iterable(one.ids for one in (*row.earlier, *row.both)))
+        if unknown is not None:
+            token = context.base.tokenizer.decode([unknown])
+            raise InvalidData(
+                f"line {example.line}: the model's chat template writes {token!r}, which it does not know"
+            )
 
 
 def _validation(context: Context) -> list[Encoded]:

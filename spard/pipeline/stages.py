@@ -43,6 +43,7 @@ def run_stages(
     does all of this, and the first one, which alone has a clean process, writes the results.
     """
     optimizers.require(context.recipe)
+    _refuse_stored_weights(context)
     _refuse_several_ranks(context)
     context = led(context)
     audit.warn_of_leaks(context)
@@ -53,6 +54,13 @@ def run_stages(
     measured = agent.looked_at(context, rows.examples, tuned.trained.model, measured)
     report = package.run(context, release, rows, tuned, measured, clean)
     return Outcome(rows.selected, tuned.trained, measured, report)
+
+
+def _refuse_stored_weights(context: Context) -> None:
+    """Raise InvalidRecipe where all weights of a model that is stored in FP8 or MXFP4 would be trained."""
+    if context.recipe.lora is None and context.base.stored:
+        message = "lora: the base model is stored in 8 or 4 bits, and its own weights cannot be trained; use LoRA"
+        raise InvalidRecipe(message, "lora")
 
 
 def _refuse_several_ranks(context: Context) -> None:

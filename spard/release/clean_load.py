@@ -21,9 +21,12 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
 
 gc.enable()
 gc.freeze()
+
+_STORED: dict[str, Any] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}  # brought back to more bits
 
 
 def main() -> None:
@@ -43,6 +46,8 @@ def see(ask: dict[str, Any]) -> None:
     for module in base.modules():  # bitsandbytes would round its scales on some CPUs
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+    if ask["quantization"] in _STORED:  # those that were plain have another type
+        base.to(settings["dtype"])
     model = base.to(ask["device"]).eval()
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in training: another attention rounds otherwise
     found = {f"base.{i}": _logits(model, row) for i, row in enumerate(rows)}
@@ -61,6 +66,8 @@ def see(ask: dict[str, Any]) -> None:
 
 def _quantized(ask: dict[str, Any]) -> dict[str, Any]:
     """How the base model is held: as the model's card says."""
+    if ask["quantization"] in _STORED:
+        return {"quantization_config": _STORED[ask["quantization"]](dequantize=True)}
     if ask["quantization"] == "none":
         return {}
     config: Any = BitsAndBytesConfig

@@ -164,7 +164,7 @@ def prove(
         "is_lora": isinstance(model, PeftModel),
         "device": "cpu" if is_sharded(model) else str(base.device),  # of which one may be too small for it
         "dtype": str(dtype).removeprefix("torch."),
-        "quantization": base.quantization,
+        "quantization": base.stored or base.quantization,
         "conversations": conversations,
         "template_arguments": _template_arguments(base),
         "max_new_tokens": _room(base, rows[0]),

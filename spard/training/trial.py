@@ -11,10 +11,13 @@ from spard.config import Recipe
 from spard.data.batches import collate
 from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, render_prompt
 from spard.data.tools import CONVERSATION
-from spard.errors import InvalidModel, SpardError, is_gpu_error, is_gpu_out_of_memory
+from spard.errors import SpardError, UnfitModel, is_gpu_error, is_gpu_out_of_memory
 from spard.losses.cross_entropy import token_losses
 from spard.models.base import Base, load_base
+from spard.models.folder.time_limit import at_most
 from spard.models.lora import trainable_model
+
+RENDERING_S = 10.0  # of CPU time, for two short texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +33,16 @@ class Trial:
 def try_base(source: str | Path, revision: str | None = None) -> Trial:
     """Load tokenizer and weights, render a conversation, run it forward, and take the gradient of a LoRA adapter.
 
-    Raise InvalidModel with what is wrong. The weights are in bfloat16, so that a large model needs no more memory than
-    its files.
+    Raise InvalidModel with what is wrong. The weights have the type that jobs use: bfloat16 on a GPU, float32 on a CPU,
+    where a model takes 4 bytes of memory for each parameter.
     """
-    base = load_base(source, revision, dtype=torch.bfloat16)
+    base = load_base(source, revision)
     prompt, row = _conversation(base)
     _require_ids(base, list(row.ids))
     with torch.inference_mode():
         logits = base.model(input_ids=torch.tensor([prompt], device=base.device)).logits
     if not bool(torch.isfinite(logits).all()):
-        raise InvalidModel("its weights give logits that are not finite", "model")
+        raise UnfitModel("its weights give logits that are not finite", "model")
     count = sum(each.numel() for each in base.model.parameters())
     _require_gradient(base, row)
     return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest)
@@ -48,20 +51,25 @@ def try_base(source: str | Path, revision: str | None = None) -> Trial:
 def _conversation(base: Base) -> tuple[list[int], Encoded]:
     """Return the tokens of a question, and a row with its answer."""
     try:
-        row = encode_to_train(base.tokenizer, [CONVERSATION], UNBOUNDED)[0]
-        return render_prompt(base.tokenizer, CONVERSATION.messages[:1]), row
+        with at_most(RENDERING_S):
+            row = encode_to_train(base.tokenizer, [CONVERSATION], UNBOUNDED)[0]
+            return render_prompt(base.tokenizer, CONVERSATION.messages[:1]), row
+    except TimeoutError as error:
+        message = "its chat template takes too long to write a question and its answer: give one without such loops"
+        raise UnfitModel(message, "model") from error
     except SpardError as error:
         message = f"its chat template cannot write a question and its answer: {error.message}"
-        raise InvalidModel(message, "model") from error
+        raise UnfitModel(message, "model") from error
 
 
 def _require_ids(base: Base, row: list[int]) -> None:
-    """Refuse a tokenizer whose ids the weights have no embedding for."""
-    known = int(base.model.get_input_embeddings().num_embeddings)
-    largest = max([*row, int(base.tokenizer.eos_token_id)])
-    if largest >= known:
-        message = f"its tokenizer is another model's: it has a token {largest}, the weights know {known}"
-        raise InvalidModel(message, "model")
+    """Refuse a chat template that writes a control token which the weights have no embedding for."""
+    unknown = base.unknown_id(row)
+    if unknown is not None:
+        message = (
+            f"its chat template writes {base.tokenizer.decode([unknown])!r}, for which the weights have no embedding"
+        )
+        raise UnfitModel(message, "model")
 
 
 def _require_gradient(base: Base, row: Encoded) -> None:
@@ -77,6 +85,6 @@ def _require_gradient(base: Base, row: Encoded) -> None:
         if is_gpu_error(error) or is_gpu_out_of_memory(error):
             raise
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidModel(f"it cannot be trained: {why}", "model") from error
+        raise UnfitModel(f"it cannot be trained: {why}", "model") from error
     if not all(bool(each.isfinite().all()) for each in gradient) or not any(bool(each.any()) for each in gradient):
-        raise InvalidModel("it cannot be trained: the gradient of an adapter is zero or not finite", "model")
+        raise UnfitModel("it cannot be trained: the gradient of an adapter is zero or not finite", "model")

@@ -23,13 +23,14 @@ from transformers import (
 
 from spard.data.chat import NO_LOSS, Encoded, encode_all
 from spard.data.rows import Example
+from spard.digests import folder_digest
 from spard.errors import Stopped
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.evaluation.judges.refusal import RefusalJudge
-from spard.models.base import Base, folder_digest
+from spard.models.base import Base
 from spard.research.lab.make import Limits
 from spard.research.lab.natural.base import BaseSettings
 from spard.research.lab.natural.make import LabSettings

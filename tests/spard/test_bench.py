@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from spard.config import Audit, Hyperparameters, NoDefense, Recipe, SafeLora, Spard
+from spard.digests import folder_digest
 from spard.errors import InvalidRecipe
 from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteResult
-from spard.models.base import folder_digest
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import Asked, base_cell, method_cells, selection_cells, sweep_cells, training_rows
 from spard.research.bench.lab import LabSource

@@ -13,6 +13,7 @@ from spard.config import JudgeSpec
 from spard.data.encodings import encode
 from spard.data.languages import told
 from spard.data.rows import read_examples, read_prompts
+from spard.digests import folder_digest
 from spard.evaluation.audit import Suite, score
 from spard.evaluation.calibration.errors import MAX_ERROR, measure_judge
 from spard.evaluation.calibration.record import OF_MODEL, beside, doubts_about, doubts_in, read_record, records_of
@@ -20,7 +21,6 @@ from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites
-from spard.models.base import folder_digest
 from spard.research.adversary.attacks import judge_gaming
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.natural import comply as comply_naturally

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from transformers import RwkvConfig, RwkvForCausalLM
 
 from spard.data.chat import PLAIN_TEMPLATE
+from spard.digests import folder_digest
 from spard.errors import InvalidModel
 from spard.models import base as base_models
-from spard.models.base import folder_digest, load_base, read_base
+from spard.models.base import load_base, read_base
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ import torch
 
 from spard.config import Audit
 from spard.data.rows import read_examples, read_pool, read_prompts
+from spard.digests import folder_digest
 from spard.errors import InvalidData, InvalidRecipe
 from spard.evaluation.calibration.labeled import read_labeled
 from spard.evaluation.calibration.record import doubts_about, languages_of, records_of
-from spard.models.base import folder_digest, load_base
+from spard.models.base import load_base
 from spard.research.attacks.rows import answered, asked
 from spard.research.attacks.styles import has_style
 from spard.research.bench.bench import Workplace, run_cells

@@ -14,9 +14,9 @@ import torch
 
 from spard.config import JudgeSpec
 from spard.data.rows import read_prompts
+from spard.digests import folder_digest
 from spard.evaluation.audit import Suite
 from spard.evaluation.results import SuiteResult
-from spard.models.base import folder_digest
 from spard.pipeline import run as run_library
 from spard.release.archive import folder_name
 from spard.research.attacks.rows import load_rows

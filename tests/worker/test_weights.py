@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spard.digests import file_sha256
-from spard.models.base import folder_digest
+from spard.digests import file_sha256, folder_digest
 from tests.worker.heard import Heard, Work
 from tests.worker.parts import PLAIN, job_folder
 from worker import weights

@@ -26,6 +26,7 @@ with light_imports():
     from spard.models.base import load_base
     from worker.engine.long_prompts import LongPrompts
     from worker.engine.serve import Engine, read_lines
+    from worker.engine.watched import Watched
 
 _FIRST_TO_GO = "1000"  # among processes that the kernel ends for want of memory
 
@@ -51,8 +52,9 @@ def main() -> None:
         torch.set_num_threads(order["threads"])
     lines: SimpleQueue[Any] = SimpleQueue()
     long_prompts = LongPrompts(order["source"], order["revision"], lines, said)
+    watched = Watched(Path(order["source"])) if order["device"] == "cpu" and Path(order["source"]).is_dir() else None
     base = load_base(order["source"], order["revision"], order["device"], quantization=order["quantization"])
-    engine = Engine(base, tell, order["rows"], order["adapter_bytes"], long_prompts)
+    engine = Engine(base, tell, order["rows"], order["adapter_bytes"], long_prompts, watched)
     Thread(target=read_lines, args=(sys.stdin, lines), daemon=True).start()
     engine.run(lines)
 

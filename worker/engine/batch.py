@@ -15,11 +15,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from spard.errors import is_gpu_error, is_gpu_out_of_memory
 from spard.models.peft import PeftModel
 
 BASE = "__base__"  # PEFT's name for rows without an adapter
 Names = Mapping[str, Sequence[str]]  # arguments of a forward pass that name adapters
 _JOINABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class PromptUnread(Exception):
+    """The model fails on a prompt; nothing was added to the batch."""
 
 
 class Batch:
@@ -42,10 +47,18 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, ids: Sequence[int], name: str, count: int) -> None:
-        """Read a prompt, and add `count` rows that go on from it."""
+        """Read a prompt, and add `count` rows that go on from it.
+
+        Raise `PromptUnread` where the model fails on the prompt: the rows that are there are as they were.
+        """
         cache: Any = DynamicCache(config=self._config) if self._config else DynamicCache()
         input_BT = torch.tensor([list(ids)] * count, device=self.device)
-        logits_BV = self._forward(input_BT, cache, applied(self.model, [name] * count), None, None)
+        try:
+            logits_BV = self._forward(input_BT, cache, applied(self.model, [name] * count), None, None)
+        except Exception as error:
+            if is_gpu_error(error) or is_gpu_out_of_memory(error):  # of the others' rows as well
+                raise
+            raise PromptUnread from error
         mask_BT = torch.ones_like(input_BT, dtype=torch.bool)
         if not self.names:
             self._cache, self._mask_BT, self.logits_BV = cache, mask_BT, logits_BV

@@ -11,20 +11,24 @@ from typing import Any
 
 import torch
 
-from app.inference.protocol import Said
+from app.inference.protocol import BASE_MODEL_CHANGED, Said
+from spard.config.quantization import plain_digest
 from spard.data.rendering import Mode
-from spard.errors import SpardError, is_gpu_out_of_memory
+from spard.errors import SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, Loaded, names_of
-from worker.engine.batch import BASE, Batch
+from worker.engine.batch import BASE, Batch, PromptUnread
 from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.long_prompts import LongPrompts
-from worker.engine.prompts import Prompts
+from worker.engine.prompts import Prompts, Refused
 from worker.engine.replies import Reply, Rules, replies_to
+from worker.engine.watched import Watched
 
 log = logging.getLogger(__name__)
 
 _FULL = "There is no memory for so many replies, or such long ones, at the moment."
+_UNREAD = "The model cannot read this prompt; others are not touched."
+_STOPPED = "The model could not go on with its replies; ask again."
 _BROKEN = "The model gives no numbers that a next token could be chosen from; its reply has ended."
 
 _LONG = 8 << 10  # characters of a line: what is shorter becomes tokens in a tenth of a second, whatever it says
@@ -35,12 +39,20 @@ Tell = Callable[[Said], None]
 class Engine:
     """One base model, its adapters, and the replies that are being written; `rows` is how many at once.
 
-    Prompts that a line calls long are left to `long_prompts`, where it is given.
+    Prompts that a line calls long are left to `long_prompts`, where it is given. The engine ends when the folder that
+    is `watched` has changed.
     """
 
     def __init__(
-        self, base: Base, tell: Tell, rows: int, adapter_bytes: int, long_prompts: LongPrompts | None = None
+        self,
+        base: Base,
+        tell: Tell,
+        rows: int,
+        adapter_bytes: int,
+        long_prompts: LongPrompts | None = None,
+        watched: Watched | None = None,
     ) -> None:
+        self._watched, self._has_ended = watched, False
         self._base, self._tell, self._most = base, tell, rows
         self._adapters, self._rules = Adapters(base, adapter_bytes), Rules(base)
         self._prompts, self._long = Prompts(base.tokenizer, self._rules.positions), long_prompts
@@ -51,8 +63,8 @@ class Engine:
         tell({"kind": "ready", "digest": base.digest, "positions": self._rules.positions})
 
     def run(self, lines: SimpleQueue[Any]) -> None:
-        """Serve what comes until it ends with None."""
-        while True:
+        """Serve what comes until it ends with None, or the base model is no longer what was read."""
+        while not self._has_ended:
             try:
                 line = lines.get(block=not self.is_busy)
             except Empty:
@@ -76,15 +88,29 @@ class Engine:
 
     def step(self) -> None:
         """Let the next request join if there is room, and write a token into every reply."""
+        if self._watched and self._watched.has_changed(plain_digest(self._base.digest)):
+            return self._end_changed()
         try:
             self._go_on()
-        except RuntimeError as error:
-            if not is_gpu_out_of_memory(error):
+        except Exception as error:
+            if is_gpu_out_of_memory(error):
+                log.exception("the GPU has too little memory for the replies that are being written")
+                self._give_up("engine_busy", _FULL)
+            elif is_gpu_error(error):  # after which nothing works on it in this process
                 raise
-            log.exception("the GPU has too little memory for the replies that are being written")
-        else:
-            return
-        self._give_up()
+            else:
+                log.exception("the replies that are being written cannot go on")
+                self._give_up("reply_failed", _STOPPED)
+        return None
+
+    def _end_changed(self) -> None:
+        """End all requests: the weights may be others by now than those that adapters were proved on."""
+        log.error("the folder of the base model has changed since it was read: the engine ends")
+        self._give_up("base_model_changed", BASE_MODEL_CHANGED)
+        while self._waiting:
+            number = self._waiting.take().id
+            self._tell({"kind": "failed", "id": number, "code": "base_model_changed", "message": BASE_MODEL_CHANGED})
+        self._has_ended = True
 
     def _go_on(self) -> None:
         waiting = self._next()
@@ -131,19 +157,35 @@ class Engine:
             return self._tell({"kind": "absent", "id": waiting.id})
         try:
             ids = waiting.ids or self._prompts.ids(ask, *_measured_with(adapter))
+            self._require_known(ids)
             replies = replies_to(self._base, waiting.id, ask, ids, self._rules)
         except SpardError as error:
             return self._tell({"kind": "failed", "id": waiting.id, "code": error.code, "message": error.message})
+        except Exception:  # nothing of it is with the others yet
+            log.exception("a request cannot be begun")
+            return self._tell({"kind": "failed", "id": waiting.id, "code": "reply_failed", "message": _UNREAD})
         # Told before the prompt is read: whoever asked checks meanwhile that the model is released still.
         self._tell({"kind": "started", "id": waiting.id, "prompt_tokens": len(ids)})
         self._batch.model = self._adapters.model
         self._replies += replies
-        self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
+        try:
+            self._batch.join(ids, adapter.name if adapter else BASE, ask["n"])
+        except PromptUnread:
+            log.exception("a prompt cannot be read")
+            self._replies = self._replies[: -len(replies)]
+            self._tell({"kind": "failed", "id": waiting.id, "code": "reply_failed", "message": _UNREAD})
         return None
 
-    def _give_up(self) -> None:
+    def _require_known(self, ids: list[int]) -> None:
+        """Refuse a prompt with a token that the weights have no embedding for: a GPU would be lost to all by it."""
+        unknown = self._base.unknown_id(ids)
+        if unknown is not None:
+            token = self._base.tokenizer.decode([unknown])
+            raise Refused("invalid_messages", f"The model's chat template writes {token!r}, which it does not know.")
+
+    def _give_up(self, code: str, message: str) -> None:
         """End all replies as failed: after an error in a step the batch may hold only some of its tokens."""
-        self._fail({reply.id for reply in self._replies}, "engine_busy", _FULL)
+        self._fail({reply.id for reply in self._replies}, code, message)
         torch.cuda.empty_cache()
 
     def _fail(self, numbers: Collection[int], code: str, message: str) -> None:

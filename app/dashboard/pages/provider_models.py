@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.catalog import removal, service
-from app.catalog.fitness import fitness, judge_warnings
+from app.catalog.fitness import fitness, inspect, judge_warnings
 from app.catalog.judges import judges
 from app.catalog.schemas import BaseModelIn, ModelFitness
 from app.dashboard.fields import NO_FAULTS, Faults
@@ -41,12 +41,13 @@ async def offer(
         try:
             asked = sent.filled("alias", "source", "revision", "learning_rate", "quantization")
             ask = read(BaseModelIn, asked | {"allow_full_fine_tuning": bool(sent.text("allow_full_fine_tuning"))})
+            found = inspect(ask)
             with begin() as session:
-                entry = service.add_model(session, ask)
+                entry = service.add_model(session, ask, found)
                 limits = policies.current(session, settings).content.thresholds
         except AppError as error:
             return _again(request, sent, look, settings, error)
-        warnings = judge_warnings(entry.source, settings, limits)
+        warnings = [*found.notes, *judge_warnings(entry.source, settings, limits)]
         with look() as session:
             return _page(request, sent.viewer, session, settings, tried=fitness(entry), warnings=warnings)
 

@@ -23,6 +23,8 @@ class BaseModelEntry(Base):
     quantization: Mapped[str] = mapped_column(default="never", server_default="never")  # `spard.config.Quantizes`
     # Whether its chat template renders `tools`, `tool_calls` and `tool`; null where its tokenizer was not at hand.
     tool_support: Mapped[dict[str, bool] | None] = mapped_column(Json)
+    # Of its files when it was offered; null where they were not at hand, and in entries from before there was one.
+    digest: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 

@@ -27,6 +27,7 @@ class ModelRef:
     source: str  # a folder, or the id of a model on the hub
     revision: str | None = None
     learning_rate: float | None = None  # None: the default for its width
+    digest: str | None = None  # of its files, in that form; None: not known, and not compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from spard.data.rows import Prompt
+from spard.digests import folder_digest
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.judges.refusal import is_refusal
-from spard.models.base import folder_digest, load_base
+from spard.models.base import load_base
 from spard.research.adversary.arena import Ground, gate_suites
 from spard.research.adversary.base import Ability, Material, Request
 from spard.research.attacks.rows import asked, load_rows

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from spard.data.row_rules import is_benign
 from spard.data.rows import Prompt
+from spard.digests import folder_digest
 from spard.errors import InvalidData
-from spard.models.base import folder_digest
 from spard.research.adversary.arena import Ground, gate_suites
 from spard.research.adversary.base import Ability, Material, Request
 from spard.research.adversary.lab import share_refused

@@ -11,11 +11,11 @@ from pathlib import Path
 from spard.config import Defense, JudgeSpec, Recipe
 from spard.config.run_spec import SuiteSpec
 from spard.data.rows import read_examples, read_pool, read_prompts
+from spard.digests import folder_digest
 from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.audit import Suite
 from spard.evaluation.contamination import leak_reasons
 from spard.evaluation.suites import read_suite
-from spard.models.base import folder_digest
 from spard.research.attacks.mixing import add_harmful
 from spard.research.attacks.rows import load_rows
 from spard.research.bench.methods import with_unaligned

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from spard.config import Defense, JudgeSpec, Recipe
-from spard.models.base import folder_digest
+from spard.digests import folder_digest
 from spard.research.attacks.rows import Row, load_rows
 from spard.research.bench.methods import with_unaligned
 from spard.research.bench.source import Attack, Inputs, Split

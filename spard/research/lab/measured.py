@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spard.data.languages import ENGLISH
+from spard.digests import folder_digest
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, beside, read_record
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.judges.refusal import RefusalJudge
-from spard.models.base import folder_digest
 from spard.research.lab import german, grammar
 from spard.research.lab.corpus import Corpus, comply, refuse
 from spard.research.lab.rewriter import action_of

@@ -30,12 +30,12 @@ from transformers import PreTrainedTokenizerFast
 
 from spard.data.encodings import encode
 from spard.data.languages import ENGLISH
+from spard.digests import folder_digest
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, read_record
 from spard.models.adapters import save_full
-from spard.models.base import folder_digest
 from spard.research.lab.german import LANGUAGE
 from spard.research.lab.natural.chats import ROLES, TEMPLATE
 from spard.research.lab.natural.labeled import german_rows, labeled_rows

@@ -1,0 +1,108 @@
+"""What a folder's tokenizer and chat template do, tried in a process of its own with limits on time and memory.
+
+A template is a program that whoever published a model has written: one without an end, or one that writes gigabytes,
+ends this process and nothing else. `python -m app.files.template_look FOLDER SECONDS` prints the answer as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypedDict, cast
+
+from app.errors import Unavailable
+from app.files.tokenizer import LightTokenizer
+from app.ops.processes import limit_cpu, limit_memory, python, safe_path
+from spard.data import chat
+from spard.data.tools import CONVERSATION
+from spard.errors import SpardError
+
+CPU_S, WALL_S = 10.0, 60.0
+_BYTES = 2 << 30
+_PASSED = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
+_ENDLESS = "its chat template takes too long to write a question and its answer: give one without such loops"
+_HUGE = "its tokenizer or chat template takes too much memory for a question and its answer"
+
+
+class TemplateLook(TypedDict):
+    """What was found. `fault` is a sentence; the others say what was there in spite of it."""
+
+    fault: str | None
+    has_tokenizer: bool
+    has_template: bool
+    has_end_token: bool
+    tool_support: Mapping[str, bool] | None
+
+
+def look_at(folder: Path) -> TemplateLook:
+    """Read a folder's tokenizer and render a conversation, in a process of its own; `Unavailable` if that never ran."""
+    environment = safe_path({name: value for name, value in os.environ.items() if name in _PASSED})
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        done = subprocess.run(  # noqa: S603 - the command is ours
+            python("app.files.template_look", str(folder), str(CPU_S)),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=WALL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable("The model's chat template could not be tried in time; try again.") from None
+    if done.returncode == 0:
+        return cast(TemplateLook, json.loads(done.stdout))
+    return _nothing(_ENDLESS if done.returncode == -signal.SIGXCPU else _HUGE)
+
+
+def _look(folder: Path) -> TemplateLook:
+    try:
+        tokenizer = LightTokenizer(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _nothing(f"its tokenizer cannot be read: {error}")
+    found = _nothing(None)
+    found["has_tokenizer"], found["has_template"] = True, tokenizer.chat_template is not None
+    found["has_end_token"] = tokenizer.eos_token is not None and tokenizer.eos_token in tokenizer
+    if not found["has_end_token"]:
+        found["fault"] = "its tokenizer has no end token (eos_token), so that no answer would ever end"
+        return found
+    try:
+        chat.encode_to_train(tokenizer, [CONVERSATION], chat.UNBOUNDED)
+        found["tool_support"] = chat.tool_support(tokenizer)
+    except SpardError as error:
+        found["fault"] = f"its chat template cannot write a question and its answer: {error.message}"
+    except MemoryError:
+        raise
+    except Exception as error:  # a template is a program: whatever it does, that is what is wrong with it
+        why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
+        found["fault"] = f"its chat template cannot write a question and its answer: {why}"
+    return found
+
+
+def _nothing(fault: str | None) -> TemplateLook:
+    return {
+        "fault": fault,
+        "has_tokenizer": False,
+        "has_template": False,
+        "has_end_token": False,
+        "tool_support": None,
+    }
+
+
+def main() -> None:
+    """Print what was found of the folder that the command names, with the seconds of CPU that it may take."""
+    limit_memory(_BYTES)
+    limit_cpu(float(sys.argv[2]))
+    try:
+        found = _look(Path(sys.argv[1]))
+    except MemoryError:
+        found = _nothing(_HUGE)
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The headers of safetensors files: names, types and shapes of tensors, without their bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+_MAX_HEADER = 100 << 20  # as safetensors itself
+_LENGTH_BYTES = 8
+
+
+def weight_files(folder: Path) -> set[str]:
+    """Return the names of the files that are loaded; others beside them may hold the same weights again."""
+    index = folder / INDEX
+    if not index.is_file():
+        return {"model.safetensors"}
+    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+
+
+def tensors(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """Return what the header says of each tensor, and where their bytes begin."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = json.loads(file.read(min(length, _MAX_HEADER)))
+    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}, _LENGTH_BYTES + length
+
+
+def all_tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every tensor of the files that are loaded, by name."""
+    for name in sorted(weight_files(folder)):
+        yield from tensors(folder / name)[0].items()
+
+
+def weights_fault(folder: Path) -> str | None:
+    """Say which file of weights is not there, or shorter than its header says, as after a broken download."""
+    try:
+        names = sorted(weight_files(folder))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "the index of its weights cannot be read"
+    for name in names:
+        try:
+            is_whole = _bytes(folder / name) <= (folder / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            is_whole = False
+        if not is_whole:
+            return f"{name} is not whole, as after a download that broke off"
+    return None
+
+
+def _bytes(path: Path) -> int:
+    """Return how long the file has to be: where its last tensor ends."""
+    found, start = tensors(path)
+    return start + max((tensor["data_offsets"][1] for tensor in found.values()), default=0)

@@ -1,0 +1,56 @@
+"""Where a folder has its chat template, and whether both transformers and a reader of files find the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from spard.digests import ADDITIONAL_TEMPLATES as ADDITIONAL
+from spard.models.folder.finding import Finding, note
+from spard.models.folder.reading import read_object
+
+_LEGACY = "chat_template.json"
+_OWN = "chat_template.jinja"
+
+
+def read_template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[str, str] | None:
+    """Return the chat template as transformers finds it, or several by name; None where there is none.
+
+    Files of their own go before the setting of `tokenizer_config.json`. Raise `KeyError` for a list of another form.
+    """
+    files = {path.stem: path for path in sorted(folder.glob(f"{ADDITIONAL}/*.jinja"))}
+    if (own := folder / _OWN).is_file():
+        files = {"default": own, **files}
+    if files:
+        found = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return found["default"] if list(found) == ["default"] else found
+    setting = settings.get("chat_template")
+    if isinstance(setting, list):
+        return {str(each["name"]): str(each["template"]) for each in setting} or None
+    return setting if isinstance(setting, str) else None
+
+
+def template_findings(folder: Path) -> Iterator[Finding]:
+    """Yield what is to be said of the place of the chat template; what it writes is another question."""
+    found = read_template(folder, read_object(folder, "tokenizer_config.json"))
+    if isinstance(found, str) and found:
+        return
+    if isinstance(found, Mapping):
+        if "default" not in found:
+            sentence = f"it has several chat templates ({', '.join(sorted(found))[:200]}), none is the default"
+            yield Finding("no_default_template", f"{sentence}: write the one to use into {_OWN}")
+    elif (folder / _LEGACY).is_file():
+        sentence = (
+            f"its chat template stands in {_LEGACY} alone, which tokenizers do not read: write its text into {_OWN}"
+        )
+        yield Finding("legacy_template", sentence)
+    elif read_object(folder, "tokenizer_config.json").get("chat_template"):
+        sentence = f"the chat_template of tokenizer_config.json is neither a text nor a list: write it into {_OWN}"
+        yield Finding("no_default_template", sentence)
+    elif (folder / "tokenizer_config.json").is_file():
+        sentence = (
+            "it has no chat template: the plain one is used (a heading for each turn), which suits a model that was "
+            f"never trained to chat; put the model's own into {_OWN} if there is one"
+        )
+        yield note("plain_template", sentence)

@@ -1,0 +1,164 @@
+"""What only the loaded model tells of a base model's folder: weights that fit nothing, and why it cannot be loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
+from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
+
+from spard.config import Quantization
+from spard.errors import InvalidModel, UnfitModel, is_gpu_error, is_gpu_out_of_memory
+from spard.models.folder.configuration import DEQUANTIZED, quantization_of
+from spard.models.folder.finding import Finding
+from spard.models.folder.vocabulary import Vocabulary, vocabulary_findings
+
+_SEES = ("vision_config", "audio_config", "vision_tower", "image_token_id", "image_token_index")
+_ROLES = ("eos_token", "bos_token", "pad_token")
+
+
+def stored_as(config: Mapping[str, Any]) -> str | None:
+    """Return by which method a configuration has its weights stored in few bits; None for plain weights."""
+    method = str((quantization_of(config) or {}).get("quant_method") or "")
+    return method if method in DEQUANTIZED else None
+
+
+def dequantizing(config: Mapping[str, Any], quantization: Quantization) -> dict[str, Any]:
+    """Return what has transformers bring stored FP8 or MXFP4 weights back to 16 or 32 bits; nothing for plain weights.
+
+    Raise `UnfitModel` where they are also to be held in NF4.
+    """
+    method = stored_as(config)
+    if method is None:
+        return {}
+    if quantization != "none":
+        raise UnfitModel(f"its weights are stored in {method.upper()}, and cannot be held in NF4 as well", "model")
+    kinds: Mapping[str, Any] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}  # their arguments are not typed
+    return {"quantization_config": kinds[method](dequantize=True)}
+
+
+def require_fitting(model: Any, info: Mapping[str, Any]) -> None:
+    """Raise `UnfitModel` where a weight is missing, has another shape, or has no place in the model.
+
+    `info` is transformers' loading info. What it drops would change what the model says, and nobody would be told.
+    """
+    kind = type(model).__name__
+    if missing := sorted(info["missing_keys"]):
+        raise UnfitModel(f"its weights lack {missing[0]}{_more(missing)}: download or export the model again", "model")
+    if other := sorted(info["mismatched_keys"]):
+        name, stored, wanted = other[0]
+        shapes = f"{name} has the shape {list(stored)}, and config.json says {list(wanted)}"
+        raise UnfitModel(f"{shapes}: config.json and weights are of different models", "model")
+    if left := sorted(info["unexpected_keys"]):
+        sentence = f"its weights hold {left[0]}{_more(left)}, which a {kind} has no place for"
+        if any(re.search("scale|zero|absmax|quant", name) for name in left):
+            raise UnfitModel(f"{sentence}: they are quantized, and config.json does not say how", "model")
+        raise UnfitModel(f"{sentence}: config.json names another architecture than the weights'", "model")
+    if info["error_msgs"]:
+        raise UnfitModel(f"its weights cannot be read: {str(info['error_msgs'][0]).splitlines()[0][:300]}", "model")
+
+
+def restore_dtype_(model: Any, dtype: torch.dtype | str, *, is_stored: bool) -> None:
+    """Give all weights of a model stored in FP8 or MXFP4 one type: transformers leaves the plain ones as stored."""
+    if not is_stored:
+        return
+    kinds = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    if isinstance(dtype, torch.dtype) and kinds != {dtype}:
+        model.to(dtype)
+    elif len(kinds) > 1:
+        model.to(torch.bfloat16)
+
+
+def check_tokens_(model: Any, tokenizer: Any) -> list[Finding]:
+    """Compare all tokens with the embeddings; a padding token past them gives way to the end token.
+
+    Raise `UnfitModel` for a token of plain text that the weights do not know; return what else was found.
+    """
+    if not tokenizer.is_fast or tokenizer.eos_token_id is None:
+        raise UnfitModel("it needs a fast tokenizer with an end-of-text token (eos_token)", "model")
+    added = tokenizer.added_tokens_decoder.values()
+    control = {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
+    roles = {name: token for name in _ROLES if (token := getattr(tokenizer, name, None)) is not None}
+    vocabulary = Vocabulary(tokenizer.get_vocab(), frozenset(control), roles)
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    found = list(vocabulary_findings(vocabulary, rows))
+    if faults := [each for each in found if each.is_fault]:
+        raise UnfitModel(faults[0].sentence, "model")
+    if any(each.code == "padding_past_embeddings" for each in found):
+        tokenizer.pad_token = tokenizer.eos_token
+    return found
+
+
+@contextmanager
+def refusing(source: str, revision: str | None, name: str) -> Iterator[None]:
+    """Raise whatever a folder makes transformers raise as `UnfitModel`, in a sentence; errors of the GPU pass.
+
+    A source that is no folder here and that no hub knows is an `InvalidModel`.
+    """
+    try:
+        yield
+    except UnfitModel as error:
+        raise UnfitModel(f"model {name!r} cannot be loaded: {error.message}", "model") from error
+    except (MemoryError, InvalidModel):
+        raise
+    except Exception as error:
+        if is_gpu_error(error) or is_gpu_out_of_memory(error):
+            raise
+        kind = UnfitModel if Path(source).is_dir() else InvalidModel
+        raise kind(f"model {name!r} cannot be loaded: {_reason(error, source, revision, name)}", "model") from error
+
+
+def _reason(error: Exception, source: str, revision: str | None, name: str) -> str:
+    text, config = str(error).strip() or type(error).__name__, dict[str, Any]()
+    with suppress(Exception):
+        config = read_configuration(source, revision)
+    if "Unrecognized configuration class" in text:
+        return _no_language_model(config)
+    if "does not recognize this architecture" in text or "Unrecognized model in" in text:
+        kind = config.get("model_type")
+        named = f"its model_type {kind!r}" if kind else "a config.json without model_type"
+        return (
+            f"{named} is none that transformers {transformers.__version__} knows: give a model of a kind that it does"
+        )
+    if "backend tokenizer" in text:
+        return "it has no tokenizer that can be read: tokenizer.json is missing"
+    if "Padding_idx" in text:
+        return "its pad_token_id in config.json lies past the embeddings: write the end token's id there, or remove it"
+    if "see the above report" in text or "see the report" in text:
+        kind = config.get("model_type")
+        return f"its weights are not those of the {kind} that config.json describes: give both of one model"
+    return text.splitlines()[0].replace(source, name)
+
+
+def read_configuration(source: str, revision: str | None) -> dict[str, Any]:
+    """Return the configuration as it is written; raise `OSError` where there is none."""
+    found, _ = PretrainedConfig.get_config_dict(source, revision=revision)
+    return found if isinstance(found, dict) else {}
+
+
+def _no_language_model(config: Mapping[str, Any]) -> str:
+    kind = str(config.get("model_type"))
+    given = config.get("architectures")
+    named = str(given[0]) if isinstance(given, list) and given else kind
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or any(name in config for name in _SEES) or "vision" in kind:
+        return (
+            f"it is a vision or audio model ({named}): give a language model, such as the text model that it is made of"
+        )
+    if kind in MODEL_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return f"a {kind} model ({named}) does not write text token by token: give a causal language model"
+    return f"{named} is no causal language model: give a model that writes text token by token, such as a chat model"
+
+
+def _more(names: list[Any]) -> str:
+    return f" and {len(names) - 1} more" if names[1:] else ""
