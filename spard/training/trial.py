@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from spard.config import Recipe
+from spard.config import Lora, Recipe
 from spard.data.batches import collate
 from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, render_prompt
 from spard.data.tools import CONVERSATION
 from spard.errors import InvalidModel, SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.losses.cross_entropy import token_losses
 from spard.models.base import Base, load_base
+from spard.models.layout import lora_reach
 from spard.models.lora import trainable_model
+from spard.models.targets import Reach
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a model is that passed: its parameters, the tokens of a row at most, and the id of its end token."""
+    """What a model is that passed: its parameters, the tokens of a row at most, and the id of its end token.
+
+    `reach` is what the default adapter reaches, or that of the target modules that were asked for.
+    """
 
     parameters: int
     positions: int
     end_token: int
     digest: str
+    reach: Reach
 
 
-def try_base(source: str | Path, revision: str | None = None) -> Trial:
+def try_base(source: str | Path, revision: str | None = None, targets: Sequence[str] | None = None) -> Trial:
     """Load tokenizer and weights, render a conversation, run it forward, and take the gradient of a LoRA adapter.
 
-    Raise InvalidModel with what is wrong. The weights are in bfloat16, so that a large model needs no more memory than
+    The adapter is the default one, or has the target modules `targets`. Raise InvalidModel with what is wrong. The weights are in bfloat16, so that a large model needs no more memory than
     its files.
     """
     base = load_base(source, revision, dtype=torch.bfloat16)
@@ -41,8 +48,9 @@ def try_base(source: str | Path, revision: str | None = None) -> Trial:
     if not bool(torch.isfinite(logits).all()):
         raise InvalidModel("its weights give logits that are not finite", "model")
     count = sum(each.numel() for each in base.model.parameters())
-    _require_gradient(base, row)
-    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest)
+    reached = lora_reach(base.model, targets)
+    _require_gradient(base, row, targets)
+    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached)
 
 
 def _conversation(base: Base) -> tuple[list[int], Encoded]:
@@ -64,12 +72,13 @@ def _require_ids(base: Base, row: list[int]) -> None:
         raise InvalidModel(message, "model")
 
 
-def _require_gradient(base: Base, row: Encoded) -> None:
+def _require_gradient(base: Base, row: Encoded, targets: Sequence[str] | None) -> None:
     """Refuse a model that a job of the default recipe could not train; `base.model` gets an adapter."""
+    recipe = Recipe(lora=Lora(target_modules=None if targets is None else tuple(targets)))
     batch = collate([row], base.tokenizer.pad_token_id, base.device)
     try:
         with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
-            model = trainable_model(base.model, Recipe())
+            model = trainable_model(base.model, recipe)
             theta = [each for each in model.parameters() if each.requires_grad]
             loss = token_losses(model, batch).loss_S.mean()
             gradient = torch.autograd.grad(loss, theta, allow_unused=True, materialize_grads=True)
