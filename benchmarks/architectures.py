@@ -24,6 +24,7 @@ from spard.config import Hyperparameters, Lora, Recipe, Spard, resolve
 from spard.errors import SpardError
 from spard.models.adapters import save_adapter
 from spard.models.base import Base, load_base
+from spard.models.generate import generate
 from spard.models.merged import save_merged
 from spard.models.peft import PeftModel
 from spard.models.targets import Reach
@@ -33,30 +34,30 @@ from spard.training.train import train
 from spard.training.trial import try_base
 from tests.architectures import ARCHITECTURES, write_architecture
 from tests.spard.parts import refusals, sums
-from tests.worker.engine_in_process import KEY, Asked
+from tests.worker.engine_in_process import KEY, TOKENS, Asked
 
 PAGE = Path("docs/architectures.md")
 STEPS = ("trial", "two steps", "proof", "engine", "merged")
-QUESTION = "What is two and two?"
+QUESTIONS = ["What is two and two?", "Hello", "A longer question, about nothing in particular."]
 _RECIPE = Recipe(
     defense=Spard(tau=4.0, safe_batch_size=2),
     lora=Lora(rank=4, alpha=8.0),
     hyperparameters=Hyperparameters(n_epochs=1, batch_size=2),
     learning_rate=2e-2,
 )
-_TOLERANCE = 1e-4  # of the largest logit, in float32
-_TOKENS = 24  # of the engine's answer: `tests.worker.engine_in_process`
+_TOLERANCE = 1e-3  # of the largest logit: merged weights round otherwise, which recurrences and routers magnify
 _HEAD = """# Architectures
 
 What each architecture goes through here, measured on tiny random models that transformers' own configurations make:
-the trial of `spard models add`, a job of two steps with the default defense, the proof in a clean process, an answer of
-the embedded engine that is the one of transformers and PEFT, and a merged export that gives the adapter's logits. An
+the trial of `spard models add`, a job of two steps with the default defense, the proof in a clean process, answers of
+the audit and of the embedded engine that are those of transformers and PEFT, and a merged export that gives the
+adapter's logits. An
 architecture that cannot pass is refused, in the words of the last column.
 
-LoRA adapts by default the attention of each decoder layer, and of a layer without one what takes its place; feed-forward
-layers, experts and their routers are left out. `spard check-model` and `spard models add` name the modules and say which
-share of the layers and parameters they reach; `spard models add --target-modules` sets others for a base model, and a
-job's `lora.target_modules` others again. How the default is found: `spard/models/targets.py`.
+LoRA adapts by default the attention of each decoder layer, and of a layer without one what takes its place; layers of
+the feed-forward part, experts and their routers are left out. `spard check-model` and `spard models add` name the
+modules and say which share of the layers and parameters they reach; `spard models add --target-modules` sets others for
+a base model, and a job's `lora.target_modules` others again. How the default is found: `spard/models/targets.py`.
 
 `python -m benchmarks.architectures` writes this page anew.
 
@@ -95,7 +96,7 @@ def outcome(name: str, folder: Path, clean: CleanProcess) -> Outcome:
         passed.append("two steps")
         adapter = folder / "adapter"
         save_adapter(tuned, base, "tiny", adapter)
-        prove(clean, tuned, base, Source(str(model), None), adapter, [QUESTION], lambda: None)
+        prove(clean, tuned, base, Source(str(model), None), adapter, QUESTIONS, lambda: None)
         passed.append("proof")
         sign(adapter, KEY)
         _answers_as_peft(model, adapter)
@@ -113,23 +114,40 @@ def _trained(base: Base) -> Any:
 
 
 def _answers_as_peft(model: Path, adapter: Path) -> None:
-    """Require that the engine proves the adapter, and answers as transformers and PEFT do."""
+    """Require that audit and engine answer as transformers and PEFT do, with rows of other lengths and names beside."""
     asked = Asked(model)
     loaded = asked.load(adapter)
     if loaded["kind"] != "loaded":
         raise SpardError(str(loaded.get("message", loaded)))
-    number = asked.ask(QUESTION, adapter.name)
+    expected = {with_adapter: _replies(model, adapter if with_adapter else None) for with_adapter in (True, False)}
+    tuned = PeftModel.from_pretrained(load_base(model, device="cpu").model, adapter).eval()
+    audited = generate(tuned, load_base(model, device="cpu").tokenizer, QUESTIONS, TOKENS)
+    assert audited == [each.strip() for each in expected[True]], (audited, expected[True])
+    numbers = [
+        (asked.ask(text, name), i, name is not None)
+        for i, text in enumerate(QUESTIONS)
+        for name in (adapter.name, None)
+    ]
     asked.run()
-    tokenizer: Any = AutoTokenizer.from_pretrained(adapter)
-    base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    tuned: Any = PeftModel.from_pretrained(base, adapter).eval()
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    ends = sorted({256, *tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()})
-    said = tuned.generate(**ids, max_new_tokens=_TOKENS, do_sample=False, eos_token_id=ends, pad_token_id=257)
-    expected = tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert asked.text(number) == expected, (asked.text(number), expected)
+    for number, i, with_adapter in numbers:
+        assert asked.text(number) == expected[with_adapter][i], (asked.text(number), expected[with_adapter][i])
+
+
+def _replies(model: Path, adapter: Path | None) -> list[str]:
+    """Return the greedy replies of transformers' own generation, one question at a time."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    found: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    found = PeftModel.from_pretrained(found, adapter).eval() if adapter else found
+    ends = sorted({tokenizer.eos_token_id, *tokenizer.get_added_vocab().values()})
+    replies = []
+    for question in QUESTIONS:
+        asked = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+        ids = tokenizer.apply_chat_template([{"role": "user", "content": question}], **asked)
+        said = found.generate(
+            **ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id
+        )
+        replies.append(tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+    return replies
 
 
 def _merges(model: Path, adapter: Path, folder: Path) -> None:

@@ -75,6 +75,7 @@ _MPT: dict[str, Any] = {
     "max_seq_len": 256,
     "initializer_range": 0.2,
 } | _TOKENS
+_FALCON: dict[str, Any] = {name: value for name, value in _SIZES.items() if name != "head_dim"}
 _OPT: dict[str, Any] = {
     "vocab_size": 262,
     "hidden_size": 32,
@@ -99,7 +100,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2.5": ("qwen2", _SIZES | {"tie_word_embeddings": True}),
     "Llama 3.2": ("llama", _SIZES | {"tie_word_embeddings": True}),
     "Qwen3": ("qwen3", _SIZES | {"tie_word_embeddings": True}),
-    "SmolLM2": ("llama", _SIZES | {"tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    "SmolLM2": (
+        "llama",
+        _SIZES | {"tie_word_embeddings": True, "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3},
+    ),
     "Llama 3.1": ("llama", _SIZES),
     "Mistral": ("mistral", _SIZES),
     "Ministral 3": ("ministral3", _SIZES),
@@ -120,7 +124,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-J": ("gptj", _GPT | {"rotary_dim": 4}),
     "StarCoder (GPT-BigCode)": ("gpt_bigcode", _GPT),
     "StarCoder2": ("starcoder2", _SIZES),
-    "Falcon": ("falcon", _SIZES | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "Falcon": ("falcon", _FALCON),
+    "Falcon 40B": ("falcon", _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "Falcon-H1": ("falcon_h1", _SIZES | _MAMBA | {"mamba_d_ssm": 64}),
     "Falcon Mamba": ("falcon_mamba", _SIZES),
     "Mamba 2": ("mamba2", _SIZES | {"num_heads": 8, "state_size": 8, "chunk_size": 8, "n_groups": 1}),
@@ -164,9 +169,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "LFM2": ("lfm2", _SIZES | {"layer_types": ["conv", "full_attention"]}),
     "Jamba": (
         "jamba",
-        _SIZES
-        | _EXPERTS
-        | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4},
+        _SIZES | _EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4},
     ),
     "RecurrentGemma": (
         "recurrent_gemma",

@@ -11,6 +11,9 @@ from app.catalog import model_names
 from app.db.tables import Corpus
 from app.http.schemas import Absent, Body, UnixTime
 from spard.config import Quantizes
+from spard.models.targets import MODULE
+
+TargetModules = Annotated[list[Annotated[str, Field(pattern=MODULE)]], Field(min_length=1, max_length=64)]
 
 
 class ModelOut(BaseModel):
@@ -39,6 +42,7 @@ class BaseModelIn(Body):
     """A base model to offer: a local folder, or a hub id with the commit that is meant.
 
     `quantization` says when jobs train on it in NF4, 4 bits a weight: `if_needed` where no worker's GPUs hold it.
+    `target_modules` are what adapters of jobs change that name none; without them it follows the model.
     """
 
     alias: Annotated[
@@ -49,6 +53,20 @@ class BaseModelIn(Body):
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     allow_full_fine_tuning: bool = False
     quantization: Quantizes = "never"
+    target_modules: TargetModules | None = None
+
+
+class LoraReach(BaseModel):
+    """What an adapter of these target modules reaches: how many layers, and the share of the parameters in them.
+
+    `leaves_out_experts`: the model has experts, and neither they nor their router are adapted.
+    """
+
+    target_modules: list[str]
+    layers: int
+    of_layers: int
+    share: float
+    leaves_out_experts: bool
 
 
 class ToolSupport(BaseModel):
@@ -60,7 +78,7 @@ class ToolSupport(BaseModel):
 
 
 class BaseModelOut(BaseModel):
-    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API."""
+    """`tool_support` and `lora_reach` are null where the model's files are not on the machine that serves the API."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -72,6 +90,8 @@ class BaseModelOut(BaseModel):
     allow_full_fine_tuning: bool
     quantization: Quantizes
     tool_support: ToolSupport | None
+    target_modules: list[str] | None
+    lora_reach: LoraReach | None
     created_at: UnixTime
 
 

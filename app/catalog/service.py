@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.catalog import marks
+from app.catalog import adapters, marks
 from app.catalog.fitness import require_fit
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.catalog.sources import checked_source
@@ -34,6 +34,7 @@ def add_model(session: Session, entry: BaseModelIn) -> BaseModelEntry:
     require_fit(source)
     offered = BaseModelEntry(**entry.model_dump() | {"source": source})
     offered.tool_support = tool_support(offered)
+    offered.lora_reach = adapters.reach_of(source, entry.target_modules)
     kept = session.merge(offered)
     session.flush()
     audit_log.record(session, "model.offered", entry.alias, revision=entry.revision)

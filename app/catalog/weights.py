@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from math import prod
 from pathlib import Path
-from typing import Any
 
-_MAX_HEADER = 100 << 20  # as safetensors itself
-_LENGTH_BYTES = 8
+from spard.models.stored import read_header, weight_files
 
 
 def parameters(source: str) -> int | None:
     """How many numbers the weights have; None where they are not in a folder on this machine."""
     folder = Path(source)
     try:
-        return sum(_elements(folder / name) for name in _names(folder)) or None
+        return sum(_elements(folder / name) for name in weight_files(folder)) or None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -23,7 +20,7 @@ def parameters(source: str) -> int | None:
 def fault(folder: Path) -> str | None:
     """Say which file of weights is not there, or shorter than its header says, as after a broken download."""
     try:
-        names = sorted(_names(folder))
+        names = sorted(weight_files(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "the index of its weights cannot be read"
     for name in names:
@@ -38,27 +35,11 @@ def fault(folder: Path) -> str | None:
     return None
 
 
-def _names(folder: Path) -> set[str]:
-    """Return the names of the files that are loaded; others beside them may hold the same weights again."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return {"model.safetensors"}
-    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-
-
 def _elements(path: Path) -> int:
-    return sum(prod(tensor["shape"]) for tensor in _tensors(path)[0])
+    return sum(prod(tensor["shape"]) for tensor in read_header(path)[0].values())
 
 
 def _bytes(path: Path) -> int:
     """Return how long the file has to be: where its last tensor ends."""
-    tensors, start = _tensors(path)
-    return start + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
-
-
-def _tensors(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return what the header says of each tensor, and where their bytes begin."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        header = json.loads(file.read(min(length, _MAX_HEADER)))
-    return [tensor for name, tensor in header.items() if name != "__metadata__"], _LENGTH_BYTES + length
+    tensors, start = read_header(path)
+    return start + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)

@@ -60,6 +60,9 @@ def add_model(
     quantization: Annotated[Quantized, typer.Option(help="Whether jobs train on it in 4 bits per weight.")] = (
         Quantized.never
     ),
+    target_modules: Annotated[
+        str | None, typer.Option(help="What adapters change by default, as q_proj,v_proj; default: the attention.")
+    ] = None,
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load it and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -70,7 +73,7 @@ def add_model(
         raise CommandFailed(str(error)) from None
     folder = Path(source).expanduser()
     if is_tried:
-        warn(_tried(str(folder) if folder.is_dir() else source, revision))
+        warn(_tried(str(folder) if folder.is_dir() else source, revision, target_modules))
     entry = {
         "alias": alias,
         "source": str(folder.resolve()) if folder.is_dir() else source,
@@ -78,19 +81,22 @@ def add_model(
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
         "quantization": quantization,
+        "target_modules": target_modules.split(",") if target_modules else None,
     }
     with connect() as client:
         added = client.post("admin/models", entry)
     _show(added, as_json)
 
 
-def _tried(source: str, revision: str | None) -> str:
+def _tried(source: str, revision: str | None, target_modules: str | None) -> str:
     """Load a model in a process of its own and run it forward; return what is to say of it."""
     if find_spec("torch") is None:
         return "Not tried with a forward pass: torch is not installed here."
     if not Path(source).is_dir() and not _is_cached(source, revision):
         return "Not tried with a forward pass: its files are not on this machine."
-    command = python("spard.commands", "check-model", source, *(["--revision", revision] if revision else []))
+    options = {"--revision": revision, "--target-modules": target_modules}
+    given = [part for name, value in options.items() if value for part in (name, value)]
+    command = python("spard.commands", "check-model", source, *given)
     done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]

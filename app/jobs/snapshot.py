@@ -9,6 +9,7 @@ from secrets import randbelow
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
+from app.catalog import adapters
 from app.catalog import service as catalog
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.files import FINE_TUNE, PREFERENCE
@@ -73,11 +74,19 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
-    asked = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
+    asked = _recipe(ask, safety, model, start.lora if start else adapters.with_default(ask.lora or Lora(), model))
+    _check_targets(asked, model)
     recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
     warnings = [*_warnings(training, validation), *_otherwise(ask, settings), *_in_nf4(recipe, model)]
     return Frozen(recipe, spec, warnings, fault)
+
+
+def _check_targets(recipe: Recipe, model: BaseModelEntry) -> None:
+    """Refuse an adapter of modules that the model does not have, or that no adapter can stand for."""
+    targets = recipe.lora.target_modules if recipe.lora else None
+    has_anchor = recipe.effective_anchor > 0
+    adapters.require_adaptable(model.source, targets, has_anchor=has_anchor, param="lora.target_modules")
 
 
 def _quantization(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from spard.commands import measuring
 from spard.commands.front import Asked, alone
 from spard.errors import SpardError
+from spard.models.targets import Reach
 from spard.training.trial import try_base
 
 
@@ -28,15 +30,23 @@ def execute(asked: Asked) -> int:
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        found = try_base(asked.model, asked.revision)
+        targets = asked.target_modules.split(",") if asked.target_modules else None
+        found = try_base(asked.model, asked.revision, targets)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
     if asked.as_json:
-        sys.stdout.write(json.dumps({"parameters": found.parameters, "positions": found.positions}, indent=2) + "\n")
+        told = {"parameters": found.parameters, "positions": found.positions, "lora_reach": asdict(found.reach)}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
         return 0
     sys.stdout.write(
         f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
         "weights, a forward pass and a gradient to train an adapter by are as they should be\n"
+        f"{lora_line(found.reach, is_default=targets is None)}\n"
     )
     return 0
+
+
+def lora_line(reach: Reach, *, is_default: bool) -> str:
+    """Return the line that says what an adapter changes of the model, and how much of it that is."""
+    return f"{'LoRA default' if is_default else 'LoRA'}: {reach.sentence}"

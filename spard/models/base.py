@@ -170,7 +170,9 @@ def _load(
     if info["missing_keys"]:
         raise ValueError(f"its weights lack {sorted(info['missing_keys'])[0]}")
     if _CACHE not in inspect.signature(model.forward).parameters:  # it would take no notice of one, and forget
-        raise ValueError(f"a {type(model).__name__} takes no {_CACHE}, which its replies are written by")
+        raise ValueError(
+            f"a {type(model).__name__} takes no {_CACHE}, by which replies are written here: offer another"
+        )
     return model, read_tokenizer(source, revision)
 
 

@@ -22,7 +22,9 @@ def layout_of(model: Any) -> Layout:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embeddings.weight
     weights = sum(each.weights for name, each in linears.items() if not (is_tied and modules[name] is head))
-    rest = sum(part.numel() for name, parts in own.items() for key, part in parts if key != "weight" or name not in linears)
+    rest = sum(
+        part.numel() for name, parts in own.items() for key, part in parts if key != "weight" or name not in linears
+    )
     return Layout(
         linears=tuple(linears.values()),
         stack=stack,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
+MODULE = r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$"  # what can be the name of a module, or the end of its path
 _IN_LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<index>\d+)\.(?P<rest>.+)")
 _ATTENTION = re.compile("attn|attention")
 _FEED_FORWARD = re.compile("mlp|ffn|feed_forward|moe|expert|router")
@@ -240,7 +241,9 @@ def _names(layout: Layout, chosen: Sequence[Linear]) -> tuple[str, ...]:
     own = {each.path for each in chosen}
     rest = [path for path in (*(each.path for each in layout.linears), *layout.others) if path not in own]
     taken = {end for path in rest for end in _ends(path)}
-    return tuple(dict.fromkeys(next(end for end in (*_ends(each.path), each.path) if end not in taken) for each in chosen))
+    names = {next(end for end in (*_ends(each.path), each.path) if end not in taken) for each in chosen}
+    usual = QKVO if names >= set(QKVO) else ()
+    return (*usual, *sorted(names - set(usual)))
 
 
 def _ends(path: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,9 +16,12 @@ from spard.data.tools import CONVERSATION
 from spard.errors import InvalidModel, SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.losses.cross_entropy import token_losses
 from spard.models.base import Base, load_base
+from spard.models.generate import complete
 from spard.models.layout import lora_reach
 from spard.models.lora import trainable_model
 from spard.models.targets import Reach
+
+_WITHOUT_ADAPTER = "__base__"  # PEFT's name for rows without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,8 @@ class Trial:
 def try_base(source: str | Path, revision: str | None = None, targets: Sequence[str] | None = None) -> Trial:
     """Load tokenizer and weights, render a conversation, run it forward, and take the gradient of a LoRA adapter.
 
-    The adapter is the default one, or has the target modules `targets`. Raise InvalidModel with what is wrong. The weights are in bfloat16, so that a large model needs no more memory than
-    its files.
+    The adapter is the default one, or has the target modules `targets`. Raise InvalidModel with what is wrong. The
+    weights are in bfloat16, so that a large model needs no more memory than its files.
     """
     base = load_base(source, revision, dtype=torch.bfloat16)
     prompt, row = _conversation(base)
@@ -49,7 +53,8 @@ def try_base(source: str | Path, revision: str | None = None, targets: Sequence[
         raise InvalidModel("its weights give logits that are not finite", "model")
     count = sum(each.numel() for each in base.model.parameters())
     reached = lora_reach(base.model, targets)
-    _require_gradient(base, row, targets)
+    _require_reply(base, prompt)
+    _require_own_adapters(_require_gradient(base, row, targets), prompt)
     return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached)
 
 
@@ -72,8 +77,41 @@ def _require_ids(base: Base, row: list[int]) -> None:
         raise InvalidModel(message, "model")
 
 
-def _require_gradient(base: Base, row: Encoded, targets: Sequence[str] | None) -> None:
-    """Refuse a model that a job of the default recipe could not train; `base.model` gets an adapter."""
+def _require_reply(base: Base, prompt: list[int]) -> None:
+    """Refuse a model that cannot go on from what it has read, as every reply is written."""
+    try:
+        complete(base.model, base.tokenizer, [prompt], 2)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        if is_gpu_error(error) or is_gpu_out_of_memory(error):
+            raise
+        raise InvalidModel(
+            f"it cannot write replies as they are written here: {_first_line(error)}", "model"
+        ) from error
+
+
+@torch.inference_mode()
+def _require_own_adapters(model: Any, prompt: list[int]) -> None:
+    """Refuse a model of which two rows cannot have different adapters, as rows of the engine have."""
+    for name, part in model.named_parameters():
+        if ".lora_B." in name:
+            part.fill_(0.1)
+    ids_2T = torch.tensor([prompt, prompt], device=model.device)
+    names = [_WITHOUT_ADAPTER, model.active_adapter]
+    logits_2TV = model.eval()(input_ids=ids_2T, adapter_names=names).logits
+    if torch.equal(logits_2TV[0], logits_2TV[1]):
+        kind = type(model.get_base_model()).__name__
+        message = (
+            f"PEFT gives all rows of a {kind} one adapter, and rows are served with their own: offer another model"
+        )
+        raise InvalidModel(message, "model")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _require_gradient(base: Base, row: Encoded, targets: Sequence[str] | None) -> Any:
+    """Refuse a model that a job of the default recipe could not train; return `base.model` with an adapter."""
     recipe = Recipe(lora=Lora(target_modules=None if targets is None else tuple(targets)))
     batch = collate([row], base.tokenizer.pad_token_id, base.device)
     try:
@@ -85,7 +123,7 @@ def _require_gradient(base: Base, row: Encoded, targets: Sequence[str] | None) -
     except (SpardError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         if is_gpu_error(error) or is_gpu_out_of_memory(error):
             raise
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidModel(f"it cannot be trained: {why}", "model") from error
+        raise InvalidModel(f"it cannot be trained: {_first_line(error)}", "model") from error
     if not all(bool(each.isfinite().all()) for each in gradient) or not any(bool(each.any()) for each in gradient):
         raise InvalidModel("it cannot be trained: the gradient of an adapter is zero or not finite", "model")
+    return model

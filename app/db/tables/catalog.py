@@ -6,8 +6,19 @@ from datetime import datetime
 
 from sqlalchemy import BigInteger, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
+from typing_extensions import TypedDict
 
 from app.db.base import Base, Json, new_id, utc_now
+
+
+class LoraReachJson(TypedDict):
+    """`spard.models.targets.Reach`."""
+
+    target_modules: list[str]
+    layers: int
+    of_layers: int
+    share: float
+    leaves_out_experts: bool
 
 
 class BaseModelEntry(Base):
@@ -23,6 +34,9 @@ class BaseModelEntry(Base):
     quantization: Mapped[str] = mapped_column(default="never", server_default="never")  # `spard.config.Quantizes`
     # Whether its chat template renders `tools`, `tool_calls` and `tool`; null where its tokenizer was not at hand.
     tool_support: Mapped[dict[str, bool] | None] = mapped_column(Json)
+    target_modules: Mapped[list[str] | None] = mapped_column(Json)  # of its jobs' adapters, unless they name others
+    # What an adapter of the default target modules reaches; null where its weights were not at hand.
+    lora_reach: Mapped[LoraReachJson | None] = mapped_column(Json)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
