@@ -17,7 +17,7 @@ def reach_of(source: str, targets: Sequence[str] | None) -> LoraReachJson | None
 
     None where its weights are not on this machine. Raise `InvalidRequest` for modules that cannot be adapted.
     """
-    require_adaptable(source, targets, has_anchor=False, param="target_modules")
+    require_adaptable(source, targets, has_anchor=True, param="target_modules")
     layout = read_layout(source)
     found = reach(layout, targets) if layout else None
     if found is None or not found.target_modules:
@@ -33,7 +33,7 @@ def reach_of(source: str, targets: Sequence[str] | None) -> LoraReachJson | None
 
 def with_default(lora: Lora, model: BaseModelEntry) -> Lora:
     """Return an adapter's settings with the base model's own target modules, where they name none."""
-    if lora.target_modules is not None or model.target_modules is None:
+    if lora.target_modules or model.target_modules is None:
         return lora
     return Lora(lora.rank, lora.alpha, lora.dropout, tuple(model.target_modules))
 
@@ -43,7 +43,7 @@ def require_adaptable(source: str, targets: Sequence[str] | None, *, has_anchor:
 
     Of a model that is not on this machine the job itself finds out.
     """
-    layout = read_layout(source) if targets is not None else None
-    why = refusal(layout, targets, has_anchor=has_anchor) if layout and targets is not None else None
+    layout = read_layout(source) if targets else None
+    why = refusal(layout, targets, has_anchor=has_anchor) if layout and targets else None
     if why:
         raise InvalidRequest(f"{param}: {why}.", code="unsupported_module", param=param)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from spard.models.targets import Layout, Linear, Reach, heads_of, reach, stack_of
+from spard.models.targets import EXPERTS, Layout, Linear, Reach, heads_of, reach, stack_of
 
 _SKIP = "D"  # the weight of a state space by which its input passes it
 
@@ -34,7 +34,7 @@ def layout_of(model: Any) -> Layout:
         others=frozenset(name for name, parts in own.items() if parts and name not in linears),
         state_spaces=frozenset(name for name, parts in own.items() if any(key == _SKIP for key, _ in parts)),
         tied_head=next((name for name, module in modules.items() if module is head), None) if is_tied else None,
-        has_experts=any("expert" in name for name in modules),
+        has_experts=any(EXPERTS.search(name) for name in modules),
     )
 
 

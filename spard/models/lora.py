@@ -125,7 +125,7 @@ def _with_lora(model: Any, lora: Lora, recipe: Recipe) -> Any:
 
 def _targets(layout: Layout, recipe: Recipe) -> tuple[str, ...]:
     """Return the names of what is adapted; raise `UnsupportedModule` for names that this model cannot be given."""
-    asked = recipe.lora.target_modules if recipe.lora else None
+    asked = (recipe.lora.target_modules or None) if recipe.lora else None
     why = refusal(layout, asked, has_anchor=recipe.effective_anchor > 0) if asked is not None else None
     targets = () if why else resolved_targets(layout, asked)
     if not targets:

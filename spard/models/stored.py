@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spard.models.targets import Layout, Linear, heads_of, stack_of
+from spard.models.targets import EXPERTS, Layout, Linear, heads_of, stack_of
 
 _MAX_HEADER = 100 << 20  # as safetensors itself
 _LENGTH_BYTES = 8
@@ -74,7 +74,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
         others=frozenset(weights.keys() - {each.path for each in kept}),
         state_spaces=frozenset(name.removesuffix(".D") for name in shapes if name.endswith(".D")),
         tied_head=_tied_head(weights, config, own),
-        has_experts=any("expert" in name for name in shapes),
+        has_experts=any(EXPERTS.search(name) for name in shapes),
     )
 
 

@@ -18,6 +18,7 @@ _IN_LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<index>\d+)\.(?P<rest>.+)")
 _ATTENTION = re.compile("attn|attention")
 _FEED_FORWARD = re.compile("mlp|ffn|feed_forward|moe|expert|router")
 _OF_FEED_FORWARD = {"up_proj", "down_proj"}  # a block with both is one, whatever it is called
+EXPERTS = re.compile("expert|moe|router")  # in the path of a part of a mixture of experts
 _NARROW = 8  # times as many inputs as outputs has a gate, at least
 _SHOWN = 40  # names of layers in a message
 
@@ -179,7 +180,7 @@ def _fault(layout: Layout, name: str) -> str | None:
         )
     if not found:
         known = ", ".join(sorted({each.leaf for each in layout.linears if each.path != layout.tied_head})[:_SHOWN])
-        if any(_is_named(path, name) for path in layout.others):
+        if any(_is_named(path, name) or f".{name}." in path for path in layout.others):
             return f"{name} is no linear layer, and LoRA adapts these alone here; the model has {known}"
         return f"the model has no {name}; it has {known}"
     if any(_is_passed_by(layout, each) for each in found):
