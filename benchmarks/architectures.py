@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from spard.commands.quiet import hide_notes
 from spard.config import Hyperparameters, Lora, Recipe, Spard, resolve
 from spard.errors import SpardError
 from spard.models.adapters import save_adapter
@@ -165,8 +165,7 @@ def _merges(model: Path, adapter: Path, folder: Path) -> None:
 
 def outcomes(names: list[str]) -> Iterator[Outcome]:
     """Yield what comes of each architecture, one clean process for all."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    set_verbosity_error()  # type: ignore[no-untyped-call]
+    hide_notes()
     with CleanProcess() as clean:
         for name in names:
             with TemporaryDirectory() as folder:

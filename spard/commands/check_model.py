@@ -11,10 +11,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
-
 from spard.commands import measuring
 from spard.commands.front import Asked, alone
+from spard.commands.quiet import hide_notes
 from spard.errors import SpardError
 from spard.models.targets import Reach
 from spard.training.trial import try_base
@@ -27,8 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(asked: Asked) -> int:
     """Try a model and tell what it is, or what is wrong with it."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    set_verbosity_error()  # type: ignore[no-untyped-call]
+    hide_notes()
     try:
         targets = asked.target_modules.split(",") if asked.target_modules else None
         found = try_base(asked.model, asked.revision, targets)
