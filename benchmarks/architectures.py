@@ -136,8 +136,8 @@ def _answers_as_peft(model: Path, adapter: Path) -> None:
 def _replies(model: Path, adapter: Path | None) -> list[str]:
     """Return the greedy replies of transformers' own generation, one question at a time."""
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    found: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    found = PeftModel.from_pretrained(found, adapter).eval() if adapter else found
+    found: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    found = (PeftModel.from_pretrained(found, adapter) if adapter else found).eval()
     ends = sorted({tokenizer.eos_token_id, *tokenizer.get_added_vocab().values()})
     replies = []
     for question in QUESTIONS:

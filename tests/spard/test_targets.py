@@ -73,7 +73,7 @@ def test_the_default_is_the_attention_of_every_layer(name: str) -> None:
 def test_where_it_named_q_k_v_o_before_the_adapter_is_the_same() -> None:
     model = make_model("Qwen3")
     torch.manual_seed(7)
-    usual = {"r": 16, "lora_alpha": 16.0, "bias": "none", "task_type": "CAUSAL_LM"}
+    usual: dict[str, Any] = {"r": 16, "lora_alpha": 16.0, "bias": "none", "task_type": "CAUSAL_LM"}
     former = get_peft_model(make_model("Qwen3"), LoraConfig(**usual, target_modules=list(QKVO)))
     own = trainable_model(model, Recipe(seed=7))
     expected, found = get_peft_model_state_dict(former), get_peft_model_state_dict(own)
