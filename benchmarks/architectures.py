@@ -46,7 +46,7 @@ _RECIPE = Recipe(
     learning_rate=2e-2,
 )
 _TOLERANCE = 1e-3  # of the largest logit: merged weights round otherwise, which recurrences and routers magnify
-_HEAD = """# Architectures
+HEAD = """# Architectures
 
 What each architecture goes through here, measured on tiny random models that transformers' own configurations make:
 the trial of `spard models add`, a job of two steps with the default defense, the proof in a clean process, answers of
@@ -180,7 +180,7 @@ def main(names: list[str]) -> None:
         sys.stdout.write(f"{found.row}\n")
         sys.stdout.flush()
     if not names:
-        PAGE.write_text(_HEAD + "\n".join(rows) + "\n", encoding="utf-8")
+        PAGE.write_text(HEAD + "\n".join(rows) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
