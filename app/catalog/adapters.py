@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from app.db.tables import BaseModelEntry
 from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest
-from spard.config import Lora
+from spard.config import Lora, Recipe
 from spard.models.stored import read_layout
 from spard.models.targets import reach, refusal
 
@@ -17,7 +17,7 @@ def reach_of(source: str, targets: Sequence[str] | None) -> LoraReachJson | None
 
     None where its weights are not on this machine. Raise `InvalidRequest` for modules that cannot be adapted.
     """
-    require_adaptable(source, targets, has_anchor=True, param="target_modules")
+    _require_adaptable(source, targets, has_anchor=True, param="target_modules")
     layout = read_layout(source)
     found = reach(layout, targets) if layout else None
     if found is None or not found.target_modules:
@@ -38,7 +38,14 @@ def with_default(lora: Lora, model: BaseModelEntry) -> Lora:
     return Lora(lora.rank, lora.alpha, lora.dropout, tuple(model.target_modules))
 
 
-def require_adaptable(source: str, targets: Sequence[str] | None, *, has_anchor: bool, param: str) -> None:
+def check_recipe(recipe: Recipe, model: BaseModelEntry) -> None:
+    """Raise `InvalidRequest` for an adapter of modules that the model does not have, or that none can stand for."""
+    targets = recipe.lora.target_modules if recipe.lora else None
+    has_anchor = recipe.effective_anchor > 0
+    _require_adaptable(model.source, targets, has_anchor=has_anchor, param="lora.target_modules")
+
+
+def _require_adaptable(source: str, targets: Sequence[str] | None, *, has_anchor: bool, param: str) -> None:
     """Raise `InvalidRequest` for target modules that the model cannot be given, with the reason.
 
     Of a model that is not on this machine the job itself finds out.

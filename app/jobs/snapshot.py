@@ -75,18 +75,10 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         traceparent=tracing.traceparent(),
     )
     asked = _recipe(ask, safety, model, start.lora if start else adapters.with_default(ask.lora or Lora(), model))
-    _check_targets(asked, model)
     recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
     warnings = [*_warnings(training, validation), *_otherwise(ask, settings), *_in_nf4(recipe, model)]
     return Frozen(recipe, spec, warnings, fault)
-
-
-def _check_targets(recipe: Recipe, model: BaseModelEntry) -> None:
-    """Refuse an adapter of modules that the model does not have, or that no adapter can stand for."""
-    targets = recipe.lora.target_modules if recipe.lora else None
-    has_anchor = recipe.effective_anchor > 0
-    adapters.require_adaptable(model.source, targets, has_anchor=has_anchor, param="lora.target_modules")
 
 
 def _quantization(
@@ -114,7 +106,8 @@ def _model_ref(model: BaseModelEntry) -> ModelRef:
 
 
 def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:
-    return Recipe(
+    """Return the recipe that a request asks for; refuse an adapter of what the model cannot adapt."""
+    recipe = Recipe(
         defense=safety.defense,
         selection=safety.selection,
         lora=None if ask.full_fine_tuning else lora,
@@ -127,6 +120,8 @@ def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -
         ending=ask.ending or Ending(),
         optimizer=ask.optimizer,
     )
+    adapters.check_recipe(recipe, model)
+    return recipe
 
 
 def _model(session: Session, alias: str) -> BaseModelEntry:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from spard.models.targets import EXPERTS, Layout, Linear, Reach, heads_of, reach, stack_of
+from spard.models.linears import EXPERTS, Layout, Linear, heads_of, stack_of
+from spard.models.targets import Reach, reach
 
 _SKIP = "D"  # the weight of a state space by which its input passes it
 

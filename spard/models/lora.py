@@ -16,9 +16,10 @@ from spard.digests import MANIFEST, file_sha256
 from spard.errors import AdapterMismatch, UnsupportedModule
 from spard.models.base import Base
 from spard.models.layout import layout_of
+from spard.models.linears import Layout
 from spard.models.peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from spard.models.sharding import retype_, whole_sizes
-from spard.models.targets import Layout, adapted, refusal, resolved_targets
+from spard.models.targets import adapted, refusal, resolved_targets
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 

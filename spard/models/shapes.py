@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spard.models.linears import Layout
 from spard.models.stored import read_layout
-from spard.models.targets import QKVO, Layout, adapted, resolved_targets
+from spard.models.targets import QKVO, adapted, resolved_targets
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PLAIN = {*QKVO, "gate_proj", "up_proj", "down_proj"}  # what a decoder layer of Llama's kind consists of

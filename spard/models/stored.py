@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spard.models.targets import EXPERTS, Layout, Linear, heads_of, stack_of
+from spard.models.linears import EXPERTS, Layout, Linear, heads_of, stack_of
 
 _MAX_HEADER = 100 << 20  # as safetensors itself
 _LENGTH_BYTES = 8

@@ -9,76 +9,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from spard.models.linears import IN_LAYER, Layout, Linear
 
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 MODULE = r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$"  # what can be the name of a module, or the end of its path
-_IN_LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<index>\d+)\.(?P<rest>.+)")
 _ATTENTION = re.compile("attn|attention")
 _FEED_FORWARD = re.compile("mlp|ffn|feed_forward|moe|expert|router")
 _OF_FEED_FORWARD = {"up_proj", "down_proj"}  # a block with both is one, whatever it is called
-EXPERTS = re.compile("expert|moe|router")  # in the path of a part of a mixture of experts
 _NARROW = 8  # times as many inputs as outputs has a gate, at least
 _SHOWN = 40  # names of layers in a message
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A linear layer: its path in the model, and how many elements go in and come out."""
-
-    path: str
-    inputs: int
-    outputs: int
-
-    @property
-    def leaf(self) -> str:
-        """The last part of its path."""
-        return self.path.rpartition(".")[2]
-
-    @property
-    def block(self) -> str:
-        """The path of the module that holds it."""
-        return self.path.rpartition(".")[0]
-
-    @property
-    def weights(self) -> int:
-        """How many elements its weight has."""
-        return self.inputs * self.outputs
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The linear layers of a model, and what decides which of them an adapter may change.
-
-    stack         path of the list of decoder layers of the language model
-    layers        how many layers that list has
-    heads         the largest number of heads that the configuration names
-    parameters    of the whole model
-    others        paths of modules with weights that are no linear layers: embeddings, norms, experts in one tensor
-    state_spaces  paths of the modules that hold a state space (Mamba)
-    tied_head     path of the head, where it has the weights of the embeddings
-    has_experts   some layers are mixtures of experts
-    """
-
-    linears: tuple[Linear, ...]
-    stack: str
-    layers: int
-    heads: int
-    parameters: int
-    others: frozenset[str] = frozenset()
-    state_spaces: frozenset[str] = frozenset()
-    tied_head: str | None = None
-    has_experts: bool = False
-
-    def in_stack(self) -> dict[int, list[Linear]]:
-        """Return the linear layers of each decoder layer."""
-        found: defaultdict[int, list[Linear]] = defaultdict(list)
-        for each in self.linears:
-            place = _IN_LAYER.fullmatch(each.path)
-            if place and (place["stack"] or "") == self.stack and int(place["index"]) < self.layers:
-                found[int(place["index"])].append(each)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +49,6 @@ class Reach:
         experts = "; experts and their router are left out" if self.leaves_out_experts else ""
         share = f"{self.share:.1%}".replace("%", " %")
         return f"{names}; reaches {self.layers} of {self.of_layers} layers, {share} of the parameters{experts}"
-
-
-def stack_of(paths: Collection[str], within: str = "") -> tuple[str, int]:
-    """Return the path of the longest list of layers below the path `within`, and how many layers it has."""
-    found: defaultdict[str, set[int]] = defaultdict(set)
-    for path in paths:
-        place = _IN_LAYER.fullmatch(path)
-        if place and _is_below(path, within):
-            found[place["stack"] or ""].add(int(place["index"]))
-    stack = max(found, key=lambda each: len(found[each]), default="")
-    return stack, max(found[stack], default=-1) + 1
-
-
-def heads_of(config: Mapping[str, object]) -> int:
-    """Return the largest number of heads that a configuration names."""
-    named = [value for name, value in config.items() if "head" in name and "dim" not in name and "size" not in name]
-    return max((each for each in named if isinstance(each, int)), default=1)
 
 
 def default_targets(layout: Layout) -> tuple[str, ...]:
@@ -164,7 +89,7 @@ def refusal(layout: Layout, asked: Sequence[str], *, has_anchor: bool = False) -
     for name in asked:
         if why := _fault(layout, name):
             return why
-    if has_anchor and not any(_IN_LAYER.fullmatch(each.path) for each in adapted(layout, asked)):
+    if has_anchor and not any(IN_LAYER.fullmatch(each.path) for each in adapted(layout, asked)):
         names = ", ".join(asked)
         return f"{names} alone changes no hidden state, which the defense's anchor holds: name a decoder layer's too"
     return None
@@ -222,7 +147,7 @@ def _is_passed_by(layout: Layout, linear: Linear) -> bool:
 
 def _is_flat(block: str) -> bool:
     """Whether a block is a decoder layer itself."""
-    return block.rpartition(".")[2].isdigit() and _IN_LAYER.fullmatch(block) is None
+    return block.rpartition(".")[2].isdigit() and IN_LAYER.fullmatch(block) is None
 
 
 def _ends_in_attention(block: str) -> bool:
@@ -233,7 +158,7 @@ def _ends_in_attention(block: str) -> bool:
 
 def _is_of_language(layout: Layout, linear: Linear) -> bool:
     """Whether a layer is none of another list of layers than the language model's, as of a vision tower."""
-    place = _IN_LAYER.fullmatch(linear.path)
+    place = IN_LAYER.fullmatch(linear.path)
     return place is None or (place["stack"] or "") == layout.stack
 
 
@@ -256,7 +181,3 @@ def _ends(path: str) -> Iterator[str]:
 
 def _is_named(path: str, name: str) -> bool:
     return path == name or path.endswith(f".{name}")
-
-
-def _is_below(path: str, within: str) -> bool:
-    return not within or path.startswith(f"{within}.")
