@@ -98,8 +98,7 @@ def read_base(
         _refuse_own_code(source, revision, name)
         how = nf4.options(quantization, dtype or usual, place)
         model, tokenizer = _load(str(source), revision, kind, how)
-        nf4.require_whole_blocks(model)
-        nf4.require_quantized(model, quantization)
+        nf4.require_held(model, quantization)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         if is_gpu_error(error) or is_gpu_out_of_memory(error):
             raise

@@ -60,11 +60,12 @@ def require_whole_blocks(model: Any) -> None:
             raise ValueError(f"{name.removesuffix('.weight')} has {size}")
 
 
-def require_quantized(model: Any, quantization: Quantization) -> None:
-    """Raise `ValueError` where a model was to be held in NF4 and none of its layers is.
+def require_held(model: Any, quantization: Quantization) -> None:
+    """Raise `ValueError` where a model was to be held in NF4 and none of its layers is, or not rightly.
 
     Those of Falcon, for one, are of a class of their own, which transformers does not replace.
     """
+    require_whole_blocks(model)
     if quantization != "none" and not quantized_bytes(model):
         kind = type(model).__name__
         raise ValueError(f"no layer of a {kind} can be held in NF4: offer it with the quantization never")
