@@ -84,9 +84,8 @@ def _require_reply(base: Base, prompt: list[int]) -> None:
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         if is_gpu_error(error) or is_gpu_out_of_memory(error):
             raise
-        raise InvalidModel(
-            f"it cannot write replies as they are written here: {_first_line(error)}", "model"
-        ) from error
+        why = f"it cannot write replies as they are written here: {_first_line(error).removesuffix('.')}"
+        raise InvalidModel(f"{why}; offer another model", "model") from error
 
 
 @torch.inference_mode()
