@@ -16,6 +16,7 @@ from spard import distributed
 from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import check_address
+from spard.commands.quiet import hide_progress_bars
 from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 def execute(asked: Asked) -> int:
     """Run a recipe and print what was measured."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+    hide_progress_bars()
     try:
         spec = load_recipe(asked.recipe)
         check_files(spec)

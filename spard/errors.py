@@ -37,6 +37,12 @@ class AdapterMismatch(InvalidRecipe):
     code = "adapter_mismatch"
 
 
+class UnsupportedModule(InvalidRecipe):
+    """The model cannot be given an adapter of these target modules; the message names one that it can."""
+
+    code = "unsupported_module"
+
+
 class InvalidExtension(SpardError):
     """An installed package registers something that cannot be used; the message names the package."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.catalog import weights
+from app.catalog import adapters, weights
 from app.catalog.schemas import BaseModelIn, ModelFitness
 from app.catalog.sources import checked_source
 from app.db.tables import BaseModelEntry
+from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
 from app.files.template_look import TemplateLook, look_at
 from app.files.tokenizer import tokenizer_folder
@@ -36,6 +37,7 @@ class Inspected:
     digest: str | None = None
     tool_support: dict[str, bool] | None = None
     notes: list[str] = field(default_factory=list)
+    lora_reach: LoraReachJson | None = None
 
 
 def inspect(entry: BaseModelIn) -> Inspected:
@@ -49,7 +51,8 @@ def inspect(entry: BaseModelIn) -> Inspected:
         return Inspected(source, entry.digest, tool_support=tool_support_now(hub_model))
     notes, tools = require_fit(source)
     _require_plain(Path(source), entry)
-    return Inspected(source, entry.digest or folder_digest(Path(source)), tools, notes)
+    reach = adapters.reach_of(source, entry.target_modules)
+    return Inspected(source, entry.digest or folder_digest(Path(source)), tools, notes, reach)
 
 
 def require_fit(source: str) -> tuple[list[str], dict[str, bool] | None]:

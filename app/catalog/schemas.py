@@ -11,6 +11,9 @@ from app.catalog import model_names
 from app.db.tables import Corpus
 from app.http.schemas import Absent, Body, UnixTime
 from spard.config import Quantizes
+from spard.models.targets import MODULE
+
+TargetModules = Annotated[list[Annotated[str, Field(pattern=MODULE)]], Field(min_length=1, max_length=64)]
 
 
 class ModelOut(BaseModel):
@@ -40,6 +43,7 @@ class BaseModelIn(Body):
 
     `quantization` says when jobs train on it in NF4, 4 bits a weight: `if_needed` where no worker's GPUs hold it.
     `digest` is that of its files, as `spard check-model --json` prints it; a folder without one is read to find it out.
+    `target_modules` are what adapters of jobs change that name none; without them it follows the model.
     """
 
     alias: Annotated[
@@ -51,6 +55,20 @@ class BaseModelIn(Body):
     allow_full_fine_tuning: bool = False
     quantization: Quantizes = "never"
     digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    target_modules: TargetModules | None = None
+
+
+class LoraReach(BaseModel):
+    """What an adapter of these target modules reaches: how many layers, and the share of the parameters in them.
+
+    `leaves_out_experts`: the model has experts, and neither they nor their router are adapted.
+    """
+
+    target_modules: list[str]
+    layers: int
+    of_layers: int
+    share: float
+    leaves_out_experts: bool
 
 
 class ToolSupport(BaseModel):
@@ -62,7 +80,7 @@ class ToolSupport(BaseModel):
 
 
 class BaseModelOut(BaseModel):
-    """`tool_support` is null where the model's tokenizer is not on the machine that serves the API.
+    """`tool_support` and `lora_reach` are null where the model's files are not on the machine that serves the API.
 
     `digest` is of its files as they were when it was offered; null where they were not on that machine.
     """
@@ -78,6 +96,8 @@ class BaseModelOut(BaseModel):
     quantization: Quantizes
     tool_support: ToolSupport | None
     digest: str | None
+    target_modules: list[str] | None
+    lora_reach: LoraReach | None
     created_at: UnixTime
 
 

@@ -62,6 +62,9 @@ def add_model(
     quantization: Annotated[Quantized, typer.Option(help="Whether jobs train on it in 4 bits per weight.")] = (
         Quantized.never
     ),
+    target_modules: Annotated[
+        str | None, typer.Option(help="What adapters change by default, as q_proj,v_proj; default: the attention.")
+    ] = None,
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load it and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +74,7 @@ def add_model(
     except Refusal as error:
         raise CommandFailed(str(error)) from None
     folder = Path(source).expanduser()
-    tried = _tried(str(folder) if folder.is_dir() else source, revision) if is_tried else None
+    tried = _tried(str(folder) if folder.is_dir() else source, revision, target_modules) if is_tried else None
     entry = {
         "alias": alias,
         "source": str(folder.resolve()) if folder.is_dir() else source,
@@ -80,13 +83,14 @@ def add_model(
         "allow_full_fine_tuning": allow_full_fine_tuning,
         "quantization": quantization,
         "digest": tried,
+        "target_modules": target_modules.split(",") if target_modules else None,
     }
     with connect() as client:
         added = client.post("admin/models", entry)
     _show(added, as_json)
 
 
-def _tried(source: str, revision: str | None) -> str | None:
+def _tried(source: str, revision: str | None, target_modules: str | None) -> str | None:
     """Load a model in a process of its own and run it forward; say what it is, and return the digest of its files."""
     if find_spec("torch") is None:
         warn("Not tried with a forward pass: torch is not installed here.")
@@ -94,10 +98,10 @@ def _tried(source: str, revision: str | None) -> str | None:
     if not Path(source).is_dir() and not _is_cached(source, revision):
         warn("Not tried with a forward pass: its files are not on this machine.")
         return None
-    asked = ["check-model", source, "--json", *(["--revision", revision] if revision else [])]
-    done = subprocess.run(  # noqa: S603 - the command is ours
-        python("spard.commands", *asked), env=safe_path(os.environ), capture_output=True, text=True, check=False
-    )
+    options = {"--revision": revision, "--target-modules": target_modules}
+    given = [part for name, value in options.items() if value for part in (name, value)]
+    command = python("spard.commands", "check-model", source, "--json", *given)
+    done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]
         for code in (InvalidModel.code, UnfitModel.code):

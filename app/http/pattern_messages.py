@@ -17,6 +17,7 @@ ALLOWED = {
     r"^https?://[^\s]{1,500}$": "an address that begins with http:// or https://, without spaces, up to 500 characters",
     r"^[0-9a-f]{40}$": "the 40 digits of a commit, 0 to 9 and a to f",
     r"^[0-9a-fA-F]{32}$": "the 32 digits of an MD5 sum, 0 to 9 and a to f",
+    r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$": "the name of a module, such as q_proj, or the end of its path: mlp.down_proj",
     r"^[a-z_-]{1,64}$": "lower-case letters, '_' and '-', 1 to 64 of them",
     r"^[a-z_]+\.[a-z_]+$": "the name of an action, such as job.created",
     r"^([a-z_]+\.[a-z_]+)?$": "nothing, or the name of an action, such as job.created",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.catalog import adapters
 from app.db.tables import TERMINAL, BaseModelEntry, Job
 from app.db.tables.job_spec import StartFrom
 from app.errors import InvalidRequest, InvalidState
@@ -78,7 +79,7 @@ def check(found: Start | None, ask: JobCreate, model: BaseModelEntry) -> None:
         raise _mismatch(f"{ask.model} was trained on what {model.alias} stood for before.", "model")
     if ask.full_fine_tuning:
         raise _mismatch(f"{ask.model} is an adapter; leave full_fine_tuning out.", "full_fine_tuning")
-    if ask.lora is not None and ask.lora != found.lora:
+    if ask.lora is not None and found.lora not in (ask.lora, adapters.with_default(ask.lora, model)):
         raise _mismatch(f"The adapter of {ask.model} has {asdict(found.lora)}; leave lora out.", "lora")
 
 

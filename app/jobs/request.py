@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema
 from app.http.schemas import Body, Refusal
 from spard import config
 from spard.data import strict_json
+from spard.models.targets import MODULE
 
 _SUFFIX_CHARS = 64
 # Letters of Latin scripts that are no plain letter with a mark.
@@ -22,7 +23,7 @@ _LETTERS = str.maketrans(
     {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L"}
     | {"đ": "d", "Đ": "D", "ð": "d", "Ð": "D", "þ": "th", "Þ": "Th", "ħ": "h", "Ħ": "H", "\u0131": "i"}
 )
-_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,127}")
+_MODULE = re.compile(MODULE)
 
 
 def _suffix(text: str) -> str:

@@ -9,6 +9,7 @@ from secrets import randbelow
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
+from app.catalog import adapters
 from app.catalog import service as catalog
 from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
@@ -74,7 +75,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
-    asked = _recipe(ask, safety, model, start.lora if start else ask.lora or Lora())
+    asked = _recipe(ask, safety, model, start.lora if start else adapters.with_default(ask.lora or Lora(), model))
     recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
     of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
@@ -116,7 +117,8 @@ def _model_ref(model: BaseModelEntry) -> ModelRef:
 
 
 def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:
-    return Recipe(
+    """Return the recipe that a request asks for; refuse an adapter of what the model cannot adapt."""
+    recipe = Recipe(
         defense=safety.defense,
         selection=safety.selection,
         lora=None if ask.full_fine_tuning else lora,
@@ -129,6 +131,8 @@ def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -
         ending=ask.ending or Ending(),
         optimizer=ask.optimizer,
     )
+    adapters.check_recipe(recipe, model)
+    return recipe
 
 
 def _model(session: Session, alias: str) -> BaseModelEntry:

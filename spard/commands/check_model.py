@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from spard.commands import measuring
 from spard.commands.front import Asked, alone
+from spard.commands.quiet import hide_notes
 from spard.errors import SpardError
 from spard.models.folder.check import notes
+from spard.models.targets import Reach
 from spard.training.trial import try_base
 
 
@@ -27,22 +28,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(asked: Asked) -> int:
     """Try a model and tell what it is, or what is wrong with it."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    set_verbosity_error()  # type: ignore[no-untyped-call]
+    hide_notes()
     try:
-        found = try_base(asked.model, asked.revision)
+        targets = asked.target_modules.split(",") if asked.target_modules else None
+        found = try_base(asked.model, asked.revision, targets)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
     told = notes(Path(asked.model)) if Path(asked.model).is_dir() else []
     if asked.as_json:
         facts = {"parameters": found.parameters, "positions": found.positions, "digest": found.digest, "notes": told}
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+        sys.stdout.write(json.dumps(facts | {"lora_reach": asdict(found.reach)}, indent=2) + "\n")
         return 0
     sys.stdout.write(
         f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
         "weights, a forward pass and a gradient to train an adapter by are as they should be\n"
+        f"{lora_line(found.reach, is_default=targets is None)}\n"
     )
     for each in told:
         sys.stdout.write(f"note: {each}\n")
     return 0
+
+
+def lora_line(reach: Reach, *, is_default: bool) -> str:
+    """Return the line that says what an adapter changes of the model, and how much of it that is."""
+    return f"{'LoRA default' if is_default else 'LoRA'}: {reach.sentence}"

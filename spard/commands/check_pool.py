@@ -10,11 +10,10 @@ import json
 import sys
 from collections.abc import Sequence
 
-from transformers.utils.logging import disable_progress_bar
-
 from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
+from spard.commands.quiet import hide_progress_bars
 from spard.data.rows import prompt_text, read_pool
 from spard.errors import RowSignalUnavailable, SpardError
 from spard.evaluation.inverted_pool import inverted_rows
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(asked: Asked) -> int:
     """Check a pool and name its bad rows."""
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    hide_progress_bars()
     try:
         lines, rows = _inverted(asked)
     except SpardError as error:

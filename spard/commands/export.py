@@ -102,7 +102,7 @@ def _merged(adapter: Path, base: str | None) -> Path:
         named = source.get("name", "a folder at the provider's")
         raise UserError(f"The base model is {named}, which no hub has: name its folder with --base.")
     folder = adapter.with_name(f"{adapter.name.removesuffix('-adapter')}-merged")
-    _module("transformers.utils.logging").disable_progress_bar()
+    _module("spard.commands.quiet").hide_progress_bars()
     loaded = _module("spard.models.base").load_base(base or source["name"], revision, "cpu", as_stored=True)
     _module("spard.models.merged").save_merged(loaded, adapter, folder)
     return folder

@@ -156,6 +156,9 @@ def check_pool(
 def check_model(
     model: Annotated[str, typer.Argument(help="A folder or a hub id.")],
     revision: Revision = None,
+    target_modules: Annotated[
+        str | None, typer.Option(help="Modules of the adapter that is tried, as q_proj,v_proj; default: the attention.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Try a base model before it is offered: tokenizer, chat template, end token, weights and a gradient."""

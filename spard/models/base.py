@@ -105,7 +105,7 @@ def read_base(
             str(source), revision, kind, stored or nf4.options(quantization, dtype or usual, place)
         )
         loaded.restore_dtype_(model, kind, is_stored=bool(stored))
-        nf4.require_whole_blocks(model)
+        nf4.require_held(model, quantization)
         loaded.check_tokens_(model, tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
@@ -168,7 +168,9 @@ def _load(
     model, info = found
     loaded.require_fitting(model, info)
     if _CACHE not in inspect.signature(model.forward).parameters:  # it would take no notice of one, and forget
-        raise ValueError(f"a {type(model).__name__} takes no {_CACHE}, which its replies are written by")
+        raise ValueError(
+            f"a {type(model).__name__} takes no {_CACHE}, by which replies are written here: offer another"
+        )
     tokenizer = read_tokenizer(source, revision)
     ends = model.generation_config.eos_token_id
     tokenizer.stated_ends = ends if isinstance(ends, list) else [] if ends is None else [ends]

@@ -9,17 +9,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from transformers.pytorch_utils import Conv1D
 
 from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, file_sha256
-from spard.errors import AdapterMismatch, InvalidRecipe
+from spard.errors import AdapterMismatch, UnsupportedModule
 from spard.models.base import Base
+from spard.models.layout import layout_of
+from spard.models.linears import Layout
 from spard.models.peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from spard.models.sharding import retype_, whole_sizes
+from spard.models.targets import adapted, refusal, resolved_targets
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # of PEFT's adapters
 
 
@@ -29,7 +32,7 @@ def trainable_model(model: Any, recipe: Recipe) -> Any:
     LoRA starts from the recipe's seed. Seeds the global generator: the caller restores it.
     """
     torch.manual_seed(recipe.seed)
-    trainable = _widened_(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora)
+    trainable = _widened_(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora, recipe)
     if recipe.gradient_checkpointing:
         _renamed(model, "enable")({"use_reentrant": False})
     return trainable.train()
@@ -48,7 +51,7 @@ def go_on_from_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise _mismatch(f"no LoRA adapter can be read there ({type(error).__name__})") from error
-    _check_shape(recipe.lora, config)
+    _check_shape(recipe.lora, sorted(model.peft_config[model.active_adapter].target_modules), config)
     if digest not in (None, base.digest):
         raise _mismatch("the adapter was trained on another base model")
     found: Any = set_peft_model_state_dict(model, tensors)
@@ -88,9 +91,9 @@ def _rate(module: torch.nn.Module) -> float:
     return rate if isinstance(rate, float) else 0.0
 
 
-def _check_shape(lora: Lora, config: dict[str, Any]) -> None:
+def _check_shape(lora: Lora, targets: list[str], config: dict[str, Any]) -> None:
     """Check that an adapter has the recipe's shape, scale and kind; with another it would change at the first step."""
-    wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.target_modules or ATTENTION)}
+    wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": targets}
     for name, value in wanted.items():
         own = sorted(config.get(name) or ()) if name == "target_modules" else config.get(name)
         if own != value:
@@ -104,22 +107,29 @@ def _mismatch(message: str) -> AdapterMismatch:
     return AdapterMismatch(f"start_from: {message}", "start_from")
 
 
-def _with_lora(model: Any, lora: Lora) -> Any:
-    targets = lora.target_modules or ATTENTION
-    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    unknown = sorted(set(targets) - linear)
-    if unknown:
-        raise InvalidRecipe(
-            f"lora.target_modules: the model has no {', '.join(unknown)}; it has {', '.join(sorted(linear))}",
-            "lora.target_modules",
-        )
+def _with_lora(model: Any, lora: Lora, recipe: Recipe) -> Any:
+    layout = layout_of(model)
+    targets = _targets(layout, recipe)
+    is_transposed = all(isinstance(model.get_submodule(each.path), Conv1D) for each in adapted(layout, targets))
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # divided by the rank: a fraction does as well
         lora_dropout=lora.dropout,
         target_modules=list(targets),
+        fan_in_fan_out=is_transposed,
         bias="none",
         task_type="CAUSAL_LM",
     )
     with whole_sizes():
         return get_peft_model(model, config)
+
+
+def _targets(layout: Layout, recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of what is adapted; raise `UnsupportedModule` for names that this model cannot be given."""
+    asked = (recipe.lora.target_modules or None) if recipe.lora else None
+    why = refusal(layout, asked, has_anchor=recipe.effective_anchor > 0) if asked is not None else None
+    targets = () if why else resolved_targets(layout, asked)
+    if not targets:
+        why = why or "no layer of the model has anything like attention: name the linear layers to adapt"
+        raise UnsupportedModule(f"lora.target_modules: {why}", "lora.target_modules")
+    return targets

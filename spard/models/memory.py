@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from spard.config import Lora, OptimizerName, Quantization, Recipe
 from spard.models.shapes import Shape
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # what LoRA adapts unless asked otherwise
 _HALF, _SINGLE = 2, 4  # bytes of a number in bfloat16 and in float32
 _BLOCK = 256  # moments in 8 bits with one scale
 _NF4_BLOCK, _SCALES_BLOCK = 64, 256  # weights with one scale, scales with one of their own
@@ -52,15 +51,14 @@ class Trained:
         return cls(recipe.lora, copies, recipe.quantization, has_twin, recipe.optimizer)
 
     def targets(self, shape: Shape) -> list[tuple[int, int]]:
-        """Return what goes into and comes out of each layer that LoRA adapts, within one decoder layer."""
-        names = (self.lora.target_modules or ATTENTION) if self.lora else ()
-        return [shape.linear[name] for name in names if name in shape.linear]
+        """Return what goes into and comes out of each layer that LoRA adapts."""
+        return shape.adapted(self.lora.target_modules or None) if self.lora else []
 
     def parameters(self, shape: Shape) -> int:
         """Count the parameters that are trained."""
         if self.lora is None:
             return shape.parameters
-        return shape.layers * self.lora.rank * sum(wide + out for wide, out in self.targets(shape))
+        return self.lora.rank * sum(wide + out for wide, out in self.targets(shape))
 
 
 def weights(shape: Shape, trained: Trained) -> int:
@@ -80,7 +78,7 @@ def twin(shape: Shape, trained: Trained) -> int:
 
 def quantized_parameters(shape: Shape) -> int:
     """Count the weights that NF4 holds: of all linear layers but the head."""
-    return shape.layers * sum(wide * out for wide, out in shape.linear.values())
+    return sum(shape.quantizable)
 
 
 def nf4(parameters: int, quantization: Quantization) -> int:
@@ -94,7 +92,7 @@ def unpacked(shape: Shape, trained: Trained) -> int:
     """Return the bytes at work where weights in NF4 are made numbers again: those of the largest layer, at once."""
     if trained.quantization == "none":
         return 0
-    return _HALF * max(wide * out for wide, out in shape.linear.values())
+    return _HALF * max(shape.quantizable, default=0)
 
 
 def trained_state(shape: Shape, trained: Trained) -> int:
@@ -121,7 +119,12 @@ def saved_per_token(shape: Shape, trained: Trained) -> int:
     the attention. LoRA saves the input of each layer that it adapts in bfloat16 and r elements more; dropout a mask and
     the masked input. All that is trained in full saves every input: 8 D more of the norms, 10 D + 2 I of the rest.
     """
+    masked = _SINGLE if trained.lora and trained.lora.dropout else 0
+    rank = trained.lora.rank if trained.lora else 0
+    adapted = sum((_HALF + masked) * wide + _HALF * rank for wide, _ in trained.targets(shape)) // shape.layers
     norms = 2 * (_SINGLE * shape.hidden + _SINGLE)
+    if shape.layout:
+        return norms + adapted + _saved_of_any_kind(shape, is_whole=trained.lora is None)
     mlp = 3 * _HALF * shape.inner
     attention = 2 * _HALF * (shape.queries + shape.keys) + _SINGLE * shape.heads
     if shape.has_normed_heads:
@@ -129,9 +132,19 @@ def saved_per_token(shape: Shape, trained: Trained) -> int:
     if trained.lora is None:
         inputs = 2 * _SINGLE * shape.hidden + 5 * _HALF * shape.hidden + _HALF * shape.inner
         return norms + mlp + attention + inputs
-    masked = _SINGLE if trained.lora.dropout else 0
-    adapted = sum((_HALF + masked) * wide + _HALF * trained.lora.rank for wide, _ in trained.targets(shape))
     return norms + mlp + attention + adapted
+
+
+def _saved_of_any_kind(shape: Shape, *, is_whole: bool) -> int:
+    """Return the bytes that a layer of unknown kind saves for each token, but for its norms and its adapter.
+
+    What each linear layer gives is taken to be saved twice, before and after what is done with it, and keys and values
+    as wide as the queries twice more: above what Llama's kind saves, and just above Falcon, which repeats them.
+    """
+    inside = [each for linears in shape.layout.in_stack().values() for each in linears] if shape.layout else []
+    outputs = sum(each.outputs for each in inside) // shape.layers + shape.experts
+    inputs = sum(each.inputs for each in inside) // shape.layers + shape.experts if is_whole else 0
+    return 2 * _HALF * outputs + 4 * _HALF * shape.queries + 2 * _SINGLE * shape.hidden + _HALF * inputs
 
 
 def saved(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:

@@ -60,6 +60,17 @@ def require_whole_blocks(model: Any) -> None:
             raise ValueError(f"{name.removesuffix('.weight')} has {size}")
 
 
+def require_held(model: Any, quantization: Quantization) -> None:
+    """Raise `ValueError` where a model was to be held in NF4 and none of its layers is, or not rightly.
+
+    Those of Falcon, for one, are of a class of their own, which transformers does not replace.
+    """
+    require_whole_blocks(model)
+    if quantization != "none" and not quantized_bytes(model):
+        kind = type(model).__name__
+        raise ValueError(f"no layer of a {kind} can be held in NF4: offer it with the quantization never")
+
+
 def quantized_bytes(model: Any) -> int:
     """Return the bytes of all weights that are in NF4, with their scales."""
     return sum(_bytes(part) for part in model.parameters() if getattr(part, "quant_state", None) is not None)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+
 from spard.models.unseen import unseen
+
+# Of libraries about each other: PEFT 0.21 reads what transformers 5.23 has renamed, and bitsandbytes looks on the hub
+# for a kernel that it does without. Nobody here can do anything about either.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 with unseen("bitsandbytes"):
     from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict

@@ -1,23 +1,38 @@
-"""The shape of a language model, read from its configuration without torch.
+"""The shape of a language model, read from its configuration and its files without torch.
 
-Llama's and Qwen's families are known: attention with grouped queries and a gated MLP. Of a mixture of experts nothing
-is said. Sizes are numbers of elements.
+Of Llama's and Qwen's families the configuration says all: attention with grouped queries and a gated MLP. Of others the
+layout of their linear layers is needed as well. Sizes are numbers of elements.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spard.models.linears import Layout
+from spard.models.stored import read_layout
+from spard.models.targets import QKVO, adapted, resolved_targets
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_PLAIN = {*QKVO, "gate_proj", "up_proj", "down_proj"}  # what a decoder layer of Llama's kind consists of
+_SPELLINGS = {  # how older configurations call the same
+    "hidden_size": ("n_embd", "d_model"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+}
 _NORMED_HEADS = ("qwen3", "olmo2", "gemma3", "gemma3_text")  # models with a norm over each head of queries and keys
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides how much memory a model takes: width, layers, heads and vocabulary."""
+    """What decides how much memory a model takes: width, layers, heads and vocabulary.
+
+    layout   where the layers are of another kind than Llama's: all linear layers of the model
+    experts  elements that the experts of one layer give for each token, of a mixture
+    """
 
     hidden: int
     inner: int  # of the gated MLP
@@ -29,6 +44,8 @@ class Shape:
     positions: int | None = None
     is_tied: bool = False  # the head has the embeddings' weights
     has_normed_heads: bool = False
+    layout: Layout | None = None
+    experts: int = 0
 
     @property
     def queries(self) -> int:
@@ -55,20 +72,47 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """The parameters of one decoder layer, but for biases."""
+        """The parameters of one decoder layer, but for biases; the mean of layers that differ."""
+        if self.layout:
+            return max(0, self.layout.parameters - self._embeddings) // self.layers
         return sum(wide * out for wide, out in self.linear.values()) + 2 * self.hidden
 
     @property
     def parameters(self) -> int:
         """The parameters of the model, but for biases."""
-        embeddings = self.vocab * self.hidden * (1 if self.is_tied else 2)
-        return embeddings + self.layers * self.layer_parameters + self.hidden
+        if self.layout:
+            return self.layout.parameters
+        return self._embeddings + self.layers * self.layer_parameters + self.hidden
+
+    @property
+    def quantizable(self) -> list[int]:
+        """The sizes of the weights that NF4 can hold: of all linear layers but the head. Experts are none of them."""
+        if self.layout:
+            return [each.weights for each in self.layout.linears if each.outputs != self.vocab]
+        return [wide * out for wide, out in self.linear.values()] * self.layers
+
+    def adapted(self, names: Sequence[str] | None) -> list[tuple[int, int]]:
+        """Return what goes into and comes out of each layer that LoRA adapts; None: of the default ones."""
+        if self.layout:
+            found = adapted(self.layout, resolved_targets(self.layout, names))
+            return [(each.inputs, each.outputs) for each in found]
+        leaves = {name.rpartition(".")[2] for name in names or QKVO}
+        return [size for name, size in self.linear.items() if name in leaves] * self.layers
+
+    @property
+    def _embeddings(self) -> int:
+        return self.vocab * self.hidden * (1 if self.is_tied else 2)
 
 
-def shape_of(config: Mapping[str, object]) -> Shape | None:
-    """Return the shape that a configuration describes; None where it is of a kind that is not known."""
+def shape_of(config: Mapping[str, object], layout: Layout | None = None) -> Shape | None:
+    """Return the shape that a configuration describes; None where it is of a kind that is not known.
+
+    With a model's `layout` that is none, but where the width or the vocabulary cannot be told.
+    """
     text = config.get("text_config")
     own = text if isinstance(text, Mapping) else config
+    if layout and not _is_plain(layout):
+        return _shape_by(own, layout)
     if any(own.get(name) for name in _EXPERTS):
         return None
     hidden, heads = _number(own, "hidden_size"), _number(own, "num_attention_heads")
@@ -95,9 +139,44 @@ def read_shape(source: str) -> Shape | None:
         config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return shape_of(config) if isinstance(config, dict) else None
+    return shape_of(config, read_layout(source)) if isinstance(config, dict) else None
+
+
+def _is_plain(layout: Layout) -> bool:
+    """Whether all decoder layers are of Llama's kind."""
+    layers = layout.in_stack().values()
+    return not layout.has_experts and all({each.leaf for each in linears} == _PLAIN for linears in layers)
+
+
+def _shape_by(config: Mapping[str, object], layout: Layout) -> Shape | None:
+    """Return the shape of a model whose layers are of another kind than Llama's."""
+    hidden, vocab = _number(config, "hidden_size"), _number(config, "vocab_size")
+    inside = [each for linears in layout.in_stack().values() for each in linears]
+    if not (hidden and vocab and inside):
+        return None
+    heads = _number(config, "num_attention_heads") or 1
+    experts = _expert_outputs(config, hidden) if layout.has_experts else 0
+    return Shape(
+        hidden=hidden,
+        inner=max(experts, *(each.outputs for each in inside)),
+        layers=layout.layers,
+        heads=heads,
+        kv_heads=_number(config, "num_key_value_heads") or heads,
+        head_dim=_number(config, "head_dim") or hidden // heads,
+        vocab=vocab,
+        positions=_number(config, "max_position_embeddings"),
+        is_tied=layout.tied_head is not None,
+        layout=layout,
+        experts=experts,
+    )
+
+
+def _expert_outputs(config: Mapping[str, object], hidden: int) -> int:
+    """Return how many elements the experts that a token is sent to give: each its gated MLP and its result."""
+    inner = _number(config, "moe_intermediate_size") or _number(config, "intermediate_size") or 4 * hidden
+    return (_number(config, "num_experts_per_tok") or 1) * (2 * inner + hidden)
 
 
 def _number(config: Mapping[str, object], name: str) -> int | None:
-    found = config.get(name)
-    return found if isinstance(found, int) and found > 0 else None
+    found = [config.get(each) for each in (name, *_SPELLINGS.get(name, ()))]
+    return next((each for each in found if isinstance(each, int) and each > 0), None)

@@ -13,6 +13,7 @@ from spard.config import Recipe, Resolved
 from spard.methods import open_method
 from spard.models import budget
 from spard.models.fit import Gpus, Load, Plan, fit
+from spard.models.layout import layout_of
 from spard.models.memory import Trained
 from spard.models.shapes import shape_of
 from spard.pipeline.context import Context
@@ -22,7 +23,7 @@ from spard.pipeline.rows import Rows
 def planned(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
     """Return the plan for the GPUs that the run has, and report it; None without a GPU, or of an unknown model."""
     gpus = gpus_of(context)
-    shape = shape_of(context.base.model.config.to_dict())
+    shape = shape_of(context.base.model.config.to_dict(), layout_of(context.base.model))
     if gpus is None or shape is None:
         return None
     plan = fit(shape, Trained.by(context.recipe), _load(context.recipe, rows, resolved), gpus)

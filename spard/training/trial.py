@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from spard.config import Recipe
+from spard.config import Lora, Recipe
 from spard.data.batches import collate
 from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, render_prompt
 from spard.data.tools import CONVERSATION
@@ -15,26 +17,36 @@ from spard.errors import SpardError, UnfitModel, is_gpu_error, is_gpu_out_of_mem
 from spard.losses.cross_entropy import token_losses
 from spard.models.base import Base, load_base
 from spard.models.folder.time_limit import at_most
+from spard.models.generate import complete
+from spard.models.layout import lora_reach
 from spard.models.lora import trainable_model
+from spard.models.targets import Reach
+
+_WITHOUT_ADAPTER = "__base__"  # PEFT's name for rows without one
 
 RENDERING_S = 10.0  # of CPU time, for two short texts
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a model is that passed: its parameters, the tokens of a row at most, and the id of its end token."""
+    """What a model is that passed: its parameters, the tokens of a row at most, and the id of its end token.
+
+    `reach` is what the default adapter reaches, or that of the target modules that were asked for.
+    """
 
     parameters: int
     positions: int
     end_token: int
     digest: str
+    reach: Reach
 
 
-def try_base(source: str | Path, revision: str | None = None) -> Trial:
+def try_base(source: str | Path, revision: str | None = None, targets: Sequence[str] | None = None) -> Trial:
     """Load tokenizer and weights, render a conversation, run it forward, and take the gradient of a LoRA adapter.
 
-    Raise InvalidModel with what is wrong. The weights have the type that jobs use: bfloat16 on a GPU, float32 on a CPU,
-    where a model takes 4 bytes of memory for each parameter.
+    The adapter is the default one, or has the target modules `targets`. Raise InvalidModel with what is wrong. The
+    weights have the type that jobs use: bfloat16 on a GPU, float32 on a CPU, where a model takes 4 bytes of memory for
+    each parameter.
     """
     base = load_base(source, revision)
     prompt, row = _conversation(base)
@@ -44,8 +56,10 @@ def try_base(source: str | Path, revision: str | None = None) -> Trial:
     if not bool(torch.isfinite(logits).all()):
         raise UnfitModel("its weights give logits that are not finite", "model")
     count = sum(each.numel() for each in base.model.parameters())
-    _require_gradient(base, row)
-    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest)
+    reached = lora_reach(base.model, targets)
+    _require_reply(base, prompt)
+    _require_own_adapters(_require_gradient(base, row, targets), prompt)
+    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached)
 
 
 def _conversation(base: Base) -> tuple[list[int], Encoded]:
@@ -72,19 +86,52 @@ def _require_ids(base: Base, row: list[int]) -> None:
         raise UnfitModel(message, "model")
 
 
-def _require_gradient(base: Base, row: Encoded) -> None:
-    """Refuse a model that a job of the default recipe could not train; `base.model` gets an adapter."""
+def _require_reply(base: Base, prompt: list[int]) -> None:
+    """Refuse a model that cannot go on from what it has read, as every reply is written."""
+    try:
+        complete(base.model, base.tokenizer, [prompt], 2)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        if is_gpu_error(error) or is_gpu_out_of_memory(error):
+            raise
+        why = f"it cannot write replies as they are written here: {_first_line(error).removesuffix('.')}"
+        raise UnfitModel(f"{why}; offer another model", "model") from error
+
+
+@torch.inference_mode()
+def _require_own_adapters(model: Any, prompt: list[int]) -> None:
+    """Refuse a model of which two rows cannot have different adapters, as rows of the engine have."""
+    for name, part in model.named_parameters():
+        if ".lora_B." in name:
+            part.fill_(0.1)
+    ids_2T = torch.tensor([prompt, prompt], device=model.device)
+    names = [_WITHOUT_ADAPTER, model.active_adapter]
+    logits_2TV = model.eval()(input_ids=ids_2T, adapter_names=names).logits
+    if torch.equal(logits_2TV[0], logits_2TV[1]):
+        kind = type(model.get_base_model()).__name__
+        message = (
+            f"PEFT gives all rows of a {kind} one adapter, and rows are served with their own: offer another model"
+        )
+        raise UnfitModel(message, "model")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _require_gradient(base: Base, row: Encoded, targets: Sequence[str] | None) -> Any:
+    """Refuse a model that a job of the default recipe could not train; return `base.model` with an adapter."""
+    recipe = Recipe(lora=Lora(target_modules=None if targets is None else tuple(targets)))
     batch = collate([row], base.tokenizer.pad_token_id, base.device)
     try:
         with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
-            model = trainable_model(base.model, Recipe())
+            model = trainable_model(base.model, recipe)
             theta = [each for each in model.parameters() if each.requires_grad]
             loss = token_losses(model, batch).loss_S.mean()
             gradient = torch.autograd.grad(loss, theta, allow_unused=True, materialize_grads=True)
     except (SpardError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         if is_gpu_error(error) or is_gpu_out_of_memory(error):
             raise
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnfitModel(f"it cannot be trained: {why}", "model") from error
+        raise UnfitModel(f"it cannot be trained: {_first_line(error)}", "model") from error
     if not all(bool(each.isfinite().all()) for each in gradient) or not any(bool(each.any()) for each in gradient):
         raise UnfitModel("it cannot be trained: the gradient of an adapter is zero or not finite", "model")
+    return model

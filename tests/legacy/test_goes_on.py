@@ -40,7 +40,7 @@ ADDED_ANYWHERE = {
     *("memory_plan", "verdict", "weight"),
 }
 ADDED = {
-    "/v1/admin/models": {"quantization", "tool_support"},
+    "/v1/admin/models": {"lora_reach", "quantization", "target_modules", "tool_support"},
     "/v1/admin/pools": {"warnings"},
     "/v1/admin/suites": {"warnings"},
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, LlamaModel
+from transformers import LlamaForCausalLM, LlamaModel
 
 from spard.commands import check_model
+from tests.architectures import make_model, write_architecture
 
 
 @pytest.fixture
@@ -50,10 +53,13 @@ def without_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
-def with_other_layers(folder: Path) -> None:
-    """The layers have other names than the default recipe trains."""
-    sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 300}
-    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder)
+def with_one_adapter_for_all(folder: Path) -> None:
+    """PEFT tells rows of such a model not apart."""
+    make_model("MPT").save_pretrained(folder)
+
+
+def with_a_cache_of_its_own(folder: Path) -> None:
+    make_model("MiniMax").save_pretrained(folder)
 
 
 FAULTS: dict[Callable[[Path], None], str] = {
@@ -63,7 +69,8 @@ FAULTS: dict[Callable[[Path], None], str] = {
     silent_template: "chat template",
     not_finite: "not finite",
     cut_off: "cannot be loaded",
-    with_other_layers: "it cannot be trained: lora.target_modules: the model has no",
+    with_one_adapter_for_all: "PEFT gives all rows of a MptForCausalLM one adapter",
+    with_a_cache_of_its_own: "it cannot write replies as they are written here: MiniMax uses cache of its own",
 }
 
 
@@ -80,7 +87,28 @@ def test_what_is_wrong_is_one_line(
 
 def test_a_model_that_works_passes(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_model.main([str(model)]) == 0
-    assert "a forward pass" in capsys.readouterr().out
+    checked, adapter = capsys.readouterr().out.splitlines()
+    assert "a forward pass" in checked
+    assert adapter.startswith("LoRA default: q_proj, k_proj, v_proj, o_proj; reaches 2 of 2 layers, ")
+
+
+def test_what_an_adapter_reaches_is_told_of_any_target_modules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write_architecture("Qwen3.5", tmp_path))
+    assert check_model.main([folder]) == 0
+    assert "reaches 4 of 4 layers" in capsys.readouterr().out
+    assert check_model.main([folder, "--target-modules", "q_proj,v_proj", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["lora_reach"]
+    assert (found["target_modules"], found["layers"], found["of_layers"]) == (["q_proj", "v_proj"], 1, 4)
+    assert check_model.main([folder, "--target-modules", "query"]) == 1
+    assert "it cannot be trained: lora.target_modules: the model has no query" in capsys.readouterr().err
+
+
+def test_nothing_of_libraries_is_printed(model: Path) -> None:
+    command = [sys.executable, "-m", "spard.commands", "check-model", str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stderr, len(done.stdout.splitlines())) == ("", 2)
 
 
 def test_a_loss_without_a_gradient_is_refused(

@@ -8,17 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from spard.config import Defense, Hyperparameters, Lisa, Lora, Recipe, SafeGrad, Spard, resolve
 from spard.models import memory
 from spard.models.base import Base
 from spard.models.fit import GIB, Gpus, Load, fit, need
+from spard.models.layout import layout_of
+from spard.models.lora import trainable_model
 from spard.models.memory import Trained
 from spard.models.shapes import read_shape, shape_of
+from spard.models.stored import read_layout
 from spard.training.layout import METHOD
 from spard.training.resume_state import load, newest_first
 from spard.training.train import train
+from tests.architectures import write_architecture
 from tests.narrowing import required
 from tests.spard.fake_tensors import saved_bytes
 from tests.spard.parts import refusals, sums
@@ -79,6 +95,41 @@ def test_what_is_planned_is_what_pytorch_saves(name: str, recipe: Recipe, tokens
     is_on = recipe.gradient_checkpointing
     planned = memory.saved(shape, Trained(recipe.lora), rows * tokens, checkpointing=is_on)
     assert 0.98 <= planned / measured <= 1.02
+
+
+OTHERS: dict[str, PretrainedConfig] = {
+    "Phi-3": Phi3Config(hidden_size=3072, intermediate_size=8192, num_attention_heads=32),
+    "Pythia": GPTNeoXConfig(hidden_size=2048, intermediate_size=8192, num_attention_heads=16),
+    "Falcon": FalconConfig(),
+    "Mixtral": MixtralConfig(),
+    "OLMoE": OlmoeConfig(),
+}
+
+
+@pytest.mark.parametrize(("name", "checkpointing"), [*product(OTHERS, (False, True))])
+def test_of_other_kinds_no_less_is_planned_than_pytorch_saves(name: str, checkpointing: bool) -> None:
+    config, recipe = OTHERS[name], Recipe(gradient_checkpointing=checkpointing)
+    config.num_hidden_layers = 4
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = required(shape_of(config.to_dict(), layout_of(model)))
+    assert shape.parameters == sum(part.numel() for part in model.parameters())
+    planned = memory.saved(shape, Trained(recipe.lora), 2 * 512, checkpointing=checkpointing)
+    measured = saved_bytes(config, recipe, 2, 512, shape.layers)
+    assert 1 <= round(planned / measured, 2) <= (1.25 if checkpointing else 3)
+    trained = trainable_model(model, recipe)
+    adapter = sum(part.numel() for part in trained.parameters() if part.requires_grad)
+    assert Trained(recipe.lora).parameters(shape) == adapter
+
+
+def test_a_model_of_another_kind_is_planned_from_its_files(tmp_path: Path) -> None:
+    write_architecture("Qwen3 MoE", tmp_path)
+    shape = required(read_shape(str(tmp_path)))
+    layout = required(read_layout(tmp_path))
+    assert (shape.parameters, shape.experts) == (layout.parameters, 2 * (2 * 24 + 32))
+    assert need(shape, Trained(Lora()), 64).alone > need(shape, Trained(Lora(rank=1)), 64).alone
+    held = memory.weights(shape, Trained(Lora(), quantization="nf4"))
+    assert held > layout.parameters, "experts stay as they are: they are no linear layers"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -32,6 +32,7 @@ from spard.pipeline import run as run_whole
 from spard.pipeline.library import _identity
 from spard.training.train import Trained as Tuned
 from spard.training.train import train
+from tests.architectures import write_architecture
 from tests.narrowing import required
 from tests.spard.parts import refusals, sums, write_model
 from tests.spard.test_fit import SHAPES
@@ -66,6 +67,13 @@ def quantized(folder: Path) -> Callable[..., Base]:
 def test_a_layer_of_broken_blocks_is_refused(model_folder: Callable[..., Path]) -> None:
     with pytest.raises(InvalidModel, match="q_proj has 32 inputs, and NF4 needs a multiple of 64"):
         load_base(model_folder(), device="cpu", quantization="nf4")
+
+
+def test_a_model_of_which_no_layer_can_be_held_in_nf4_is_refused(tmp_path: Path) -> None:
+    """Falcon's linear layers are of a class of their own, which transformers leaves as it is."""
+    write_architecture("Falcon", tmp_path)
+    with pytest.raises(InvalidModel, match="no layer of a FalconForCausalLM can be held in NF4"):
+        load_base(tmp_path, device="cpu", quantization="nf4")
 
 
 def test_linear_layers_but_the_head_are_in_nf4(quantized: Callable[..., Base]) -> None:

@@ -6,8 +6,19 @@ from datetime import datetime
 
 from sqlalchemy import BigInteger, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
+from typing_extensions import TypedDict
 
 from app.db.base import Base, Json, new_id, utc_now
+
+
+class LoraReachJson(TypedDict):
+    """`spard.models.targets.Reach`."""
+
+    target_modules: list[str]
+    layers: int
+    of_layers: int
+    share: float
+    leaves_out_experts: bool
 
 
 class BaseModelEntry(Base):
@@ -25,6 +36,9 @@ class BaseModelEntry(Base):
     tool_support: Mapped[dict[str, bool] | None] = mapped_column(Json)
     # Of its files when it was offered; null where they were not at hand, and in entries from before there was one.
     digest: Mapped[str | None]
+    target_modules: Mapped[list[str] | None] = mapped_column(Json)  # of its jobs' adapters, unless they name others
+    # What an adapter of the default target modules reaches; null where its weights were not at hand.
+    lora_reach: Mapped[LoraReachJson | None] = mapped_column(Json)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 

@@ -1,0 +1,63 @@
+"""The layout of a loaded model: its linear layers by their paths, as `spard.models.targets` chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from spard.models.linears import EXPERTS, Layout, Linear, heads_of, stack_of
+from spard.models.targets import Reach, reach
+
+_SKIP = "D"  # the weight of a state space by which its input passes it
+
+
+def layout_of(model: Any) -> Layout:
+    """Return the layout of a transformers model without adapters, whatever its weights are held in."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    linears = {name: _linear(name, module) for name, module in modules.items() if _is_linear(module)}
+    stack, layers = _stack(model, modules, linears)
+    own = {name: list(module.named_parameters(recurse=False)) for name, module in modules.items()}
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = head is not None and head.weight is embeddings.weight
+    weights = sum(each.weights for name, each in linears.items() if not (is_tied and modules[name] is head))
+    rest = sum(
+        part.numel() for name, parts in own.items() for key, part in parts if key != "weight" or name not in linears
+    )
+    return Layout(
+        linears=tuple(linears.values()),
+        stack=stack,
+        layers=layers,
+        heads=heads_of(model.config.get_text_config().to_dict()),
+        parameters=weights + rest,
+        others=frozenset(name for name, parts in own.items() if parts and name not in linears),
+        state_spaces=frozenset(name for name, parts in own.items() if any(key == _SKIP for key, _ in parts)),
+        tied_head=next((name for name, module in modules.items() if module is head), None) if is_tied else None,
+        has_experts=any(EXPERTS.search(name) for name in modules),
+    )
+
+
+def lora_reach(model: Any, targets: Sequence[str] | None = None) -> Reach:
+    """Return what an adapter of these target modules reaches of a model without adapters; None: of the default ones."""
+    return reach(layout_of(model), targets)
+
+
+def _stack(model: Any, modules: Mapping[str, Any], linears: Collection[str]) -> tuple[str, int]:
+    """Return the path of the language model's decoder layers, and how many they are."""
+    decoder = model.get_decoder()
+    within = next((name for name, module in modules.items() if module is decoder), "")
+    return stack_of(linears, "" if within in linears else within)  # some call their head so
+
+
+def _is_linear(module: torch.nn.Module) -> bool:
+    """Whether PEFT's layer can stand for a module: some routers are linear layers, too, and give more than numbers."""
+    is_router = "router" in type(module).__name__.lower()
+    return isinstance(module, torch.nn.Linear | Conv1D) and not is_router
+
+
+def _linear(path: str, module: Any) -> Linear:
+    if isinstance(module, Conv1D):
+        return Linear(path, module.nx, module.nf)
+    return Linear(path, module.in_features, module.out_features)

@@ -1,0 +1,92 @@
+"""What a model's folder says of its weights, read from the headers of its safetensors files, without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from spard.models.folder.headers import all_tensors
+from spard.models.linears import EXPERTS, Layout, Linear, heads_of, stack_of
+
+_TRANSPOSED = ("gpt2", "openai-gpt")  # model types whose layers are transformers' Conv1D: inputs first
+_OTHER_TOWER = re.compile(r"(^|\.)(mtp|[a-z_]*(vision|visual|audio|speech|image)[a-z_]*)(\.|$)")
+_EMBEDDING = re.compile(r"(^|\.|_)(embed\w*|embeddings?|wte|wpe)$")
+_HEADS = ("lm_head", "embed_out")
+
+Shapes = Mapping[str, Sequence[int]]  # of tensors, by name
+
+
+def read_layout(source: str | Path) -> Layout | None:
+    """Read the layout of a model in a folder; None where there is none, or no layer in it has a plain weight."""
+    folder = Path(source)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        shapes = {name: tensor["shape"] for name, tensor in all_tensors(folder)}
+        return stored_layout(shapes, config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
+    """Return the layout that stored tensors and a configuration describe; None where no layer has a plain weight.
+
+    What `spard.models.layout.layout_of` says of the loaded model counts: a checkpoint may name layers otherwise, holds
+    each expert in tensors of its own, and says nothing of ties that transformers makes by default.
+    """
+    text = config.get("text_config")
+    own: Mapping[str, Any] = text if isinstance(text, Mapping) else config
+    weights = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith(".weight")}
+    is_turned = own.get("model_type") in _TRANSPOSED
+    linears = [_linear(path, shape, is_turned) for path, shape in weights.items() if _is_linear(path, shape)]
+    in_language = [each.path for each in linears if not _OTHER_TOWER.search(each.path) and not _is_expert(each.path)]
+    stack, count = stack_of(in_language)
+    if not count:
+        return None
+    kept = [each for each in linears if not _is_expert(each.path)]
+    return Layout(
+        linears=tuple(sorted(kept, key=lambda each: _in_order(each.path))),
+        stack=stack,
+        layers=min(count, _layers(own) or count),
+        heads=heads_of(own),
+        parameters=sum(prod(shape) for shape in shapes.values()),
+        others=frozenset(weights.keys() - {each.path for each in kept}),
+        state_spaces=frozenset(name.removesuffix(".D") for name in shapes if name.endswith(".D")),
+        tied_head=_tied_head(weights, config, own),
+        has_experts=any(EXPERTS.search(name) for name in shapes),
+    )
+
+
+def _tied_head(weights: Shapes, config: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    """Return the path of a head that has the weights of the embeddings: one that is said to, or is not stored."""
+    stored = next((path for path in weights if path.rpartition(".")[2] in _HEADS), None)
+    is_tied = own.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    if is_tied is True or (is_tied is None and stored is None):
+        return stored or _HEADS[0]
+    return None
+
+
+def _is_linear(path: str, shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and _EMBEDDING.search(path) is None
+
+
+def _is_expert(path: str) -> bool:
+    return "experts." in path and "shared_expert" not in path
+
+
+def _linear(path: str, shape: Sequence[int], is_turned: bool) -> Linear:
+    inputs, outputs = shape if is_turned and path.rpartition(".")[2] not in _HEADS else reversed(shape)
+    return Linear(path, inputs, outputs)
+
+
+def _layers(config: Mapping[str, Any]) -> int | None:
+    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    return next((found for name in names if isinstance(found := config.get(name), int)), None)
+
+
+def _in_order(path: str) -> list[tuple[int, str]]:
+    """Return what sorts paths as people count layers: 2 before 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in path.split(".")]

@@ -1,0 +1,183 @@
+"""Which linear layers of a model LoRA adapts, told from their paths and sizes, without torch.
+
+The default is the attention of each decoder layer; of a layer without attention it is what takes its place: a linear
+attention, a short convolution, the input of a state space. A layer whose attention has q_proj, k_proj, v_proj and
+o_proj has exactly these adapted. Feed-forward layers, experts and routers are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from spard.models.linears import IN_LAYER, Layout, Linear
+
+QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
+MODULE = r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$"  # what can be the name of a module, or the end of its path
+_ATTENTION = re.compile("attn|attention")
+_FEED_FORWARD = re.compile("mlp|ffn|feed_forward|moe|expert|router")
+_OF_FEED_FORWARD = {"up_proj", "down_proj"}  # a block with both is one, whatever it is called
+_NARROW = 8  # times as many inputs as outputs has a gate, at least
+_SHOWN = 40  # names of layers in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What an adapter of some target modules reaches of a model.
+
+    layers   decoder layers in which something is adapted, out of `of_layers`
+    share    of the model's parameters that lie in adapted layers
+    """
+
+    target_modules: tuple[str, ...]
+    layers: int
+    of_layers: int
+    share: float
+    leaves_out_experts: bool = False
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The names as a person reads them: the last part of each path, once."""
+        return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.target_modules))
+
+    @property
+    def sentence(self) -> str:
+        """The reach as a person reads it."""
+        names = ", ".join(self.shown)
+        experts = "; experts and their router are left out" if self.leaves_out_experts else ""
+        share = f"{self.share:.1%}".replace("%", " %")
+        return f"{names}; reaches {self.layers} of {self.of_layers} layers, {share} of the parameters{experts}"
+
+
+def default_targets(layout: Layout) -> tuple[str, ...]:
+    """Return the names of what LoRA adapts unless asked otherwise; none where no layer has anything like attention."""
+    chosen = [each for linears in layout.in_stack().values() for each in _mixer(layout, linears)]
+    return _names(layout, chosen)
+
+
+def resolved_targets(layout: Layout, asked: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names to adapt: the default, or those asked for, told apart from layers outside the language model."""
+    if asked is None:
+        return default_targets(layout)
+    found = adapted(layout, asked)
+    own = [each for each in found if _is_of_language(layout, each)]
+    return tuple(asked) if len(own) == len(found) else _names(layout, own)
+
+
+def adapted(layout: Layout, targets: Sequence[str]) -> list[Linear]:
+    """Return the linear layers that the names choose, as PEFT matches them: by the end of their path."""
+    return [each for each in layout.linears if any(_is_named(each.path, name) for name in targets)]
+
+
+def reach(layout: Layout, asked: Sequence[str] | None = None) -> Reach:
+    """Return what the default reaches, or what the names asked for do."""
+    targets = resolved_targets(layout, asked)
+    chosen = {each.path for each in adapted(layout, targets)}
+    layers = sum(any(each.path in chosen for each in linears) for linears in layout.in_stack().values())
+    weights = sum(each.weights for each in layout.linears if each.path in chosen)
+    leaves_out = layout.has_experts and not any("expert" in path for path in chosen)
+    return Reach(targets, layers, layout.layers, weights / max(1, layout.parameters), leaves_out)
+
+
+def refusal(layout: Layout, asked: Sequence[str], *, has_anchor: bool = False) -> str | None:
+    """Return why an adapter cannot have these target modules, and what to name instead; None where it can.
+
+    With `has_anchor` the hidden states are held near the base model's, so that one of them has to be adapted.
+    """
+    for name in asked:
+        if why := _fault(layout, name):
+            return why
+    if has_anchor and not any(IN_LAYER.fullmatch(each.path) for each in adapted(layout, asked)):
+        names = ", ".join(asked)
+        return f"{names} alone changes no hidden state, which the defense's anchor holds: name a decoder layer's too"
+    return None
+
+
+def _fault(layout: Layout, name: str) -> str | None:
+    """Return what keeps one name from being adapted."""
+    found = adapted(layout, [name])
+    if layout.tied_head and _is_named(layout.tied_head, name):
+        return (
+            f"{name} is tied to the embeddings: they are one weight, and merging an adapter of {name} would change "
+            f"both; leave {name} out"
+        )
+    if not found:
+        known = ", ".join(sorted({each.leaf for each in layout.linears if each.path != layout.tied_head})[:_SHOWN])
+        if any(_is_named(path, name) or f".{name}." in path for path in layout.others):
+            return f"{name} is no linear layer, and LoRA adapts these alone here; the model has {known}"
+        return f"the model has no {name}; it has {known}"
+    if any(_is_passed_by(layout, each) for each in found):
+        return (
+            f"{name} belongs to a state space, whose kernels read its weight and would pass an adapter by; "
+            "of a state space name in_proj alone"
+        )
+    return None
+
+
+def _mixer(layout: Layout, linears: Sequence[Linear]) -> Iterator[Linear]:
+    """Yield what is adapted of one decoder layer: its attention, or else what takes its place."""
+    blocks: defaultdict[str, list[Linear]] = defaultdict(list)
+    for each in linears:
+        if not _FEED_FORWARD.search(each.block):
+            blocks[each.block].append(each)
+    whole = [block for block, inside in blocks.items() if set(QKVO) <= {each.leaf for each in inside}]
+    named = [block for block in blocks if _ends_in_attention(block)]
+    other = [block for block in blocks if not _is_flat(block) and not _ATTENTION.search(block)]
+    for block in whole or named or other:
+        yield from _projections(layout, block, blocks[block])
+
+
+def _projections(layout: Layout, block: str, inside: Sequence[Linear]) -> Iterator[Linear]:
+    """Yield what is adapted of one block: q, k, v, o, or all but gates that have a number or two for each head."""
+    leaves = {each.leaf for each in inside}
+    if leaves >= _OF_FEED_FORWARD:
+        return
+    for each in inside:
+        is_gate = each.outputs <= 2 * layout.heads and each.outputs * _NARROW <= each.inputs
+        if each.leaf in QKVO if leaves >= set(QKVO) else not (is_gate or _is_passed_by(layout, each)):
+            yield each
+
+
+def _is_passed_by(layout: Layout, linear: Linear) -> bool:
+    """Whether a state space's kernels take the weight of a layer instead of calling it."""
+    return linear.block in layout.state_spaces and linear.leaf != "in_proj"
+
+
+def _is_flat(block: str) -> bool:
+    """Whether a block is a decoder layer itself."""
+    return block.rpartition(".")[2].isdigit() and IN_LAYER.fullmatch(block) is None
+
+
+def _ends_in_attention(block: str) -> bool:
+    """Whether a block is an attention, one of several of a layer, and nothing inside of one."""
+    parts = [part for part in block.split(".") if not part.isdigit()]
+    return bool(parts) and _ATTENTION.search(parts[-1]) is not None
+
+
+def _is_of_language(layout: Layout, linear: Linear) -> bool:
+    """Whether a layer is none of another list of layers than the language model's, as of a vision tower."""
+    place = IN_LAYER.fullmatch(linear.path)
+    return place is None or (place["stack"] or "") == layout.stack
+
+
+def _names(layout: Layout, chosen: Sequence[Linear]) -> tuple[str, ...]:
+    """Return the shortest ends of paths that name exactly the chosen layers."""
+    own = {each.path for each in chosen}
+    rest = [path for path in (*(each.path for each in layout.linears), *layout.others) if path not in own]
+    taken = {end for path in rest for end in _ends(path)}
+    names = {next(end for end in (*_ends(each.path), each.path) if end not in taken) for each in chosen}
+    usual = QKVO if names >= set(QKVO) else ()
+    return (*usual, *sorted(names - set(usual)))
+
+
+def _ends(path: str) -> Iterator[str]:
+    """Yield the ends of a path, the shortest first."""
+    parts = path.split(".")
+    for i in range(len(parts) - 1, -1, -1):
+        yield ".".join(parts[i:])
+
+
+def _is_named(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
