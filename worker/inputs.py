@@ -142,6 +142,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         audits=spec.audited is not None,
         weights=_weights(job, run.model),
         pass_tokens=settings.pass_tokens,
+        rendering=spec.model.rendering,
     )
 
 

@@ -12,7 +12,10 @@ import torch
 
 from spard import distributed
 from spard.config.patience import Patience
+from spard.data.chat import fix_rendering, renderer_of
+from spard.data.rendering import read_rendering
 from spard.digests import file_sha256, model_file_name
+from spard.errors import InvalidModel
 from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.judges import asked_through
 from spard.evaluation.scorers.sandbox import refuse_programs
@@ -79,6 +82,7 @@ def _context(
 ) -> Context:
     _require_gpu()
     base = (holder.take(wanted_by(assignment)) if holder else None) or _loaded(assignment)
+    _render_as_recorded(base, assignment)
     _set_threads(base)
     budget.set_tokens(assignment.pass_tokens)
     return Context(
@@ -94,6 +98,16 @@ def _context(
         _checkpoints(assignment, folder),
         assignment.keeps_transcripts,
     )
+
+
+def _render_as_recorded(base: Base, assignment: Assignment) -> None:
+    """Render the base model's chat template as the catalog says; raise InvalidModel for another template than its."""
+    if assignment.rendering is None:
+        return
+    recorded, found = read_rendering(assignment.rendering), renderer_of(base.tokenizer).rendering
+    if recorded.template != found.template:
+        raise InvalidModel("the base model has another chat template than when it was added; add it again", "model")
+    fix_rendering(base.tokenizer, recorded)
 
 
 def _require_gpu() -> None:

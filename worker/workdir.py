@@ -29,7 +29,7 @@ NODE = "SPARD_NODE"  # of a child's environment: the number of its machine among
 _LOCK = "lock"
 _REST = (
     *("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until"),
-    *("keeps_transcripts", "audits", "weights", "pass_tokens"),
+    *("keeps_transcripts", "audits", "weights", "pass_tokens", "rendering"),
 )
 
 
@@ -139,6 +139,7 @@ class Assignment:
     keeps_transcripts: bool = False  # every prompt of the audit is kept with its reply
     audits: bool = False  # nothing is trained: what lies in `Folder.start` is audited
     weights: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the base model's files by their names
+    rendering: Mapping[str, Any] | None = None  # of the base model's chat template, as the catalog has it
     pass_tokens: int | None = None  # padded ones that go through the model at once; None: as memory is free
 
 
@@ -173,6 +174,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "audits": assignment.audits,
         "weights": dict(assignment.weights),
         "pass_tokens": assignment.pass_tokens,
+        "rendering": assignment.rendering,
     }
     folder.job.write_text(json.dumps(facts))
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from app.catalog import adapters, weights
-from app.catalog.schemas import BaseModelIn, ModelFitness
+from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
 from app.catalog.sources import checked_source
 from app.db.tables import BaseModelEntry
 from app.db.tables.catalog import LoraReachJson
@@ -38,6 +39,7 @@ class Inspected:
     tool_support: dict[str, bool] | None = None
     notes: list[str] = field(default_factory=list)
     lora_reach: LoraReachJson | None = None
+    rendering: dict[str, Any] | None = None
 
 
 def inspect(entry: BaseModelIn) -> Inspected:
@@ -48,15 +50,22 @@ def inspect(entry: BaseModelIn) -> Inspected:
     source = checked_source(entry.source, entry.revision)
     if not Path(source).is_dir():
         hub_model = BaseModelEntry(alias=entry.alias, source=source, revision=entry.revision)
-        return Inspected(source, entry.digest, tool_support=tool_support_now(hub_model))
-    notes, tools = require_fit(source)
+        look = _look_at_hub_model(hub_model)
+        return Inspected(source, entry.digest, **_of_template(look))
+    notes, look = require_fit(source)
     _require_plain(Path(source), entry)
     reach = adapters.reach_of(source, entry.target_modules)
-    return Inspected(source, entry.digest or folder_digest(Path(source)), tools, notes, reach)
+    digest = entry.digest or folder_digest(Path(source))
+    return Inspected(source, digest, notes=notes, lora_reach=reach, **_of_template(look))
 
 
-def require_fit(source: str) -> tuple[list[str], dict[str, bool] | None]:
-    """Return what the provider should know of a folder, and what of tools its chat template renders.
+def _of_template(look: TemplateLook | None) -> dict[str, Any]:
+    """Return what is stored with a base model of its chat template."""
+    return {name: look[name] for name in ("tool_support", "rendering")} if look else {}
+
+
+def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
+    """Return what the provider should know of a folder, and what was found of its tokenizer and chat template.
 
     Raise `InvalidRequest` for a folder that is no base model, or a tokenizer that cannot write a conversation. Where
     there is no `tokenizer.json`, only loading the model tells.
@@ -69,17 +78,21 @@ def require_fit(source: str) -> tuple[list[str], dict[str, bool] | None]:
     fault = next((each.sentence for each in found if each.is_fault), look["fault"] if look else None)
     if fault:
         raise InvalidRequest(f"{folder.name} cannot be offered: {fault}.", code="invalid_model", param="source")
-    tools = look["tool_support"] if look else None
-    return [each.sentence for each in found], dict(tools) if tools else None
+    return [each.sentence for each in found], look
 
 
 def tool_support_now(entry: BaseModelEntry) -> dict[str, bool] | None:
     """Return what of tools a model's template renders; None where its tokenizer is not here or the template fails."""
+    look = _look_at_hub_model(entry)
+    return dict(look["tool_support"]) if look and look["tool_support"] else None
+
+
+def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:
+    """Return what was found of a model's tokenizer and chat template; None where they are not on this machine."""
     try:
-        found = look_at(tokenizer_folder(entry))["tool_support"]
+        return look_at(tokenizer_folder(entry))
     except InvalidState:
         return None
-    return dict(found) if found else None
 
 
 def fitness(entry: BaseModelEntry) -> ModelFitness:
@@ -94,6 +107,7 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
         found.tokenizer, found.chat_template = look["has_tokenizer"], look["has_template"]
         found.end_token = look["has_end_token"]
         found.fault = found.fault or look["fault"]
+        found.template = look["card"] and TemplateCardOut.model_validate(look["card"])
     return found
 
 

@@ -107,6 +107,25 @@ class OfferedModelOut(BaseModelOut):
     warnings: list[str] = []
 
 
+class TemplateProbe(BaseModel):
+    """A conversation as it is trained: in how many samples, and as text with what is learned in brackets.
+
+    Samples are parted by a line of three dashes. `refusal` says why such rows are not trained.
+    """
+
+    name: str
+    samples: int
+    text: str
+    refusal: str
+
+
+class TemplateCardOut(BaseModel):
+    """What a model's chat template does to conversations, in sentences and by example."""
+
+    lines: list[str]
+    probes: list[TemplateProbe]
+
+
 class ModelFitness(BaseModel):
     """What a base model's files have; null is what its files on this machine do not tell.
 
@@ -121,6 +140,7 @@ class ModelFitness(BaseModel):
     chat_template: bool | None = None
     end_token: bool | None = None
     fault: str | None = None
+    template: TemplateCardOut | None = None
 
 
 class BaseModelDeleted(BaseModel):

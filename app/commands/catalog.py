@@ -117,6 +117,7 @@ def _described(found: Mapping[str, Any]) -> str:
     return (
         f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat "
         "template, end token, weights, a forward pass and a gradient to train an adapter by are as they should be."
+        + "".join(f"\nChat template: {line}" for line in found["template"]["lines"])
     )
 
 

@@ -12,13 +12,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from app.errors import Unavailable
 from app.files.tokenizer import LightTokenizer
 from app.ops.processes import limit_cpu, limit_memory, python, safe_path
 from spard.data import chat
+from spard.data.template_card import template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError
 
@@ -37,6 +39,24 @@ class TemplateLook(TypedDict):
     has_template: bool
     has_end_token: bool
     tool_support: Mapping[str, bool] | None
+    rendering: Mapping[str, Any] | None
+    card: CardJson | None
+
+
+class ProbeJson(TypedDict):
+    """A conversation of the card: in how many samples it is trained, what is learned in brackets; or a refusal."""
+
+    name: str
+    samples: int
+    text: str
+    refusal: str
+
+
+class CardJson(TypedDict):
+    """What the chat template does to conversations, in sentences and by example."""
+
+    lines: list[str]
+    probes: list[ProbeJson]
 
 
 def look_at(folder: Path) -> TemplateLook:
@@ -73,6 +93,10 @@ def _look(folder: Path) -> TemplateLook:
     try:
         chat.encode_to_train(tokenizer, [CONVERSATION], chat.UNBOUNDED)
         found["tool_support"] = chat.tool_support(tokenizer)
+        renderer = chat.renderer_of(tokenizer)
+        found["rendering"] = renderer.rendering.as_json()
+        card = template_card(renderer)
+        found["card"] = {"lines": list(card.lines()), "probes": [asdict(each) for each in card.probes]}  # type: ignore[typeddict-item]
     except SpardError as error:
         found["fault"] = f"its chat template cannot write a question and its answer: {error.message}"
     except MemoryError:
@@ -90,6 +114,8 @@ def _nothing(fault: str | None) -> TemplateLook:
         "has_template": False,
         "has_end_token": False,
         "tool_support": None,
+        "rendering": None,
+        "card": None,
     }
 
 

@@ -113,6 +113,7 @@ def _model_ref(model: BaseModelEntry) -> ModelRef:
         revision=model.revision,
         learning_rate=model.learning_rate,
         digest=model.digest,
+        rendering=model.rendering,
     )
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from spard.commands import measuring
 from spard.commands.front import Asked, alone
@@ -37,16 +38,23 @@ def execute(asked: Asked) -> int:
         return 1
     told = notes(Path(asked.model)) if Path(asked.model).is_dir() else []
     if asked.as_json:
-        facts = {"parameters": found.parameters, "positions": found.positions, "digest": found.digest, "notes": told}
-        sys.stdout.write(json.dumps(facts | {"lora_reach": asdict(found.reach)}, indent=2) + "\n")
+        facts: dict[str, Any] = {
+            "parameters": found.parameters,
+            "positions": found.positions,
+            "digest": found.digest,
+            "notes": told,
+        }
+        template = {"lines": list(found.card.lines()), "probes": [asdict(each) for each in found.card.probes]}
+        facts |= {"lora_reach": asdict(found.reach), "template": template}
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
         return 0
     sys.stdout.write(
         f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
         "weights, a forward pass and a gradient to train an adapter by are as they should be\n"
         f"{lora_line(found.reach, is_default=targets is None)}\n"
     )
-    for each in told:
-        sys.stdout.write(f"note: {each}\n")
+    sys.stdout.writelines(f"chat template: {line}\n" for line in found.card.lines())
+    sys.stdout.writelines(f"note: {each}\n" for each in told)
     return 0
 
 

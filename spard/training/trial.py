@@ -11,7 +11,8 @@ import torch
 
 from spard.config import Lora, Recipe
 from spard.data.batches import collate
-from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, render_prompt
+from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, render_prompt, renderer_of
+from spard.data.template_card import TemplateCard, template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError, UnfitModel, is_gpu_error, is_gpu_out_of_memory
 from spard.losses.cross_entropy import token_losses
@@ -39,6 +40,7 @@ class Trial:
     end_token: int
     digest: str
     reach: Reach
+    card: TemplateCard
 
 
 def try_base(source: str | Path, revision: str | None = None, targets: Sequence[str] | None = None) -> Trial:
@@ -49,7 +51,7 @@ def try_base(source: str | Path, revision: str | None = None, targets: Sequence[
     each parameter.
     """
     base = load_base(source, revision)
-    prompt, row = _conversation(base)
+    prompt, row, card = _conversation(base)
     _require_ids(base, list(row.ids))
     with torch.inference_mode():
         logits = base.model(input_ids=torch.tensor([prompt], device=base.device)).logits
@@ -59,15 +61,16 @@ def try_base(source: str | Path, revision: str | None = None, targets: Sequence[
     reached = lora_reach(base.model, targets)
     _require_reply(base, prompt)
     _require_own_adapters(_require_gradient(base, row, targets), prompt)
-    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached)
+    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached, card)
 
 
-def _conversation(base: Base) -> tuple[list[int], Encoded]:
-    """Return the tokens of a question, and a row with its answer."""
+def _conversation(base: Base) -> tuple[list[int], Encoded, TemplateCard]:
+    """Return the tokens of a question, a row with its answer, and what the chat template does to conversations."""
     try:
         with at_most(RENDERING_S):
             row = encode_to_train(base.tokenizer, [CONVERSATION], UNBOUNDED)[0]
-            return render_prompt(base.tokenizer, CONVERSATION.messages[:1]), row
+            card = template_card(renderer_of(base.tokenizer))
+            return render_prompt(base.tokenizer, CONVERSATION.messages[:1]), row, card
     except TimeoutError as error:
         message = "its chat template takes too long to write a question and its answer: give one without such loops"
         raise UnfitModel(message, "model") from error

@@ -1,0 +1,19 @@
+"""How the chat template of a base model is rendered; null of those that were offered before."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+from app.db.base import Json
+
+revision = "0060"
+down_revision = "0059"
+
+
+def upgrade() -> None:
+    op.add_column("base_models", sa.Column("rendering", Json, nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("base_models", "rendering")
