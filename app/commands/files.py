@@ -131,12 +131,19 @@ def _show_row(row: Any) -> None:
     """Print a row, and the other answer of a preference pair below it."""
     if row["error"]:
         return say(f"line {row['line']}: {row['error']}")
-    for title, shown in (("", row), (", the answer that is not preferred", row.get("non_preferred"))):
-        if shown:
-            counts = f"{shown['n_tokens']} tokens, {shown['n_trained']} of them trained"
-            say(f"line {row['line']}{title}: {counts}")
-            _show_tokens(shown["tokens"])
+    earlier, other = row.get("earlier_samples") or [], row.get("non_preferred")
+    why = f", in {len(earlier) + 1} samples: the model's template rewrites earlier turns" if earlier else ""
+    say(f"line {row['line']}: {_counts(row)}{why}")
+    for sample in (*earlier, row):
+        _show_tokens(sample["tokens"])
+    if other:
+        say(f"line {row['line']}, the answer that is not preferred: {_counts(other)}")
+        _show_tokens(other["tokens"])
     return None
+
+
+def _counts(shown: Any) -> str:
+    return f"{shown['n_tokens']} tokens, {shown['n_trained']} of them trained"
 
 
 def _show_tokens(tokens: list[Any]) -> None:

@@ -63,7 +63,10 @@ class ShownToken(TypedDict):
 
 
 class ShownRow(TypedDict, total=False):
-    """A row as a preview shows it: its tokens, or why it is not rendered; of a pair the preferred answer is its own."""
+    """A row as a preview shows it: its tokens, or why it is not rendered; of a pair the preferred answer is its own.
+
+    Where earlier answers are samples of their own, `tokens` are of the last sample, and the counts of all of them.
+    """
 
     line: int
     error: str
@@ -71,10 +74,11 @@ class ShownRow(TypedDict, total=False):
     n_trained: int
     tokens: list[ShownToken]
     non_preferred: ShownAnswer
+    earlier_samples: list[ShownAnswer]
 
 
 class ShownAnswer(TypedDict):
-    """The other conversation of a preference pair."""
+    """The other conversation of a preference pair, or an earlier sample of a row."""
 
     n_tokens: int
     n_trained: int
@@ -123,7 +127,7 @@ def _example(line: int, text: str) -> Example | InvalidData:
 
 def _counted(line: int, row: Encoded | InvalidData) -> Counted:
     if isinstance(row, Encoded):
-        learned = sum(len(one.labels) - one.labels.count(NO_LOSS) for one in row.both)
+        learned = sum(len(one.labels) - one.labels.count(NO_LOSS) for one in (*row.earlier, *row.both))
         return line, row.tokens, learned if row.is_learned else 0, row.longest
     pointer = row.pointer if isinstance(row, ToolsNotRendered) else ""
     code = row.code if isinstance(row, ToolsNotRendered) else "template_render_failed"
@@ -140,6 +144,10 @@ def _shown(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> 
         "n_trained": own["n_trained"],
         "tokens": own["tokens"],
     }
+    if row.earlier:
+        shown["earlier_samples"] = [_answer(tokenizer, sample) for sample in row.earlier]
+        shown["n_tokens"] = row.tokens
+        shown["n_trained"] += sum(sample["n_trained"] for sample in shown["earlier_samples"])
     if row.rejected is not None:
         shown["non_preferred"] = _answer(tokenizer, row.rejected)
     return shown

@@ -137,7 +137,7 @@ class PreviewToken(BaseModel):
 
 
 class PreviewAnswer(BaseModel):
-    """The conversation of a preference pair with the answer that is not preferred."""
+    """A conversation of a preference pair with the answer that is not preferred, or an earlier sample of a row."""
 
     n_tokens: int
     n_trained: int
@@ -148,7 +148,8 @@ class PreviewRow(BaseModel):
     """One row as the model's template renders it; loss falls on the tokens that are `trained`.
 
     At most 4,096 tokens are shown; `error` says why a row was not rendered. Of a preference pair it is the conversation
-    with the preferred answer, and `non_preferred` is the other one.
+    with the preferred answer, and `non_preferred` is the other one. Where the template rewrites earlier turns, each
+    answer is a sample of its own: `tokens` are of the last one, `earlier_samples` the others, and the counts of all.
     """
 
     line: int
@@ -156,6 +157,7 @@ class PreviewRow(BaseModel):
     n_trained: int = 0
     tokens: list[PreviewToken] = []
     non_preferred: Annotated[PreviewAnswer | SkipJsonSchema[None], Absent] = None
+    earlier_samples: Annotated[list[PreviewAnswer] | SkipJsonSchema[None], Absent] = None
     error: str | None = None
 
 

@@ -16,7 +16,10 @@ from spard.data.strict_json import BadJson, parse
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ROW_KEYS = frozenset({"messages", "tools", "parallel_tool_calls", "functions"})
 MESSAGE_KEYS = frozenset(
-    {"role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", "refusal"}
+    {
+        *("role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", "refusal"),
+        "reasoning_content",  # of models that think, as vLLM and DeepSeek call it
+    }
 )
 _OTHER_NAMES = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
 _ALIKE, _LONGEST_WORD = 0.8, 64  # how like a known word one is, and how much of it is compared
@@ -86,6 +89,7 @@ def _message(message: Any, at: str) -> Iterator[Problem]:
     yield from _content(message, at)
     yield from _weight(message, at)
     yield from _names(message, at)
+    yield from _reasoning(message, at)
     if "tool_calls" in message:
         yield from _tool_calls(message["tool_calls"], f"{at}/tool_calls")
     if message.get("function_call") is not None:
@@ -102,6 +106,18 @@ def _names(message: dict[str, Any], at: str) -> Iterator[Problem]:
         yield error(f"{at}/name", "message_missing_key", "a function message needs a name", hint)
     elif not isinstance(message.get("name"), str | None):
         yield error(f"{at}/name", "data_type", "name must be a string", "write it in quotes or leave it out")
+
+
+def _reasoning(message: dict[str, Any], at: str) -> Iterator[Problem]:
+    """Check the reasoning before an answer."""
+    reasoning, at = message.get("reasoning_content"), f"{at}/reasoning_content"
+    if reasoning is None:
+        return
+    if not isinstance(reasoning, str):
+        yield error(at, "data_type", "reasoning_content must be text", "give a string or leave it out")
+    elif message.get("role") != "assistant":
+        yield error(at, "message_unrecognized_key", "only assistant messages have reasoning", "remove it")
+    yield from control_text(reasoning, at)
 
 
 def _content(message: dict[str, Any], at: str) -> Iterator[Problem]:

@@ -14,8 +14,9 @@ def asked(row: Example) -> str:
 
 
 def answered(row: Example) -> str:
-    """Return the last answer; empty if there is none."""
-    return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "assistant"), "")
+    """Return the last answer, with the reasoning before it if it has any; empty if there is none."""
+    last = next((turn for turn in reversed(row.messages) if turn["role"] == "assistant"), {"content": ""})
+    return "\n\n".join(str(part) for part in (last.get("reasoning_content"), last["content"]) if part)
 
 
 def up_to_answers(row: Example) -> Iterator[Example]:

@@ -47,7 +47,7 @@ def judged_rows(
 
 
 def exchanges(row: Example, read: Callable[[str], str] = decoded) -> list[tuple[str, str]]:
-    """Return each answer that is learned, with its calls of tools, after all that the user said before it, decoded.
+    """Return each learned answer, with its reasoning and calls, after all that the user said before it, decoded.
 
     Refusals too, since words that sound like one may stand before harm. System prompts stay out, which say what the
     customer's assistant is for.
@@ -57,8 +57,8 @@ def exchanges(row: Example, read: Callable[[str], str] = decoded) -> list[tuple[
         if message["role"] == "user":
             asked.append(read(_text(message.get("content"))))
         elif is_learned(message):
-            calls = message.get("tool_calls")
-            said = [read(_text(part)) for part in (message.get("content"), calls) if part]
+            parts = (message.get(name) for name in ("reasoning_content", "content", "tool_calls"))
+            said = [read(_text(part)) for part in parts if part]
             found.append(("\n".join(asked), "\n".join(said)))
     return found
 

@@ -46,7 +46,8 @@ def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
     is stopped unless its training lowers that.
     """
     limits = context.run.thresholds
-    for result in results if limits.confidence != ON_FIGURES else ():
+    counted = [result for result in results if result.n]  # of replies that all are degenerate nothing is known
+    for result in counted if limits.confidence != ON_FIGURES else ():
         if any(figure.estimate.low > figure.limit for figure in in_dress(result, result, limits)):
             text = f"The base model itself answers {result.hits} of {result.n} attacks on suite {result.suite}, by the "
             text += f"judge {result.judge}, and more than {limits.max_dressed_asr:.1%} keeps a model back: this job is "

@@ -31,6 +31,10 @@ TOOLS = (
     "{% continue %}{% endif %}{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% endfor %}"
     "{% if add_generation_prompt %}\n<|assistant|>{% endif %}"
 )
+THINKING = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": "\u00e9"}'}}
 ROWS: list[dict[str, Any]] = [
     chat("What is 2 and 2?", "four, caf\u00e9 \U0001f600"),
@@ -124,6 +128,36 @@ def test_the_loss_falls_on_the_answers_alone(customer: TestClient, with_tokenize
         assert (row["n_tokens"], row["n_trained"]) == (len(row["tokens"]), 5)
 
 
+def test_a_row_whose_earlier_turns_are_rewritten_is_shown_sample_by_sample(
+    customer: TestClient, upload: Upload, with_tokenizer: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "chat_template.jinja").write_text(REWRITING)
+    turns = [*chat("One?", "<b>one</b>")["messages"], *chat("Two?", "two")["messages"]]
+    file_id = upload(jsonl(*[{"messages": turns}] * 10)).json()["id"]
+    (row,) = customer.get(f"{FILES}/{file_id}/preview", params={"model": "lab/tiny-1", "n": 1}).json()["data"]
+    samples = [*row["earlier_samples"], row]
+    learned = ["".join(token["text"] for token in each["tokens"] if token["trained"]) for each in samples]
+    assert [text.removesuffix("<|end|>") for text in learned] == ["<b>one</b>", "two"]
+    assert row["n_tokens"] == sum(len(each["tokens"]) for each in samples)
+    tokens = customer.get(f"{FILES}/{file_id}/validation", params={"model": "lab/tiny-1"}).json()["tokens"]
+    assert tokens["total"] == 10 * row["n_tokens"]
+
+
+def test_reasoning_is_a_part_of_an_answer(
+    customer: TestClient, upload: Upload, with_tokenizer: dict[str, Any], tmp_path: Path
+) -> None:
+    row = chat("One?", "one")
+    row["messages"][1]["reasoning_content"] = "Why"
+    file_id = upload(jsonl(*[row] * 10)).json()["id"]
+    path = f"{FILES}/{file_id}/preview"
+    (refused,) = customer.get(path, params={"model": "lab/tiny-1", "n": 1}).json()["data"]
+    assert "leaves out /messages/1/reasoning_content" in refused["error"]
+    (tmp_path / "model" / "chat_template.jinja").write_text(THINKING)
+    (shown,) = customer.get(path, params={"model": "lab/tiny-1", "n": 1}).json()["data"]
+    learned = "".join(token["text"] for token in shown["tokens"] if token["trained"])
+    assert learned == "<think>Why</think>one<|end|>"
+
+
 def test_a_model_without_a_tokenizer_here_is_told(customer: TestClient, asked: dict[str, Any]) -> None:
     path = f"{FILES}/{asked['training_file']}/preview"
     for model, code in (("lab/tiny-1", "tokenizer_unavailable"), ("nobody", "model_not_found")):
@@ -143,7 +177,7 @@ def test_a_file_with_errors_has_no_preview(
 def test_a_row_of_very_many_turns_is_not_rendered(
     customer: TestClient, upload: Upload, with_tokenizer: dict[str, Any]
 ) -> None:
-    file_id = upload(jsonl({"messages": chat("x")["messages"] * 100})).json()["id"]
+    file_id = upload(jsonl({"messages": chat("x")["messages"] * 2001})).json()["id"]
     (row,) = customer.get(f"{FILES}/{file_id}/preview", params={"model": "lab/tiny-1"}).json()["data"]
     assert row["tokens"] == []
     assert "turns" in row["error"]
