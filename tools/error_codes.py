@@ -40,7 +40,11 @@ MADE: dict[str, tuple[str, ...]] = {
     "SERVER_ERROR": ("server_error",),
 }
 _BAD_FILES = {"invalid_n_examples"}  # refusals of a request that are a job's own with SPARD_BAD_FILES=fail
-_RENDERED = {"template_render_failed", "tools_not_rendered"}  # problems that the counting of tokens finds
+_RENDERED = {
+    "content_not_rendered",
+    "template_render_failed",
+    "tools_not_rendered",
+}  # problems that the counting of tokens finds
 _PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "notice": 0, "BadJson": 0}  # which argument is the code
 _JOBS = {"error_object": 0, "Failure": 0, "around": 0}
 

@@ -22,7 +22,7 @@ from app.ops.processes import limit_cpu, limit_memory, python, safe_path
 from spard.data import chat
 from spard.data.template_card import template_card
 from spard.data.tools import CONVERSATION
-from spard.errors import SpardError
+from spard.errors import SpardError, TemplateFault
 
 CPU_S, WALL_S = 10.0, 60.0
 _BYTES = 2 << 30
@@ -91,12 +91,14 @@ def _look(folder: Path) -> TemplateLook:
         found["fault"] = "its tokenizer has no end token (eos_token), so that no answer would ever end"
         return found
     try:
+        renderer = chat.renderer_of(tokenizer)
         chat.encode_to_train(tokenizer, [CONVERSATION], chat.UNBOUNDED)
         found["tool_support"] = chat.tool_support(tokenizer)
-        renderer = chat.renderer_of(tokenizer)
         found["rendering"] = renderer.rendering.as_json()
         card = template_card(renderer)
         found["card"] = {"lines": list(card.lines()), "probes": [asdict(each) for each in card.probes]}  # type: ignore[typeddict-item]
+    except TemplateFault as error:
+        found["fault"] = f"its chat template {error.message}"
     except SpardError as error:
         found["fault"] = f"its chat template cannot write a question and its answer: {error.message}"
     except MemoryError:

@@ -135,6 +135,7 @@ def _failing(tokens: TokenCounts) -> Iterator[str]:
     for count, what in (
         (tokens.rows_over_limit, f"longer than {tokens.limit:,} tokens"),
         (tokens.rows_without_loss, "without a token to learn"),
+        (tokens.rows_not_rendered, "refused or left out in part by the model's chat template"),
     ):
         if count:
             yield f"{'1 row is' if count == 1 else f'{count:,} rows are'} {what}; a job fails on such a row."

@@ -14,7 +14,7 @@ from spard.data.batches import collate
 from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, render_prompt, renderer_of
 from spard.data.template_card import TemplateCard, template_card
 from spard.data.tools import CONVERSATION
-from spard.errors import SpardError, UnfitModel, is_gpu_error, is_gpu_out_of_memory
+from spard.errors import SpardError, TemplateFault, UnfitModel, is_gpu_error, is_gpu_out_of_memory
 from spard.losses.cross_entropy import token_losses
 from spard.models.base import Base, load_base
 from spard.models.folder.time_limit import at_most
@@ -68,12 +68,15 @@ def _conversation(base: Base) -> tuple[list[int], Encoded, TemplateCard]:
     """Return the tokens of a question, a row with its answer, and what the chat template does to conversations."""
     try:
         with at_most(RENDERING_S):
+            renderer = renderer_of(base.tokenizer)
             row = encode_to_train(base.tokenizer, [CONVERSATION], UNBOUNDED)[0]
-            card = template_card(renderer_of(base.tokenizer))
+            card = template_card(renderer)
             return render_prompt(base.tokenizer, CONVERSATION.messages[:1]), row, card
     except TimeoutError as error:
         message = "its chat template takes too long to write a question and its answer: give one without such loops"
         raise UnfitModel(message, "model") from error
+    except TemplateFault as error:
+        raise UnfitModel(f"its chat template {error.message}", "model") from error
     except SpardError as error:
         message = f"its chat template cannot write a question and its answer: {error.message}"
         raise UnfitModel(message, "model") from error

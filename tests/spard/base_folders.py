@@ -364,7 +364,7 @@ KINDS = (
     Kind(
         "a template that refuses every conversation",
         text("chat_template.jinja", "{{ raise_exception('no') }}"),
-        "refuses",
+        "cannot write an answer: no",
     ),
     Kind("a template that never ends", text("chat_template.jinja", _ENDLESS), "too long"),
     Kind("a template that is no Jinja", text("chat_template.jinja", "{% if %}"), "chat template"),

@@ -108,7 +108,7 @@ def test_tokens_and_time_are_by_the_model_s_tokenizer_where_it_is_at_hand(
     ]
 
 
-def test_rows_without_a_token_to_learn_are_warned_of(
+def test_rows_that_the_chat_template_leaves_out_are_warned_of(
     customer: TestClient, asked: dict[str, Any], upload: Upload, tmp_path: Path
 ) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "model")
@@ -117,7 +117,8 @@ def test_rows_without_a_token_to_learn_are_warned_of(
     )
     file_id = upload(rows(10) + jsonl(chat("a", "lost"))).json()["id"]
     found = customer.post(URL, json=asked | {"training_file": file_id}).json()
-    assert found["warnings"] == ["1 row is without a token to learn; a job fails on such a row."]
+    why = "refused or left out in part by the model's chat template"
+    assert found["warnings"] == [f"1 row is {why}; a job fails on such a row."]
 
 
 def test_a_tokenizer_that_cannot_be_read_leaves_the_rest_of_the_estimate(

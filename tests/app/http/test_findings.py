@@ -40,7 +40,7 @@ def test_rows_that_a_job_would_find_too_long_are_named(
     assert tokens(customer, file_id, max_seq_length=1000)["limit"] == 64
 
 
-def test_rows_without_a_token_to_learn_are_named(
+def test_rows_that_the_chat_template_leaves_out_are_named(
     customer: TestClient, upload: Upload, modeled: TestClient, tmp_path: Path
 ) -> None:
     forgetful = (
@@ -49,7 +49,9 @@ def test_rows_without_a_token_to_learn_are_named(
     (tmp_path / "model" / "chat_template.jinja").write_text(forgetful)
     file_id = upload(rows(3) + jsonl(chat("a", "lost"))).json()["id"]
     found = tokens(customer, file_id)
-    assert (found["rows_without_loss"], found["lines_without_loss"]) == (1, [4])
+    (problem,) = found["problems"]
+    assert (found["rows_not_rendered"], found["rows_without_loss"]) == (1, 0)
+    assert (problem["line"], problem["code"], problem["pointer"]) == (4, "content_not_rendered", "/messages/1/content")
 
 
 def test_repeated_rows_are_named_whatever_their_spacing(customer: TestClient, upload: Upload) -> None:
