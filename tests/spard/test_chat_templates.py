@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,18 @@ def test_the_families_of_the_paper_train_all_that_they_can_write(name: str) -> N
 
 def test_the_page_has_the_table_of_the_installed_trl() -> None:
     assert PAGE.read_text(encoding="utf-8") == chat_templates.page()
+
+
+def test_chat_templates_are_rendered_in_one_place() -> None:
+    """The clean process of the proof alone does it otherwise: as a stranger, who loads the archive."""
+    root = Path(chat_templates.__file__).parents[1]
+    sources = [path for part in ("spard", "app", "worker") for path in (root / part).rglob("*.py")]
+    calls = {
+        path.name
+        for path in sources
+        if re.search(r"apply_chat_template\(|from_string\(|jinja2.*Sandbox", path.read_text())
+    }
+    assert calls == {"chat_template.py", "clean_load.py"}
 
 
 words = st.text(alphabet="ab <>&\n/\\'\"{}é中|", min_size=1, max_size=12)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spard.data.chat import render_question
 from spard.data.encodings import in_plain
 from spard.data.rows import Message, Prompt
 from spard.evaluation.ask import as_asked
@@ -86,13 +87,7 @@ class _Asker:
 
 def _shown(tokenizer: Any, prompts: Sequence[Prompt], tools: Sequence[Message]) -> list[list[int]]:
     """Render prompts in a conversation that shows tools."""
-    turns = [[*each.context, {"role": "user", "content": each.prompt}] for each in prompts]
-    texts = [
-        tokenizer.apply_chat_template(each, tools=list(tools), tokenize=False, add_generation_prompt=True)
-        for each in turns
-    ]
-    rows: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return rows
+    return [render_question(tokenizer, each.prompt, context=each.context, tools=tools) for each in prompts]
 
 
 def _is_right(prompt: Prompt, reply: str) -> bool:
