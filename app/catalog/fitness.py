@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from app.catalog import adapters, weights
 from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
@@ -39,7 +38,7 @@ class Inspected:
     tool_support: dict[str, bool] | None = None
     notes: list[str] = field(default_factory=list)
     lora_reach: LoraReachJson | None = None
-    rendering: dict[str, Any] | None = None
+    rendering: dict[str, object] | None = None
 
 
 def inspect(entry: BaseModelIn) -> Inspected:
@@ -51,17 +50,20 @@ def inspect(entry: BaseModelIn) -> Inspected:
     if not Path(source).is_dir():
         hub_model = BaseModelEntry(alias=entry.alias, source=source, revision=entry.revision)
         look = _look_at_hub_model(hub_model)
-        return Inspected(source, entry.digest, **_of_template(look))
+        return Inspected(source, entry.digest, _tools(look), rendering=_rendering(look))
     notes, look = require_fit(source)
     _require_plain(Path(source), entry)
     reach = adapters.reach_of(source, entry.target_modules)
     digest = entry.digest or folder_digest(Path(source))
-    return Inspected(source, digest, notes=notes, lora_reach=reach, **_of_template(look))
+    return Inspected(source, digest, _tools(look), notes, reach, _rendering(look))
 
 
-def _of_template(look: TemplateLook | None) -> dict[str, Any]:
-    """Return what is stored with a base model of its chat template."""
-    return {name: look[name] for name in ("tool_support", "rendering")} if look else {}
+def _tools(look: TemplateLook | None) -> dict[str, bool] | None:
+    return dict(look["tool_support"]) if look and look["tool_support"] else None
+
+
+def _rendering(look: TemplateLook | None) -> dict[str, object] | None:
+    return dict(look["rendering"]) if look and look["rendering"] else None
 
 
 def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
@@ -83,8 +85,7 @@ def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
 
 def tool_support_now(entry: BaseModelEntry) -> dict[str, bool] | None:
     """Return what of tools a model's template renders; None where its tokenizer is not here or the template fails."""
-    look = _look_at_hub_model(entry)
-    return dict(look["tool_support"]) if look and look["tool_support"] else None
+    return _tools(_look_at_hub_model(entry))
 
 
 def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:

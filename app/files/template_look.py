@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 from app.errors import Unavailable
 from app.files.tokenizer import LightTokenizer
@@ -39,7 +39,7 @@ class TemplateLook(TypedDict):
     has_template: bool
     has_end_token: bool
     tool_support: Mapping[str, bool] | None
-    rendering: Mapping[str, Any] | None
+    rendering: Mapping[str, object] | None
     card: CardJson | None
 
 

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,9 +20,8 @@ from pathlib import Path
 from anyio import to_thread
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, NotFoundError
 
-from app.db.tables import BaseModelEntry
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
-from app.files.tokenizer import LightTokenizer, open_tokenizer
+from app.files.tokenizer import LightTokenizer
 from app.inference import archives
 from app.inference.archives import NotServed
 from app.inference.clients import Clients
@@ -32,15 +31,12 @@ from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof, Said, Token
 from app.inference.released import Released
 from app.inference.vllm_probe import KNOWN, Comparison, Likely, first_tokens, probes
+from app.inference.vllm_prompts import ReplyBounds, prompt_ids, tokenizer_of
 from app.settings import Settings
 from app.storage import Storage
-from spard.data.chat import render_conversation, renderer_of
-from spard.data.control_tokens import Shield, pieces
 from spard.data.opening import Opening
 from spard.data.rendering import Mode
-from spard.data.rows import example
 from spard.digests import MANIFEST
-from spard.errors import SpardError
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +53,16 @@ class Vllm:
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
-        tokenizer = await to_thread.run_sync(_tokenizer, model)
+        tokenizer = await to_thread.run_sync(tokenizer_of, model)
         name, proof = model.base, None
         if model.adapter:
             name = f"spard-{model.adapter[:24]}"
             is_new = name not in self._loads
             loaded = await self._loaded(name, model, tokenizer)
             proof = loaded if is_new else None
-        ids = await to_thread.run_sync(_ids, tokenizer, ask, self._modes.get(name))
-        stream, told = Stream(next(self._numbers), self._cancel), _Told.of(tokenizer, ask)
-        self._running[stream.number] = asyncio.create_task(self._write(stream, name, ids, told, ask))
+        ids = await to_thread.run_sync(prompt_ids, tokenizer, ask, self._modes.get(name))
+        stream, bounds = Stream(next(self._numbers), self._cancel), ReplyBounds.of(tokenizer, ask)
+        self._running[stream.number] = asyncio.create_task(self._write(stream, name, ids, bounds, ask))
         return stream, len(ids), proof
 
     def pids(self) -> list[int]:
@@ -120,8 +116,8 @@ class Vllm:
             without, _ = await self._expected(base, ask)
             digest = proof["tensor_digest"] if proof else digest
             stream = Stream(next(self._numbers), self._cancel)
-            ids = _ids(tokenizer, ask, self._modes.get(name))
-            task = asyncio.create_task(self._write(stream, name, ids, _Told.of(tokenizer, ask), ask))
+            ids = prompt_ids(tokenizer, ask, self._modes.get(name))
+            task = asyncio.create_task(self._write(stream, name, ids, ReplyBounds.of(tokenizer, ask), ask))
             comparison.add(await first_tokens(stream, self._settings.serving_stall_s), own, without)
             await task
         comparison.check()
@@ -136,11 +132,11 @@ class Vllm:
         stream, _, proof = await self._prover.start(model, "prover", asked)
         return await first_tokens(stream, self._settings.serving_stall_s), proof
 
-    async def _write(self, stream: Stream, name: str, ids: list[int], told: _Told, ask: Ask) -> None:
+    async def _write(self, stream: Stream, name: str, ids: list[int], bounds: ReplyBounds, ask: Ask) -> None:
         """Pass on what the server says, in the engines' own words."""
         try:
             async with self._client() as client:
-                await self._pass_on(client, stream, name, ids, told, ask)
+                await self._pass_on(client, stream, name, ids, bounds, ask)
         except APIStatusError as error:
             if error.status_code == NotFoundError.status_code:  # it was started anew since, and has no adapters
                 self._forget(name)
@@ -151,9 +147,9 @@ class Vllm:
             self._running.pop(stream.number, None)
 
     async def _pass_on(
-        self, client: AsyncOpenAI, stream: Stream, name: str, ids: list[int], told: _Told, ask: Ask
+        self, client: AsyncOpenAI, stream: Stream, name: str, ids: list[int], bounds: ReplyBounds, ask: Ask
     ) -> None:
-        written, openings = 0, [Opening(told.opening) for _ in range(ask["n"])]
+        written, openings = 0, [Opening(bounds.opening) for _ in range(ask["n"])]
         chunks = await client.completions.create(
             model=name,
             prompt=ids,
@@ -169,7 +165,7 @@ class Vllm:
             stop=ask["stop"] or None,
             logprobs=ask["top_logprobs"],
             extra_body={
-                "stop_token_ids": told.ends,
+                "stop_token_ids": bounds.ends,
                 "skip_special_tokens": False,
                 "return_tokens_as_token_ids": ask["as_ids"],
                 **_form(ask),
@@ -198,38 +194,6 @@ class Vllm:
         task = self._running.pop(number, None)
         if task:
             task.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What of a reply the chat template tells: the tokens that end it, and what stands before its words."""
-
-    ends: list[int]
-    opening: str
-
-    @classmethod
-    def of(cls, tokenizer: LightTokenizer, ask: Ask) -> _Told:
-        renderer = renderer_of(tokenizer)
-        ends = renderer.ends_with_tools if ask["tools"] else renderer.ends
-        return cls(sorted(ends), "" if ask["messages"] is None else renderer.opening)
-
-
-def _tokenizer(model: Released) -> LightTokenizer:
-    entry = BaseModelEntry(alias=model.base, source=model.source, revision=model.revision)
-    return open_tokenizer(entry)
-
-
-def _ids(tokenizer: LightTokenizer, ask: Ask, mode: Mode | None) -> list[int]:
-    """Return the tokens of a prompt as the embedded engine and the audit have them."""
-    try:
-        if ask["messages"] is None:
-            ((ids, _),) = pieces(tokenizer, [Shield(tokenizer).marked(ask["prompt"] or "")])
-            return [*tokenizer.start, *ids]
-        found = example({"messages": ask["messages"], "tools": ask["tools"]}, 1)
-        return render_conversation(tokenizer, found.messages, None, found.tools, mode=mode)
-    except (SpardError, ValueError, TypeError) as error:
-        message = f"The model's chat template refuses these messages: {str(error)[:300]}"
-        raise InvalidRequest(message, code="invalid_messages", param="messages") from None
 
 
 def _form(ask: Ask) -> dict[str, object]:

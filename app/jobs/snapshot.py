@@ -13,11 +13,11 @@ from app.catalog import adapters
 from app.catalog import service as catalog
 from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
-from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
 from app.jobs import lineage, needs, policy_check
+from app.jobs.file_checks import SHOWN, check_file
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.ops import tracing
@@ -26,8 +26,6 @@ from app.settings import Settings
 from spard.config import Ending, Lora, Quantization, Recipe
 from spard.config.run_spec import parse
 from spard.data.rows import SAME_FILE
-
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,55 +148,12 @@ def _fault(
 ) -> InvalidRequest | None:
     """Return what keeps a job from training on its files, or None."""
     try:
-        _check_file(ask, model, training, "training_file", min_rows)
+        check_file(ask, model, training, "training_file", min_rows)
         if validation is not None:
-            _check_file(ask, model, validation, "validation_file", 1)
+            check_file(ask, model, validation, "validation_file", 1)
     except InvalidRequest as fault:
         return fault
     return None
-
-
-def _check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
-    """Refuse a file that cannot be trained on."""
-    if file.purpose != FINE_TUNE:
-        message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
-        raise InvalidRequest(message, code="invalid_training_file", param=param)
-    if files.is_unfit(file):
-        raise InvalidRequest(
-            f"{file.id} cannot be trained on: {file.status_details}",
-            code="invalid_training_file",
-            param=param,
-            details=files.errors_of(file)[:_SHOWN],
-            details_url=f"/v1/files/{file.id}/validation",
-        )
-    if (file.row_format == PREFERENCE) != (ask.asked_dpo() is not None):
-        has, takes = ("preference pairs", "dpo") if file.row_format == PREFERENCE else ("conversations", "supervised")
-        message = f'{file.id} has {has}: the method that trains on them is {{"type": "{takes}"}}.'
-        raise InvalidRequest(message, code="method_mismatch", param=param)
-    if (file.rows or 0) < min_rows:
-        kind = param.replace("_", " ").capitalize()
-        message = f"{kind} has {file.rows} example(s), but must have at least {min_rows} examples"
-        raise InvalidRequest(message, code="invalid_n_examples", param=param)
-    _check_tools(model, file, param)
-
-
-def _check_tools(model: BaseModelEntry, file: File, param: str) -> None:
-    """Refuse a file with tools that the model's chat template does not render."""
-    shown = (file.tool_lines and catalog.tool_support(model)) or {}
-    missing = {part: line for part, line in (file.tool_lines or {}).items() if not shown.get(part, True)}
-    if not missing:
-        return
-    raise InvalidRequest(
-        f"The chat template of {model.alias} does not render {' and '.join(sorted(missing))}: what is not rendered is "
-        f"not learned. The first such row is line {min(missing.values())} of {file.id}.",
-        code="tools_not_rendered",
-        param=param,
-        details=[
-            {"line": line, "code": "tools_not_rendered", "message": f"{part} is not rendered"}
-            for part, line in sorted(missing.items())
-        ],
-        details_url=f"/v1/files/{file.id}/validation?model={model.alias}",
-    )
 
 
 def _pool(session: Session, safety: Safety) -> Corpus | None:
@@ -230,7 +185,7 @@ def _suites(session: Session, safety: Safety, pool: Corpus | None) -> list[Corpu
 
 def _warnings(training: File, validation: File | None) -> list[str]:
     found = [each for file in (training, validation) if file for each in files.findings_of(file)]
-    warnings = [each.text for each in found if each.severity == "warning"][:_SHOWN]
+    warnings = [each.text for each in found if each.severity == "warning"][:SHOWN]
     if validation and validation.sha256 == training.sha256:
         warnings.append(SAME_FILE)
     return warnings

@@ -47,6 +47,7 @@ def _otherwise(kind: str, n: int, ways: Sequence[tuple[int, str]]) -> Iterator[s
 def _dressed(asking: Asking, which: str = "") -> Iterator[tuple[int, str]]:
     yield asking.prompts if asking.dresses else 0, f"in each of at most {asking.dresses} dresses of the rows{which}"
     yield asking.random, "behind random words"
+    yield asking.modes, "in each other mode of thinking, if there are any"
 
 
 def _only_harmful(asking: Asking) -> Iterator[tuple[int, str]]:
@@ -54,7 +55,6 @@ def _only_harmful(asking: Asking) -> Iterator[tuple[int, str]]:
     yield asking.phrases, "in phrases of suspicious rows, and in every twelve further dresses, if there are any"
     yield asking.prefilled, "with the answer begun"
     yield asking.turns, "after an earlier turn"
-    yield asking.modes, "in each other mode of thinking of the model, if it has any"
 
 
 def _count(suites: Sequence[Suite], kind: SuiteKind) -> int:

@@ -40,11 +40,11 @@ ADDED_ANYWHERE = {
     *("memory_plan", "verdict", "weight"),
 }
 ADDED = {
-    "/v1/admin/models": {"lora_reach", "quantization", "target_modules", "tool_support"},
+    "/v1/admin/models": {"digest", "lora_reach", "quantization", "target_modules", "tool_support"},
     "/v1/admin/pools": {"warnings"},
     "/v1/admin/suites": {"warnings"},
 }
-ADDED_OF_JOBS = {"checkpoints": {"safety"}, "risky_rows": {"dropped"}}  # by the end of the path
+ADDED_OF_JOBS = {"checkpoints": {"safety"}, "risky_rows": {"dropped"}, "validation": {"findings"}}  # by the path's end
 # Jobs that are trained to their end; SPARD_SOAK=1 trains all, on SQLite.
 CORE = ("queued", "on_top", "none", "paused", "interrupted")
 

@@ -17,20 +17,20 @@ def test_every_way_is_told_with_its_number() -> None:
     assert rows == "Of the training rows in which the judge finds harm, the requests of up to 60 are asked."
     assert harmful == (
         "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 dresses of the rows (half of them the "
-        "nearest to these), 120 behind random words, 30 with 2 samples each at temperature 1, 120 in phrases of "
-        "suspicious rows, and in every twelve further dresses, if there are any, 120 with the answer begun, 120 after "
-        "an earlier turn."
+        "nearest to these), 120 behind random words, 120 in each other mode of thinking, if there are any, 30 with 2 "
+        "samples each at temperature 1, 120 in phrases of suspicious rows, and in every twelve further dresses, if "
+        "there are any, 120 with the answer begun, 120 after an earlier turn."
     )
     assert benign == (
         "Of 50 harmless prompts, beside plainly: 50 in each of at most 4 dresses of the rows, 50 behind random words, "
-        "50 in every twelve further dresses, if there are any."
+        "50 in each other mode of thinking, if there are any, 50 in every twelve further dresses, if there are any."
     )
 
 
 def test_what_is_not_asked_is_told_too() -> None:
     (dressed,) = asked([HARMFUL], Audit(max_prompts=2000, asking=DRESSES_ALONE))
     assert dressed.endswith(
-        " Not asked: behind random words, with 2 samples each at temperature 1, in phrases of suspicious rows, and "
+        " Not asked: behind random words, in each other mode of thinking, if there are any, with 2 samples each at temperature 1, in phrases of suspicious rows, and "
         "in every twelve further dresses, if there are any, with the answer begun, after an earlier turn."
     )
     off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0)

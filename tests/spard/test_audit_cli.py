@@ -278,7 +278,7 @@ def test_an_adapter_in_the_place_of_a_model_is_refused(
 
     assert main([str(adapter), "--suite", str(suite)]) == 1
 
-    assert "model 'adapter' is an adapter: name its base model, and the adapter beside it" in capsys.readouterr().err
+    assert "it is an adapter: give the folder of its base model" in capsys.readouterr().err
 
 
 def test_an_adapter_of_another_base_model_is_refused(

@@ -33,6 +33,11 @@ class Loaded:
     proof: Proof
 
 
+def measured_with(adapter: Loaded | None) -> tuple[str | None, Mode | None]:
+    """Return the system prompt and the mode of thinking that an adapter has to be served with."""
+    return (adapter.system, adapter.mode) if adapter else (None, None)
+
+
 class Adapters:
     """By the digest of their archive; at most `limit_bytes` of weights, unless rows in the batch need more."""
 

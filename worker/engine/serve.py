@@ -13,10 +13,9 @@ import torch
 
 from app.inference.protocol import BASE_MODEL_CHANGED, Said
 from spard.config.quantization import plain_digest
-from spard.data.rendering import Mode
 from spard.errors import SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.models.base import Base
-from worker.engine.adapters import Adapters, Loaded, names_of
+from worker.engine.adapters import Adapters, measured_with, names_of
 from worker.engine.batch import BASE, Batch, PromptUnread
 from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.long_prompts import LongPrompts
@@ -131,7 +130,7 @@ class Engine:
         adapter = self._adapters.find(digest) if digest else None
         if digest and adapter is None:
             return self._tell({"kind": "absent", "id": waiting.id})
-        return self._long.add(waiting, *_measured_with(adapter), self._rules.positions)
+        return self._long.add(waiting, *measured_with(adapter), self._rules.positions)
 
     def _note_read(self, line: Any) -> None:
         """Let a request whose long prompt was read wait for its turn, or end it where the prompt was refused."""
@@ -156,7 +155,7 @@ class Engine:
         if digest and adapter is None:
             return self._tell({"kind": "absent", "id": waiting.id})
         try:
-            ids = waiting.ids or self._prompts.ids(ask, *_measured_with(adapter))
+            ids = waiting.ids or self._prompts.ids(ask, *measured_with(adapter))
             self._require_known(ids)
             replies = replies_to(self._base, waiting.id, ask, ids, self._rules)
         except SpardError as error:
@@ -250,8 +249,3 @@ def read_lines(stream: Any, lines: SimpleQueue[Any]) -> None:
     for line in stream:
         lines.put(json.loads(line) | {"is_long": len(line) > _LONG})
     lines.put(None)
-
-
-def _measured_with(adapter: Loaded | None) -> tuple[str | None, Mode | None]:
-    """Return the system prompt and the mode of thinking that an adapter has to be served with."""
-    return (adapter.system, adapter.mode) if adapter else (None, None)

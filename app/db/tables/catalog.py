@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import BigInteger, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
@@ -38,7 +37,7 @@ class BaseModelEntry(Base):
     # Of its files when it was offered; null where they were not at hand, and in entries from before there was one.
     digest: Mapped[str | None]
     # How its chat template is rendered (`spard.data.rendering`); null where its tokenizer was not at hand.
-    rendering: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    rendering: Mapped[dict[str, object] | None] = mapped_column(Json)
     target_modules: Mapped[list[str] | None] = mapped_column(Json)  # of its jobs' adapters, unless they name others
     # What an adapter of the default target modules reaches; null where its weights were not at hand.
     lora_reach: Mapped[LoraReachJson | None] = mapped_column(Json)

@@ -28,7 +28,7 @@ class ModelRef:
     revision: str | None = None
     learning_rate: float | None = None  # None: the default for its width
     digest: str | None = None  # of its files, in that form; None: not known, and not compared
-    rendering: dict[str, Any] | None = None  # of its chat template; None: the worker finds out by trying
+    rendering: dict[str, object] | None = None  # of its chat template; None: the worker finds out by trying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

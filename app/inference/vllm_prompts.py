@@ -1,0 +1,50 @@
+"""Prompts for a vLLM server in tokens, and what bounds its replies, by the model's chat template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.db.tables import BaseModelEntry
+from app.errors import InvalidRequest
+from app.files.tokenizer import LightTokenizer, open_tokenizer
+from app.inference.protocol import Ask
+from app.inference.released import Released
+from spard.data.chat import render_conversation, renderer_of
+from spard.data.control_tokens import Shield, pieces
+from spard.data.rendering import Mode
+from spard.data.rows import example
+from spard.errors import SpardError
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyBounds:
+    """What of a reply the chat template tells: the tokens that end it, and what stands before its words."""
+
+    ends: list[int]
+    opening: str
+
+    @classmethod
+    def of(cls, tokenizer: LightTokenizer, ask: Ask) -> ReplyBounds:
+        """Return what bounds the replies to a request."""
+        renderer = renderer_of(tokenizer)
+        ends = renderer.ends_with_tools if ask["tools"] else renderer.ends
+        return cls(sorted(ends), "" if ask["messages"] is None else renderer.opening)
+
+
+def tokenizer_of(model: Released) -> LightTokenizer:
+    """Return the tokenizer of a model's base model; `InvalidState` if its files are not on this machine."""
+    entry = BaseModelEntry(alias=model.base, source=model.source, revision=model.revision)
+    return open_tokenizer(entry)
+
+
+def prompt_ids(tokenizer: LightTokenizer, ask: Ask, mode: Mode | None) -> list[int]:
+    """Return the tokens of a prompt as the embedded engine and the audit have them."""
+    try:
+        if ask["messages"] is None:
+            ((ids, _),) = pieces(tokenizer, [Shield(tokenizer).marked(ask["prompt"] or "")])
+            return [*tokenizer.start, *ids]
+        found = example({"messages": ask["messages"], "tools": ask["tools"]}, 1)
+        return render_conversation(tokenizer, found.messages, None, found.tools, mode=mode)
+    except (SpardError, ValueError, TypeError) as error:
+        message = f"The model's chat template refuses these messages: {str(error)[:300]}"
+        raise InvalidRequest(message, code="invalid_messages", param="messages") from None
