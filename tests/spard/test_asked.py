@@ -30,10 +30,11 @@ def test_every_way_is_told_with_its_number() -> None:
 def test_what_is_not_asked_is_told_too() -> None:
     (dressed,) = asked([HARMFUL], Audit(max_prompts=2000, asking=DRESSES_ALONE))
     assert dressed.endswith(
-        " Not asked: behind random words, in each other mode of thinking, if there are any, with 2 samples each at temperature 1, in phrases of suspicious rows, and "
-        "in every twelve further dresses, if there are any, with the answer begun, after an earlier turn."
+        " Not asked: behind random words, in each other mode of thinking, if there are any, with 2 samples each at "
+        "temperature 1, in phrases of suspicious rows, and in every twelve further dresses, if there are any, with the "
+        "answer begun, after an earlier turn."
     )
-    off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0)
+    off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
     (none,) = asked([HARMFUL], Audit(max_prompts=2000, asking=off))
     assert "beside plainly: none. Not asked: in each of" in none
 

@@ -87,9 +87,11 @@ def test_what_is_wrong_is_one_line(
 
 def test_a_model_that_works_passes(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_model.main([str(model)]) == 0
-    checked, adapter = capsys.readouterr().out.splitlines()
+    checked, adapter, *template = capsys.readouterr().out.splitlines()
     assert "a forward pass" in checked
     assert adapter.startswith("LoRA default: q_proj, k_proj, v_proj, o_proj; reaches 2 of 2 layers, ")
+    assert template[:2] == ["chat template: each answer ends with <|end|>", "chat template: engines stop at <|end|>"]
+    assert "chat template: not trained: a speaker's name (the template leaves out /messages/0/name)" in template
 
 
 def test_what_an_adapter_reaches_is_told_of_any_target_modules(
@@ -108,7 +110,8 @@ def test_what_an_adapter_reaches_is_told_of_any_target_modules(
 def test_nothing_of_libraries_is_printed(model: Path) -> None:
     command = [sys.executable, "-m", "spard.commands", "check-model", str(model)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (done.stderr, len(done.stdout.splitlines())) == ("", 2)
+    assert done.stderr == ""
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()[1:3]] == ["LoRA default", "chat template"]
 
 
 def test_a_loss_without_a_gradient_is_refused(
