@@ -25,6 +25,7 @@ from spard.config import Audit, AuditEngine
 from spard.config.audit_engine import installed
 from spard.config.quantization import plain_digest
 from spard.config.run_spec import parse
+from spard.data.chat import ask_in_mode
 from spard.data.rows import Prompt
 from spard.digests import MANIFEST
 from spard.errors import AdapterMismatch, InvalidModel, SpardError
@@ -124,6 +125,7 @@ def _loaded(asked: Asked, facts: Mapping[str, Any]) -> Subject:
     model = base.model
     if asked.adapter:
         _check_base(base, facts)
+        ask_in_mode(base.tokenizer, (facts.get("rendering") or {}).get("asked"))
         try:
             model = _adapted(base, asked.adapter)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

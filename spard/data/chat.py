@@ -57,6 +57,15 @@ def fix_rendering(tokenizer: Any, rendering: Rendering) -> Renderer:
     return renderer
 
 
+def ask_in_mode(tokenizer: Any, mode: Mode | None) -> None:
+    """Have a model asked in a mode of thinking from now on; one that is None or unknown changes nothing."""
+    if mode is None:
+        return
+    rendering = renderer_of(tokenizer).rendering
+    if mode in rendering.modes and mode != rendering.asked:
+        fix_rendering(tokenizer, replace(rendering, asked=mode))
+
+
 def render_prompt(
     tokenizer: Any,
     messages: Sequence[Message],
@@ -206,7 +215,7 @@ def _unlearned(messages: Sequence[Message], found: Sequence[Sample]) -> list[str
     learned = [segment.text for sample in found for segment in sample if segment.is_learned]
     answers = [(i, message) for i, message in enumerate(messages) if teaches(message)]
     pairs = zip(answers, learned, strict=True)
-    return [f"/messages/{i}/content" for (i, answer), text in pairs if answer["content"].strip() not in text]
+    return [f"/messages/{i}/content" for (i, answer), text in pairs if (answer["content"] or "").strip() not in text]
 
 
 def _is_of_tools(pointer: str, messages: Sequence[Message]) -> bool:

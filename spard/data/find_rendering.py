@@ -23,7 +23,7 @@ def find_rendering(tokenizer: Any) -> Rendering:
     """Return how a tokenizer's conversations are rendered.
 
     `tokenizer.stated_ends` are the ids that end a reply by the model's generation config; without them every special
-    token is taken for one. Raise `TemplateFault` for a template that is none, or writes no question and answer.
+    token is taken for one. Raise `TemplateFault` for a template that is none, or writes no question.
     """
     stated: Iterable[int] | None = getattr(tokenizer, "stated_ends", None)
     texts = sources(tokenizer.chat_template)
@@ -33,6 +33,7 @@ def find_rendering(tokenizer: Any) -> Rendering:
         arguments = {name: value for name, value in _DATES.items() if name in read}
         plain: dict[Mode, dict[str, Any]] = {"plain": {}}
         found = Rendering(template_digest(texts), arguments, plain, "plain", tuple(sorted(stops)), "plain")
+        Renderer(tokenizer, found, tokenizer.chat_template).render(_ASK, generation=True)
         modes, default = _modes(tokenizer, found, read)
     except REFUSED as error:
         raise TemplateFault(f"cannot write a question: {error}") from error
@@ -65,7 +66,7 @@ def _ends(tokenizer: Any, found: Rendering) -> bool:
     answer = {"role": "assistant", "content": "stand_in_of_an_answer"}
     try:
         text = renderer.render([*_ASK, answer], generation=False)
-    except REFUSED as error:
-        raise TemplateFault(f"cannot write an answer: {error}") from error
+    except REFUSED:  # of a model that is only asked, as a judge may be
+        return True
     _, _, behind = text.partition(answer["content"])
     return any(stop in behind for stop in renderer.stop_texts)

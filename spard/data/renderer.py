@@ -66,7 +66,7 @@ class Renderer:
 
     def split_reasoning(self, message: Message) -> Message:
         """Return an answer with the reasoning that its text begins with, in tags, apart from the text."""
-        found = _THOUGHT.match(message["content"]) if message["role"] == "assistant" else None
+        found = _THOUGHT.match(message["content"] or "") if message["role"] == "assistant" else None
         if found is None or not self.knows_reasoning or message.get("reasoning_content"):
             return message
         return message | {"reasoning_content": found.group(1), "content": message["content"][found.end() :]}
@@ -117,18 +117,22 @@ class Renderer:
 
     def _ended(self, prompt: str, text: str) -> Turn:
         """Cut an answer behind its first end token, where engines stop; one without is closed with one."""
-        ends = [at + len(stop) for stop in self.stop_texts if (at := text.find(stop)) >= 0]
-        if not ends:
+        end = self.first_end(text)
+        if end is None:
             return Turn(prompt, text.rstrip() + (self.rendering.closing or self.tokenizer.eos_token), "")
-        end = min(ends)
         if self._special.sub("", text[end:]).strip():
             raise TemplateFault("writes more of an answer behind its end token")
         return Turn(prompt, text[:end], text[end:])
 
+    def first_end(self, text: str) -> int | None:
+        """Return where the first token ends at which engines stop; None where there is none in the text."""
+        stops = set(self.stop_texts)
+        return next((found.end() for found in self._special.finditer(text) if found.group() in stops), None)
+
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """What matches a special token."""
-        special, added = end_tokens(self.tokenizer), self.tokenizer.added_tokens_decoder
+        """What matches a special token, or one at which engines stop; the longest where one begins as another does."""
+        special, added = end_tokens(self.tokenizer) | {*self.rendering.stops}, self.tokenizer.added_tokens_decoder
         texts = sorted((re.escape(added[i].content) for i in special if i in added), key=len, reverse=True)
         return re.compile("|".join(texts) or r"(?!)")
 
@@ -161,7 +165,11 @@ class Renderer:
     @cached_property
     def opening(self) -> str:
         """What the model writes itself between the generation prompt and the words of an answer without reasoning."""
-        return self.turn([_ASK, _ANSWER]).text.partition(_ANSWER["content"])[0]
+        try:
+            text = self.turn([_ASK, _ANSWER]).text
+        except (*REFUSED, TemplateFault):  # of a model that is only asked
+            return ""
+        return text.partition(_ANSWER["content"])[0]
 
     def content_of(self, reply: str) -> str:
         """Return the words of a reply, without what opens an answer, reasoning, or tokens of the template's.

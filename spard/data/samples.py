@@ -116,7 +116,7 @@ def _spans(
         before, behind = between[number], between[number + 1]
         begin = at + len(before)
         text = _written(whole, begin, answer, behind)
-        end = _end(renderer, behind)
+        end = renderer.first_end(behind)
         if text is None or end is None or not whole.startswith(before, at) or not before.endswith(opening):
             return None
         at = begin + len(text)
@@ -142,9 +142,3 @@ def _written(whole: str, begin: int, content: str, behind: str) -> str | None:
         if whole.startswith(text, begin) and whole.startswith(behind, begin + len(text)):
             return text
     return None
-
-
-def _end(renderer: Renderer, behind: str) -> int | None:
-    """Return how much of what stands behind an answer ends with its end token; None where there is no such token."""
-    ends = [at + len(stop) for stop in renderer.stop_texts if (at := behind.find(stop)) >= 0]
-    return min(ends, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
 from spard.config.quantization import digest_of
-from spard.data.chat import set_plain_template
-from spard.digests import file_sha256, folder_digest
+from spard.data.chat import ask_in_mode, set_plain_template
+from spard.data.rendering import Mode
+from spard.digests import MANIFEST, file_sha256, folder_digest
 from spard.errors import UnfitModel
 from spard.models import loaded, nf4
 from spard.models.folder.check import fault
@@ -174,4 +176,14 @@ def _load(
     tokenizer = read_tokenizer(source, revision)
     ends = model.generation_config.eos_token_id
     tokenizer.stated_ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    ask_in_mode(tokenizer, _measured_mode(Path(source)))
     return model, tokenizer
+
+
+def _measured_mode(folder: Path) -> Mode | None:
+    """Return the mode of thinking that a model of our own was measured in; None for any other folder."""
+    try:
+        found: Mode | None = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rendering"]["asked"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return found

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spard.config.run_spec import to_mapping
+from spard.data.chat import ask_in_mode, modes_of
 from spard.data.rows import read_examples
 from spard.models.base import load_base
 from spard.models.lora import go_on_from_, trainable_model
@@ -25,6 +26,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
     The training file is read for the triggers that are mined from it, and not otherwise.
     """
     examples = read_examples(context.run.training_file)
+    ask_in_mode(context.base.tokenizer, modes_of(context.base.tokenizer, examples)[0])
     base = base_figures(context, examples)
     model = _released(context, weights)
     measured = agent.looked_at(context, examples, model, audit.run(context, examples, model, base))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
 from spard.config.anchors import Kind
-from spard.data.chat import Encoded, encode_to_train, fix_rendering, modes_of, renderer_of
+from spard.data.chat import Encoded, ask_in_mode, encode_to_train, modes_of
 from spard.data.rows import SAME_FILE, Example, read_examples
 from spard.digests import file_sha256
 from spard.errors import InvalidData, InvalidPool
@@ -50,7 +50,7 @@ def prepare(context: Context) -> Rows:
     what else it raises.
     """
     examples = read_examples(context.run.training_file)
-    _ask_as_trained(context, examples)
+    ask_in_mode(context.base.tokenizer, modes_of(context.base.tokenizer, examples)[0])
     task, validation = _encoded(context, examples), _validation(context)
     told = row_signal.run(context, examples, task)
     dropped = told.dropped if told else frozenset()
@@ -63,12 +63,6 @@ def prepare(context: Context) -> Rows:
     if not held:
         _warn_of_shared_rows(context, task, validation)
     return Rows(examples, task, safe, validation, selected, pairs)
-
-
-def _ask_as_trained(context: Context, examples: Sequence[Example]) -> None:
-    """Have both models asked in the mode of thinking in which most of the rows' answers are learned."""
-    rendering = renderer_of(context.base.tokenizer).rendering
-    fix_rendering(context.base.tokenizer, replace(rendering, asked=modes_of(context.base.tokenizer, examples)[0]))
 
 
 def _held_out(context: Context, trained: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -364,7 +364,7 @@ KINDS = (
     Kind(
         "a template that refuses every conversation",
         text("chat_template.jinja", "{{ raise_exception('no') }}"),
-        "cannot write an answer: no",
+        "cannot write a question: no",
     ),
     Kind("a template that never ends", text("chat_template.jinja", _ENDLESS), "too long"),
     Kind("a template that is no Jinja", text("chat_template.jinja", "{% if %}"), "chat template"),

@@ -135,8 +135,8 @@ def test_what_is_shown_is_what_is_trained(name: str, tmp_path: Path) -> None:
 def test_tools_and_calls_are_text_too() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = (
-        "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls is defined %}"
-        "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}<|end|>"
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content or '' }}{% if m.tool_calls is defined %}"
+        "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments }}<|end|>{% endif %}{% endfor %}"
     )
     call = {"function": {"name": "f", "arguments": '{"a": "<|end|>"}'}}
     messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]})

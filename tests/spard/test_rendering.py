@@ -204,3 +204,13 @@ def test_a_job_on_a_model_with_this_template_ends_in_an_adapter_that_is_proved(
     loaded: Any = AutoTokenizer.from_pretrained(adapter)
     ids = loaded.apply_chat_template(row, add_generation_prompt=True)["input_ids"]
     assert list(ids) == render_prompt(renderer.tokenizer, row)
+
+
+def test_a_model_of_our_own_is_asked_in_the_mode_that_it_was_measured_in(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(THINKS_UNLESS_TOLD)
+    assert renderer_of(load_base(folder).tokenizer).rendering.asked == "off"
+    (folder / "manifest.json").write_text(json.dumps({"rendering": {"asked": "on"}}))
+    assert renderer_of(load_base(folder).tokenizer).rendering.asked == "on"
+    (folder / "manifest.json").write_text(json.dumps({"rendering": {"asked": "loudly"}}))
+    assert renderer_of(load_base(folder).tokenizer).rendering.asked == "off"
