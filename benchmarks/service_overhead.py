@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    demo.make_lab()
+    demo.make_lab(demo.SEEDS[0])
     with demo.service() as url:
         demo.provide(url)
         client = OpenAI(base_url=url, api_key=demo.KEY)

@@ -32,7 +32,7 @@ def service():
 demo.HOME = Path(sys.argv[1])
 demo.service = service
 demo.make_lab = demo.provide = demo.order = lambda *_: None
-demo.follow = lambda *_: {name: SimpleNamespace(id=f"ftjob-{name}") for name in demo.DEFENSES}
+demo.follow = lambda *_: {name: SimpleNamespace(id=f"ftjob-{name}", error=None) for name in demo.DEFENSES}
 demo.download = lambda client, name, job: demo.HOME / "results" / name
 demo.ask = lambda *_: ("?", {})
 demo.measure = lambda folders: {}
