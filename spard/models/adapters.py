@@ -82,18 +82,19 @@ def save_adapter(
     card = model_card(Described(called, base.origin, base.digest, rank, facts, system, *held))
     (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
-    rendering = renderer_of(base.tokenizer).rendering
-    own = {
-        "base_model": public_name,
-        "base_source": source,
-        "tensor_digest": tensor_digest(_tensors(aside)),
-        "rendering": {**rendering.as_json(), "digest": rendering.digest},
-    }
+    own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}
+    own |= {"rendering": _rendering(base)}
     prompt = {} if system is None else {"system_prompt": system}
     manifest = write_manifest(aside, {**facts, **own, **prompt})
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return manifest
+
+
+def _rendering(base: Base) -> dict[str, Any]:
+    """Return how the base model's chat template is rendered, with the digest of that."""
+    rendering = renderer_of(base.tokenizer).rendering
+    return {**rendering.as_json(), "digest": rendering.digest}
 
 
 def lora_rank(model: Any) -> int | None:
