@@ -158,7 +158,9 @@ def prove(
     rows = [render_prompt(base.tokenizer, messages) for messages in conversations]
     expected, dtype = [_logits(model, row) for row in rows], base.model.dtype
     ask = {
-        **{"adapter": str(folder), "base": source.model, "revision": source.revision},
+        "adapter": str(folder),
+        "base": source.model,
+        "revision": source.revision,
         "is_lora": isinstance(model, PeftModel),
         "device": "cpu" if is_sharded(model) else str(base.device),  # of which one may be too small for it
         "dtype": str(dtype).removeprefix("torch."),
