@@ -153,8 +153,7 @@ def prove(
 
     The first of several ranks asks its clean process, and the others hear what came of it.
     """
-    shield = Shield(base.tokenizer)  # the clean process reads control tokens wherever they stand
-    conversations = [[{"role": "user", "content": shield.spaced(prompt)}] for prompt in prompts[:PROMPTS]]
+    conversations = _conversations(base, prompts)
     rows = [render_prompt(base.tokenizer, messages) for messages in conversations]
     expected, dtype = [_logits(model, row) for row in rows], base.model.dtype
     ask = {
@@ -170,17 +169,23 @@ def prove(
         "max_new_tokens": _room(base, rows[0]),
     }
     proof, reason = None, ""
-    if clean:
-        try:
+    try:
+        if clean:
             with nullcontext() if is_sharded(model) else offloaded(model):
                 seen = clean.see(ask, go_on)
             proof = _compared(seen, rows, expected, _TOLERANCE[dtype])
-        except AdapterNotProved as error:
-            reason = error.why
+    except AdapterNotProved as error:
+        reason = error.why
     proof, reason = distributed.said((proof, reason))
     if proof is None:
         raise AdapterNotProved(reason)
     return proof
+
+
+def _conversations(base: Base, prompts: Sequence[str]) -> list[list[dict[str, str]]]:
+    """Return the prompts as questions; the clean process reads control tokens wherever they stand."""
+    shield = Shield(base.tokenizer)
+    return [[{"role": "user", "content": shield.spaced(prompt)}] for prompt in prompts[:PROMPTS]]
 
 
 def _template_arguments(base: Base) -> dict[str, Any]:
