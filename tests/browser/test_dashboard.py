@@ -84,7 +84,7 @@ def test_a_file_is_taken_after_one_that_was_refused(
     page = context.new_page()
     sign_in(page, service)
     page.goto("/jobs/new")
-    refused, good = tmp_path / "chats.zip", tmp_path / "chats.jsonl"
+    refused, good = tmp_path / "zipped.jsonl", tmp_path / "chats.jsonl"
     refused.write_bytes(b"PK\x03\x04")
     good.write_bytes(rows(12))
     page.get_by_label("Training file").set_input_files(refused)
