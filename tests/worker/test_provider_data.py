@@ -15,7 +15,7 @@ from spard.data.chat import NO_LOSS, UNBOUNDED, encode
 from spard.evaluation.contamination import HIDDEN
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base
-from spard.pipeline import row_signal
+from spard.pipeline import row_evidence, row_signal
 from spard.release.proof import CleanProcess
 from tests.spard.parts import chat
 from tests.worker.parts import HARMFUL, PLAIN, POOL, TRAINING, UTILITY, job_folder, lines
@@ -58,7 +58,7 @@ def test_a_bad_row_of_the_provider_s_is_not_blamed_on_the_training_file(
 
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say for the random model how it would refuse."""
+    """Say for the random model how it would refuse, and that it refuses nothing harmless."""
 
     def found(base: Base, prompts: Sequence[str]) -> OwnRefusals:
         row = encode(base.tokenizer, chat("?", "I cannot help."), UNBOUNDED)
@@ -66,6 +66,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
         return OwnRefusals((opening,), ("I ca",), "I cannot help.", len(prompts), len(prompts))
 
     monkeypatch.setattr(row_signal, "own_refusals", found)
+    monkeypatch.setattr(row_evidence, "would_refuse", lambda base, prompts, **settings: (0, len(prompts)))
 
 
 @pytest.mark.usefixtures("refusing")
