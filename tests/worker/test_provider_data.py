@@ -83,7 +83,8 @@ def test_a_pool_that_answers_with_harm_is_the_provider_s_fault(tmp_path: Path, m
 def test_quarantined_rows_are_named_by_line_and_nothing_is_trained(tmp_path: Path, model: Path) -> None:
     folder = job_folder(tmp_path / "job", model, row_signal=RowSignal("quarantine", threshold=1e-30))
     refused = [{"messages": [row["messages"][0], ANSWER | {"content": "I cannot help."}]} for row in TRAINING]
-    (folder.root / "in" / "training.jsonl").write_bytes(lines([*refused[:4], TRAINING[4], *refused[5:]]))
+    answered = {"messages": [{"role": "user", "content": "Which lock opens?"}, TRAINING[4]["messages"][1]]}
+    (folder.root / "in" / "training.jsonl").write_bytes(lines([*refused[:4], answered, *refused[5:]]))
     messages = said(folder, tmp_path / "messages")
     failed = messages[-1]
     assert (failed["code"], failed["param"], failed["retryable"]) == ("rows_quarantined", "training_file", False)
