@@ -82,7 +82,8 @@ def _shop(shop: Shop) -> Iterator[Shop]:
     yield shop
     shop.engine.dispose()
     left = [command(p) for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    assert [line for line in left if "worker" in line] == []
+    own = [line for line in left if not line.startswith("postgres: ")]  # the test's server starts workers of its own
+    assert [line for line in own if "worker" in line] == []
     assert list(shop.work_dir.glob("*/")) == []
 
 
