@@ -30,7 +30,7 @@ def left_out(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Me
     An answer that is learned must be in what has loss. Rows of one shape differ in their words alone, so that the
     answer is remembered for each shape. Raise one of `REFUSED` or `TemplateFault` as `samples` does.
     """
-    messages = _looked_at(messages)
+    messages = _first_turns(messages)
     names: dict[str, str] = {}
     named, offered = _with_names(names, messages, tools)
     shape = repr((named, offered))
@@ -42,12 +42,12 @@ def left_out(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Me
         whole = set(_OWN.findall("".join(segment.text for sample in found for segment in sample)))
         learned = set(_OWN.findall("".join(part.text for sample in found for part in sample if part.is_learned)))
         places = {f"/messages/{i}" for i, message in enumerate(messages) if teaches(message)}
-        lost = (at for name, at in names.items() if name not in (learned if _message_of(at) in places else whole))
+        lost = (at for name, at in names.items() if name not in (learned if _message_pointer(at) in places else whole))
         known[shape] = tuple(dict.fromkeys(lost))
     return list(known[shape])
 
 
-def _looked_at(messages: Sequence[Message]) -> Sequence[Message]:
+def _first_turns(messages: Sequence[Message]) -> Sequence[Message]:
     """Return the first turns of a long conversation that is nothing but text: the others are like them."""
     if len(messages) <= _MANY or any(turn.get(part) for turn in messages for part in _PARTS):
         return messages
@@ -56,7 +56,7 @@ def _looked_at(messages: Sequence[Message]) -> Sequence[Message]:
     ]
 
 
-def _message_of(pointer: str) -> str:
+def _message_pointer(pointer: str) -> str:
     return "/".join(pointer.split("/")[:3])
 
 

@@ -91,13 +91,13 @@ class Renderer:
         prompt = self.render(before, tools, generation=True, mode=mode)
         whole = self.render(messages, tools, generation=False, mode=mode)
         if whole.startswith(prompt):
-            return self._ended(prompt, whole[len(prompt) :])
+            return self._cut_at_end(prompt, whole[len(prompt) :])
         history = self.render(before, tools, generation=False, mode=mode)
         header = self._headers[mode]
         begun = prompt.removeprefix(history + header)
         if not whole.startswith(history + header) or begun == prompt:
-            return self._ended(prompt, self._plain_text(messages, tools, mode, whole))
-        return self._ended(prompt, _bridge(begun, answer) + whole[len(history + header) :])
+            return self._cut_at_end(prompt, self._plain_text(messages, tools, mode, whole))
+        return self._cut_at_end(prompt, _bridge(begun, answer) + whole[len(history + header) :])
 
     def _plain_text(self, messages: Sequence[Message], tools: Sequence[Message], mode: Mode, whole: str) -> str:
         """Return an answer's text where the conversation before it is written otherwise once it is answered.
@@ -115,7 +115,7 @@ class Renderer:
                     return f"{self.opening}{words}{behind}"
         raise TemplateFault("writes an answer otherwise than its generation prompt begins one")
 
-    def _ended(self, prompt: str, text: str) -> Turn:
+    def _cut_at_end(self, prompt: str, text: str) -> Turn:
         """Cut an answer behind its first end token, where engines stop; one without is closed with one."""
         end = self.first_end(text)
         if end is None:

@@ -37,8 +37,8 @@ def samples(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Mes
     places = [i for i, message in enumerate(messages) if teaches(message)]
     if not places:
         return [(Segment(renderer.render(messages, tools, generation=False), False),)]
-    appended = _appended(renderer, messages, tools, places) if len(places) > _LONG else None
-    return [appended] if appended else _joined(_each(renderer, messages, tools, places))
+    sample = _append_only_sample(renderer, messages, tools, places) if len(places) > _LONG else None
+    return [sample] if sample else _join_turns(_render_each(renderer, messages, tools, places))
 
 
 def teaches(message: Message) -> bool:
@@ -47,7 +47,7 @@ def teaches(message: Message) -> bool:
     return bool(is_learned(message) and says)
 
 
-def _each(
+def _render_each(
     renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message], places: Sequence[int]
 ) -> list[Turn]:
     """Render each learned answer with all that stands before it; the time grows with the square of the turns."""
@@ -58,7 +58,7 @@ def _each(
     return [*(renderer.turn(messages[: i + 1], tools) for i in places[:-1]), last]
 
 
-def _joined(turns: Sequence[Turn]) -> list[Sample]:
+def _join_turns(turns: Sequence[Turn]) -> list[Sample]:
     """Join answers to one sample as long as the prompt of the next begins with the sample so far."""
     found = list[Sample]()
     parts, so_far = list[Segment](), ""
@@ -73,7 +73,7 @@ def _joined(turns: Sequence[Turn]) -> list[Sample]:
     return [*found, (*parts, *rest)]
 
 
-def _appended(
+def _append_only_sample(
     renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message], places: Sequence[int]
 ) -> Sample | None:
     """Return a long conversation whose template only appends, in time that grows with its length.
@@ -115,7 +115,7 @@ def _spans(
     for number, answer in enumerate(answers):
         before, behind = between[number], between[number + 1]
         begin = at + len(before)
-        text = _written(whole, begin, answer, behind)
+        text = _find_words(whole, begin, answer, behind)
         end = renderer.first_end(behind)
         if text is None or end is None or not whole.startswith(before, at) or not before.endswith(opening):
             return None
@@ -136,7 +136,7 @@ def _split(text: str, names: Sequence[str]) -> list[str] | None:
     return [*found, text[at:]]
 
 
-def _written(whole: str, begin: int, content: str, behind: str) -> str | None:
+def _find_words(whole: str, begin: int, content: str, behind: str) -> str | None:
     """Return how the template has written an answer: as it stands, or without the space around it."""
     for text in (content, content.strip(), content.rstrip(), content.lstrip()):
         if whole.startswith(text, begin) and whole.startswith(behind, begin + len(text)):

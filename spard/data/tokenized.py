@@ -28,13 +28,13 @@ def in_tokens(renderer: Renderer, samples: Sequence[Sample]) -> Iterator[list[En
     for sample, parts, is_compared in zip(samples, in_parts, compared, strict=True):
         whole = next(wholes) if is_compared else None
         if whole is None or whole == list(chain.from_iterable(parts)):
-            yield [_labeled(sample, parts)]
+            yield [_label(sample, parts)]
         elif (found := _by_prefixes(renderer, sample, whole)) is not None:
             yield [found]
         elif _answers(sample) == 1:
-            yield [_labeled(sample, parts)]
+            yield [_label(sample, parts)]
         else:
-            yield [encoded for each in in_tokens(renderer, _apart(sample)) for encoded in each]
+            yield [encoded for each in in_tokens(renderer, _cut_apart(sample)) for encoded in each]
 
 
 def _by_prefixes(renderer: Renderer, sample: Sample, whole: list[int]) -> Encoded | None:
@@ -46,10 +46,10 @@ def _by_prefixes(renderer: Renderer, sample: Sample, whole: list[int]) -> Encode
     if any(whole[: len(prefix)] != prefix for prefix in prefixes):
         return None
     ends = [0, *map(len, prefixes), len(whole)]
-    return _labeled(sample, [whole[start:end] for start, end in pairwise(ends)])
+    return _label(sample, [whole[start:end] for start, end in pairwise(ends)])
 
 
-def _labeled(sample: Sample, parts: Sequence[Sequence[int]]) -> Encoded:
+def _label(sample: Sample, parts: Sequence[Sequence[int]]) -> Encoded:
     """Join the tokens of a sample's segments; those of learned ones are their own labels."""
     labels = [
         part if segment.is_learned else [NO_LOSS] * len(part) for segment, part in zip(sample, parts, strict=True)
@@ -57,7 +57,7 @@ def _labeled(sample: Sample, parts: Sequence[Sequence[int]]) -> Encoded:
     return Encoded(tuple(chain.from_iterable(parts)), tuple(chain.from_iterable(labels)))
 
 
-def _apart(sample: Sample) -> list[Sample]:
+def _cut_apart(sample: Sample) -> list[Sample]:
     """Cut a sample so that each answer stands behind its own prompt, the earlier answers without loss."""
     places = [i for i, segment in enumerate(sample) if segment.is_learned]
     return [(Segment(_text(sample[:i]), False), sample[i]) for i in places]
