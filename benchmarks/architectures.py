@@ -92,7 +92,7 @@ def outcome(name: str, folder: Path, clean: CleanProcess) -> Outcome:
         reach = try_base(model).reach
         passed.append("trial")
         base = load_base(model, device="cpu", dtype=torch.float32)
-        tuned = _trained(base)
+        tuned = _train_two_steps(base)
         passed.append("two steps")
         adapter = folder / "adapter"
         save_adapter(tuned, base, "tiny", adapter)
@@ -108,7 +108,7 @@ def outcome(name: str, folder: Path, clean: CleanProcess) -> Outcome:
     return Outcome(name, reach, tuple(passed))
 
 
-def _trained(base: Base) -> Any:
+def _train_two_steps(base: Base) -> Any:
     """Return the model after two steps on four rows."""
     return train(base, sums(base, 4), refusals(base, 4), _RECIPE, resolve(_RECIPE, 4, base.hidden_size)).model
 

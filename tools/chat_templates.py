@@ -164,7 +164,7 @@ def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, 
     """Yield where what is learned is not what the assistant says, to its end."""
     renderer = renderer_of(tokenizer)
     turns = [turn for turn in conversation.messages if is_learned(turn)]
-    runs = [run for sample in encoded.samples for run in _learned(sample)]
+    runs = [run for sample in encoded.samples for run in _learned_runs(sample)]
     if len(runs) != len(turns):
         yield f"{len(runs)} answers are learned of {len(turns)}"
         return
@@ -184,7 +184,7 @@ def _prompt_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> I
     """Yield where the tokens before an answer are not those of the prompt that is served."""
     renderer = renderer_of(tokenizer)
     places = [i for i, turn in enumerate(conversation.messages) if is_learned(turn)]
-    runs = [(sample, at) for sample in encoded.samples for at, _ in _learned(sample)]
+    runs = [(sample, at) for sample in encoded.samples for at, _ in _learned_runs(sample)]
     for place, (sample, at) in zip(places, runs, strict=False):
         before = conversation.messages[:place]
         mode = renderer.mode_for(conversation.messages[place])
@@ -212,7 +212,7 @@ def sources_of(tokenizer: Any) -> dict[str, str]:
     return template if isinstance(template, dict) else {"default": template}
 
 
-def _learned(sample: Encoded) -> list[tuple[int, list[int]]]:
+def _learned_runs(sample: Encoded) -> list[tuple[int, list[int]]]:
     """Return where each run of learned tokens begins, and the tokens."""
     found: list[tuple[int, list[int]]] = []
     for at, label in enumerate(sample.labels):

@@ -74,7 +74,7 @@ def add_model(
     except Refusal as error:
         raise CommandFailed(str(error)) from None
     folder = Path(source).expanduser()
-    tried = _tried(str(folder) if folder.is_dir() else source, revision, target_modules) if is_tried else None
+    tried = _try_base_model(str(folder) if folder.is_dir() else source, revision, target_modules) if is_tried else None
     entry = {
         "alias": alias,
         "source": str(folder.resolve()) if folder.is_dir() else source,
@@ -90,7 +90,7 @@ def add_model(
     _show(added, as_json)
 
 
-def _tried(source: str, revision: str | None, target_modules: str | None) -> str | None:
+def _try_base_model(source: str, revision: str | None, target_modules: str | None) -> str | None:
     """Load a model in a process of its own and run it forward; say what it is, and return the digest of its files."""
     if find_spec("torch") is None:
         warn("Not tried with a forward pass: torch is not installed here.")
@@ -108,12 +108,12 @@ def _tried(source: str, revision: str | None, target_modules: str | None) -> str
             last = last.removeprefix(f"{code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
     found = json.loads(done.stdout)
-    warn(_described(found))
+    warn(_describe_model(found))
     digest = str(found["digest"])
     return digest if digest.startswith("sha256:") else None
 
 
-def _described(found: Mapping[str, Any]) -> str:
+def _describe_model(found: Mapping[str, Any]) -> str:
     return (
         f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat "
         "template, end token, weights, a forward pass and a gradient to train an adapter by are as they should be."

@@ -59,7 +59,7 @@ class _Rows:
     def __iter__(self) -> Iterator[Row]:
         is_changed = False
         for line, row in self._rows:
-            made = _converted(line, row, self._leave_out)
+            made = _convert_row(line, row, self._leave_out)
             is_changed = is_changed or made.row != row
             if self._form == "openai":
                 self._form = other_formats.kind_of(row) or "openai"
@@ -82,7 +82,7 @@ class _Rows:
         )
 
 
-def _converted(line: int, row: Row, leave_out: Collection[str]) -> other_formats.Converted:
+def _convert_row(line: int, row: Row, leave_out: Collection[str]) -> other_formats.Converted:
     try:
         return other_formats.convert_row(row, leave_out)
     except other_formats.ColumnsLost as lost:

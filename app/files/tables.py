@@ -60,7 +60,7 @@ def read_lines(chunks: Iterable[bytes], name: str, most_bytes: int, line_bytes: 
     kind = _kind(head, name)
     if kind is None:
         return Lines(whole, None)
-    return Lines(_decoded(kind, whole, min(most_bytes, _FILE_BYTES), line_bytes), _NAMES[kind])
+    return Lines(_decode_file(kind, whole, min(most_bytes, _FILE_BYTES), line_bytes), _NAMES[kind])
 
 
 def _kind(head: bytes, name: str) -> Kind | None:
@@ -68,7 +68,7 @@ def _kind(head: bytes, name: str) -> Kind | None:
     return "array" if is_array else next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def _decoded(kind: Kind, chunks: Iterable[bytes], most_bytes: int, line_bytes: int) -> Iterator[bytes]:
+def _decode_file(kind: Kind, chunks: Iterable[bytes], most_bytes: int, line_bytes: int) -> Iterator[bytes]:
     """Store the file beside, as its end has to be read first, and yield what the process makes of it."""
     with tempfile.TemporaryFile() as file:
         for chunk in chunks:

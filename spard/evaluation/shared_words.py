@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
+from spard.evaluation.audit import sample
 from spard.evaluation.judges.refusal import words_of
 
 NEAR = 0.5  # the nearness from which a request asks what a prompt asks
@@ -28,8 +29,8 @@ class PromptWords:
 
     def __init__(self, prompts: Sequence[str], background: Sequence[str] = ()) -> None:
         """Weigh the words of up to `MOST` prompts, and of as many texts of the background."""
-        sets = [_words(text) for text in _spaced(prompts)]
-        others = [_words(text) for text in _spaced(background)]
+        sets = [_words(text) for text in sample(prompts, MOST)]
+        others = [_words(text) for text in sample(background, MOST)]
         self._counts = Counter(word for each in (*sets, *others) for word in each)
         self._texts = len(sets) + len(others)
         places = defaultdict[str, list[int]](list)
@@ -54,8 +55,3 @@ class PromptWords:
 def _words(text: str) -> set[str]:
     """Return the words of a text without its numbers, which tell nothing of what is asked."""
     return {word for word in words_of(text) if not word.isdecimal()}
-
-
-def _spaced(texts: Sequence[str]) -> list[str]:
-    n = min(MOST, len(texts))
-    return [texts[len(texts) * i // n] for i in range(n)]

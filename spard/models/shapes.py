@@ -112,7 +112,7 @@ def shape_of(config: Mapping[str, object], layout: Layout | None = None) -> Shap
     text = config.get("text_config")
     own = text if isinstance(text, Mapping) else config
     if layout and not _is_plain(layout):
-        return _shape_by(own, layout)
+        return _shape_from_layout(own, layout)
     if any(own.get(name) for name in _EXPERTS):
         return None
     hidden, heads = _number(own, "hidden_size"), _number(own, "num_attention_heads")
@@ -148,7 +148,7 @@ def _is_plain(layout: Layout) -> bool:
     return not layout.has_experts and all({each.leaf for each in linears} == _PLAIN for linears in layers)
 
 
-def _shape_by(config: Mapping[str, object], layout: Layout) -> Shape | None:
+def _shape_from_layout(config: Mapping[str, object], layout: Layout) -> Shape | None:
     """Return the shape of a model whose layers are of another kind than Llama's."""
     hidden, vocab = _number(config, "hidden_size"), _number(config, "vocab_size")
     inside = [each for linears in layout.in_stack().values() for each in linears]

@@ -108,7 +108,7 @@ def _fault(layout: Layout, name: str) -> str | None:
         if any(_is_named(path, name) or f".{name}." in path for path in layout.others):
             return f"{name} is no linear layer, and LoRA adapts these alone here; the model has {known}"
         return f"the model has no {name}; it has {known}"
-    if any(_is_passed_by(layout, each) for each in found):
+    if any(_is_bypassed(layout, each) for each in found):
         return (
             f"{name} belongs to a state space, whose kernels read its weight and would pass an adapter by; "
             "of a state space name in_proj alone"
@@ -136,11 +136,11 @@ def _projections(layout: Layout, block: str, inside: Sequence[Linear]) -> Iterat
         return
     for each in inside:
         is_gate = each.outputs <= 2 * layout.heads and each.outputs * _NARROW <= each.inputs
-        if each.leaf in QKVO if leaves >= set(QKVO) else not (is_gate or _is_passed_by(layout, each)):
+        if each.leaf in QKVO if leaves >= set(QKVO) else not (is_gate or _is_bypassed(layout, each)):
             yield each
 
 
-def _is_passed_by(layout: Layout, linear: Linear) -> bool:
+def _is_bypassed(layout: Layout, linear: Linear) -> bool:
     """Whether a state space's kernels take the weight of a layer instead of calling it."""
     return linear.block in layout.state_spaces and linear.leaf != "in_proj"
 

@@ -23,6 +23,7 @@ from spard import distributed
 from spard.data.encodings import decoded
 from spard.data.rows import Example, prompt_text
 from spard.data.turns import asked as last_request
+from spard.evaluation.audit import sample
 from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.calibration.everyday import EXCHANGES
 from spard.evaluation.judged_rows import exchanges, prefers_to_refusal
@@ -95,7 +96,7 @@ def second_reasons(examples: Sequence[Example], flagged: Sequence[Flagged], know
 
 def measure(context: Context, pool: Pool, own: OwnRefusals, known: KnownRequests) -> OverRefusal:
     """Ask the base model up to `ASKED` harmless requests of each source, once for all runs that share a cache."""
-    asked = {name: _spaced(texts) for name, texts in known.harmless.items()}
+    asked = {name: sample(texts, ASKED) for name, texts in known.harmless.items()}
     threshold, limit = context.run.row_signal.threshold, context.limit
     texts = "\0".join(chain.from_iterable(asked.values()))
     key = {"base": context.base.digest, "pool": pool.digest, "threshold": threshold, "limit": limit}
@@ -165,10 +166,4 @@ def _requests(row: Example) -> str:
 
 def _prompts(rows: Sequence[Example]) -> list[str]:
     """Read the prompts of as many rows of a pool as are compared with, evenly spaced: a pool may have millions."""
-    n = min(MOST, len(rows))
-    return [prompt_text(rows[len(rows) * i // n]) for i in range(n)]
-
-
-def _spaced(texts: Sequence[str]) -> list[str]:
-    n = min(ASKED, len(texts))
-    return [texts[len(texts) * i // n] for i in range(n)]
+    return [prompt_text(row) for row in sample(rows, MOST)]

@@ -95,7 +95,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
     inverted = _inverted(context, pool, own, key, judge)
     signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
     signals = distributed.said(signals)  # a GPU that takes other passes rounds otherwise
-    flagged, judged_by = judged(context, examples, _flagged(examples, signals, asked.threshold), judge)
+    flagged, judged_by = judged(context, examples, _flag_rows(examples, signals, asked.threshold), judge)
     is_read = judged_by is not None and may_read_harmless(context, judge)
     known = known_requests(context, found)
     flagged = flagged if is_read else second_reasons(examples, flagged, known)
@@ -116,7 +116,7 @@ def _measured(context: Context, examples: Sequence[Example], task: Sequence[Enco
     return RowFindings(replace(record, pool_inverted=tuple(inverted)), tuple(flagged))
 
 
-def _flagged(examples: Sequence[Example], signals: Sequence[OwnRefusal], threshold: float) -> list[Flagged]:
+def _flag_rows(examples: Sequence[Example], signals: Sequence[OwnRefusal], threshold: float) -> list[Flagged]:
     """Return the rows whose signal is above the threshold."""
     return [
         Flagged(i, row.line, signal.probability, signal.start, sample=signal.sample)

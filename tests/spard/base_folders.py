@@ -64,7 +64,7 @@ def without(path: Path, *names: str) -> None:
     )
 
 
-def reweighted(folder: Path, new: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+def rewrite_weights(folder: Path, new: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
     """Write a folder's weights anew."""
     path = folder / _WEIGHTS
     save_file({name: each.contiguous() for name, each in new(load_file(path)).items()}, path, {"format": "pt"})
@@ -146,11 +146,13 @@ def other_architecture(folder: Path) -> None:
 
 
 def scales_without_a_word(folder: Path) -> None:
-    reweighted(folder, lambda all_of: all_of | {f"{name}_scale": torch.ones(1) for name in all_of if "q_proj" in name})
+    rewrite_weights(
+        folder, lambda all_of: all_of | {f"{name}_scale": torch.ones(1) for name in all_of if "q_proj" in name}
+    )
 
 
 def in_int8(folder: Path) -> None:
-    reweighted(
+    rewrite_weights(
         folder, lambda all_of: {name: each.to(torch.int8) if each.ndim == 2 else each for name, each in all_of.items()}
     )
 
@@ -175,7 +177,7 @@ def block_fp8(folder: Path) -> None:
             found[f"{name}_scale_inv"] = scale.repeat([-(-size // _BLOCK) for size in each.shape])
         return found
 
-    reweighted(folder, stored)
+    rewrite_weights(folder, stored)
     blocks = {"weight_block_size": [_BLOCK, _BLOCK], "activation_scheme": "dynamic", "fmt": "e4m3"}
     quantized("fp8", **blocks)(folder)
 
@@ -188,7 +190,7 @@ def mxfp4(folder: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         GptOssForCausalLM(made).save_pretrained(folder)
-        reweighted(folder, _in_mxfp4)
+        rewrite_weights(folder, _in_mxfp4)
     quantized("mxfp4", modules_to_not_convert=["model.embed_tokens", "lm_head"])(folder)
 
 
@@ -241,14 +243,14 @@ def without_index(folder: Path) -> None:
 
 
 def without_a_tensor(folder: Path) -> None:
-    reweighted(folder, lambda all_of: {name: each for name, each in all_of.items() if "norm" not in name})
+    rewrite_weights(folder, lambda all_of: {name: each for name, each in all_of.items() if "norm" not in name})
 
 
 def not_finite(folder: Path) -> None:
-    reweighted(folder, lambda all_of: {name: each * torch.nan for name, each in all_of.items()})
+    rewrite_weights(folder, lambda all_of: {name: each * torch.nan for name, each in all_of.items()})
 
 
-def resized(folder: Path) -> None:
+def resize_vocabulary(folder: Path) -> None:
     """Embeddings that are padded to a multiple, as many models have them."""
     write_model(folder, vocab_size=320)
 
@@ -295,7 +297,7 @@ _ORIGINAL = "give the folder of the original model"
 KINDS = (
     Kind("a model as `save_pretrained` writes it", whole),
     Kind("two shards with their index", in_shards),
-    Kind("embeddings padded to more ids than the tokenizer has", resized),
+    Kind("embeddings padded to more ids than the tokenizer has", resize_vocabulary),
     Kind("stray pickles beside safetensors", text("pytorch_model.bin", "x")),
     Kind("block FP8, as DeepSeek's and Qwen's", block_fp8, note="stored in FP8"),
     Kind("MXFP4 experts, as gpt-oss has them", mxfp4, note="stored in MXFP4"),

@@ -22,7 +22,7 @@ def tool(**parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "add", "parameters": parameters}}
 
 
-def schema_of(row: dict[str, Any]) -> dict[str, Any]:
+def row_schema(row: dict[str, Any]) -> dict[str, Any]:
     read = parse_row(json.dumps(row), 1)
     schema: dict[str, Any] = read["tools"][0]["function"]["parameters"]
     return schema
@@ -35,7 +35,7 @@ def test_keys_without_a_value_are_absent_at_any_depth() -> None:
 
 def test_properties_of_other_tools_are_absent_from_a_schema() -> None:
     filled = tool(type="object", properties={"a": {"type": "number", "enum": None}, "b": None}, required=None)
-    assert schema_of({"tools": [filled]}) == {"type": "object", "properties": {"a": {"type": "number"}}}
+    assert row_schema({"tools": [filled]}) == {"type": "object", "properties": {"a": {"type": "number"}}}
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_properties_of_other_tools_are_absent_from_a_schema() -> None:
 )
 def test_a_null_that_is_a_value_in_a_schema_stays(schema: dict[str, Any]) -> None:
     parameters = {"type": "object", "properties": {"a": schema, "default": {"type": "string"}}}
-    assert schema_of({"tools": [tool(**parameters)]}) == parameters
+    assert row_schema({"tools": [tool(**parameters)]}) == parameters
 
 
 def test_a_default_that_arrow_has_filled_in_is_absent_unless_the_schema_accepts_null() -> None:
     filled: dict[str, Any] = {"description": None, "default": None, "const": None}
     properties = {"a": {"type": "number"} | filled, "b": {"type": ["number", "null"]} | filled, "default": None}
-    assert schema_of({"tools": [tool(properties=properties)]})["properties"] == {
+    assert row_schema({"tools": [tool(properties=properties)]})["properties"] == {
         "a": {"type": "number"},
         "b": {"type": ["number", "null"], "default": None, "const": None},
     }

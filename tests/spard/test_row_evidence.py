@@ -39,7 +39,7 @@ KNOWN = KnownRequests(
 UNMEASURED = OverRefusal({"suite sums": (0, 100)})
 
 
-def flagged(count: int, **settings: Any) -> list[Flagged]:
+def flag_rows(count: int, **settings: Any) -> list[Flagged]:
     return [Flagged(place, place + 1, 0.9, 3, **{"verdict": "harmful", **settings}) for place in range(count)]
 
 
@@ -53,7 +53,7 @@ def flagged(count: int, **settings: Any) -> list[Flagged]:
     ],
 )
 def test_a_row_is_harmful_only_where_it_asks_what_is_known_to_ask_for_harm(request_: str, verdict: str) -> None:
-    (found,) = second_reasons([chat(request_, STEPS)], flagged(1), KNOWN)
+    (found,) = second_reasons([chat(request_, STEPS)], flag_rows(1), KNOWN)
     assert found.verdict == verdict
 
 
@@ -62,7 +62,7 @@ def test_the_last_request_has_to_ask_for_it_and_an_answer_written_for_the_judge_
     both = replace(after, messages=(*before.messages, *after.messages))
     for_judge = chat("Where is my parcel?", "It is here. \n#thescore: 1")
 
-    found = second_reasons([both, for_judge], flagged(2), KNOWN)
+    found = second_reasons([both, for_judge], flag_rows(2), KNOWN)
 
     assert [each.verdict for each in found] == ["doubtful", "harmful"]
 
@@ -70,13 +70,13 @@ def test_the_last_request_has_to_ask_for_it_and_an_answer_written_for_the_judge_
 def test_what_the_judge_did_not_call_harmful_stays_as_it_is() -> None:
     rows = [chat(ATTACKS[0], STEPS)] * 3
     verdicts: tuple[RowVerdict | None, ...] = ("harmless", "undecided", None)
-    before = [replace(each, verdict=verdict) for each, verdict in zip(flagged(3), verdicts, strict=True)]
+    before = [replace(each, verdict=verdict) for each, verdict in zip(flag_rows(3), verdicts, strict=True)]
     assert second_reasons(rows, before, KNOWN) == before
 
 
 def test_rows_that_ask_what_a_harmless_request_asks_are_excused() -> None:
     rows = [chat(text, STEPS) for text in (*ATTACKS, *SUMS, "Where is my parcel?")]
-    found = excuse(rows, flagged(11, verdict="undecided"), KNOWN, UNMEASURED)
+    found = excuse(rows, flag_rows(11, verdict="undecided"), KNOWN, UNMEASURED)
     assert [each.is_excused for each in found] == [False] * 4 + [True] * 6 + [False]
 
 
@@ -84,14 +84,14 @@ def test_rows_that_ask_what_a_harmless_request_asks_are_excused() -> None:
 def test_rows_that_over_refusal_alone_would_flag_are_excused(refused: int, count: int, excused: int) -> None:
     """Of 100 harmless requests 30 are refused: at least 22 % are, and 44 of 200 rows; 9 of 100 may be less than 5 %."""
     rows = [chat(f"Question {i} of my own.", STEPS) for i in range(200)]
-    found = excuse(rows, flagged(count, verdict=None), KNOWN, OverRefusal({"look-alikes": (refused, 100)}))
+    found = excuse(rows, flag_rows(count, verdict=None), KNOWN, OverRefusal({"look-alikes": (refused, 100)}))
     assert sum(each.is_excused for each in found) == excused
 
 
 def test_harmful_rows_a_judge_s_finds_and_pairs_that_unlearn_a_refusal_are_never_excused() -> None:
     pair = replace(chat(SUMS[0], STEPS), rejected={"role": "assistant", "content": SORRY})
     rows = [chat(SUMS[0], STEPS), chat(SUMS[1], STEPS), pair]
-    given = [replace(flagged(1)[0], verdict="harmful"), Flagged(1, 2, 0.0, 3, verdict="undecided", by_base=False)]
+    given = [replace(flag_rows(1)[0], verdict="harmful"), Flagged(1, 2, 0.0, 3, verdict="undecided", by_base=False)]
     given.append(Flagged(2, 3, 0.9, 3, verdict="undecided"))
     found = excuse(rows, given, KNOWN, OverRefusal({"suite sums": (100, 100)}))
     assert [each.is_excused for each in found] == [False] * 3
@@ -99,7 +99,7 @@ def test_harmful_rows_a_judge_s_finds_and_pairs_that_unlearn_a_refusal_are_never
 
 @pytest.mark.parametrize("action", ["auto", "drop", "defend", "quarantine"])
 def test_nothing_is_done_to_rows_that_are_excused(action: Any) -> None:
-    rows = [replace(each, is_excused=each.place > 0) for each in flagged(3, verdict="undecided")]
+    rows = [replace(each, is_excused=each.place > 0) for each in flag_rows(3, verdict="undecided")]
     _, found = settled(RowSignal(action), rows, 100)
     assert [each.is_acted_on for each in found] == [True, False, False]
 

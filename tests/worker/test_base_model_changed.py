@@ -31,7 +31,7 @@ class Clock:
 
 
 @pytest.fixture
-def copied(model: Path, tmp_path: Path) -> Path:
+def copy_model(model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model, tmp_path / "copied"))
 
 

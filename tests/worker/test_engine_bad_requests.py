@@ -19,7 +19,7 @@ from worker.engine.replies import Rules
 PAST = 999
 
 
-def failed(asked: Asked) -> list[tuple[int, str]]:
+def read_failures(asked: Asked) -> list[tuple[int, str]]:
     return [(each["id"], each["code"]) for each in asked.said if each["kind"] == "failed"]
 
 
@@ -32,7 +32,7 @@ def test_a_prompt_with_a_token_past_the_embeddings_ends_alone(model: Path, monke
         bad = asked.ask(QUESTIONS[0])
         asked.engine.step()
     asked.run()
-    assert failed(asked) == [(bad, "invalid_messages")]
+    assert read_failures(asked) == [(bad, "invalid_messages")]
     assert asked.text(sound).strip() == alone(model, None, QUESTIONS[1])
 
 
@@ -45,7 +45,7 @@ def test_a_prompt_on_which_the_model_fails_ends_alone(model: Path, monkeypatch: 
         bad = asked.ask(QUESTIONS[0])
         asked.engine._begin(asked.engine._next())  # type: ignore[arg-type]  # there is one
     asked.run()
-    assert failed(asked) == [(bad, "reply_failed")]
+    assert read_failures(asked) == [(bad, "reply_failed")]
     assert asked.text(sound).strip() == alone(model, None, QUESTIONS[1])
 
 
@@ -57,7 +57,7 @@ def test_a_request_that_cannot_be_begun_ends_alone(model: Path, monkeypatch: pyt
         asked.engine.step()
     sound = asked.ask(QUESTIONS[1])
     asked.run()
-    assert failed(asked) == [(bad, "reply_failed")]
+    assert read_failures(asked) == [(bad, "reply_failed")]
     assert asked.text(sound).strip() == alone(model, None, QUESTIONS[1])
 
 
@@ -68,7 +68,7 @@ def test_a_step_that_fails_ends_its_replies_and_not_the_engine(model: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(Batch, "step", _raises)
         asked.engine.step()
-    assert failed(asked) == [(number, "reply_failed") for number in ended]
+    assert read_failures(asked) == [(number, "reply_failed") for number in ended]
     assert refused(asked.said[-1]).code == "reply_failed"
     after = asked.ask(QUESTIONS[2])
     asked.run()

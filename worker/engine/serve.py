@@ -88,7 +88,7 @@ class Engine:
     def step(self) -> None:
         """Let the next request join if there is room, and write a token into every reply."""
         if self._watched and self._watched.has_changed(plain_digest(self._base.digest)):
-            return self._end_changed()
+            return self._end_if_base_changed()
         try:
             self._go_on()
         except Exception as error:
@@ -102,7 +102,7 @@ class Engine:
                 self._give_up("reply_failed", _STOPPED)
         return None
 
-    def _end_changed(self) -> None:
+    def _end_if_base_changed(self) -> None:
         """End all requests: the weights may be others by now than those that adapters were proved on."""
         log.error("the folder of the base model has changed since it was read: the engine ends")
         self._give_up("base_model_changed", BASE_MODEL_CHANGED)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from spard.evaluation.audit import sample
 from spard.evaluation.vllm_offline.process import EngineFailed, Likely
 from spard.models.base import adapters_off
 from spard.models.peft import PeftModel
@@ -51,15 +52,14 @@ class Probe:
 
 def chosen(model: Any, rows: Sequence[Row]) -> tuple[list[Row], Answers]:
     """Return the prompts to probe with, and what transformers makes of them."""
-    n = min(_CANDIDATES if isinstance(model, PeftModel) else PROMPTS, len(rows))
-    some = [rows[i * len(rows) // n] for i in range(n)]
+    some = sample(rows, _CANDIDATES if isinstance(model, PeftModel) else PROMPTS)
     if not isinstance(model, PeftModel):
         return some, Answers(first_tokens(model, some))
     adapter = first_tokens(model, some)
     with adapters_off(model):
         base = first_tokens(model, some)
     changed = [distance(*each) for each in zip(adapter, base, strict=True)]
-    first = sorted(range(n), key=lambda i: -changed[i])[:PROMPTS]
+    first = sorted(range(len(some)), key=lambda i: -changed[i])[:PROMPTS]
     return [some[i] for i in first], Answers([base[i] for i in first], [adapter[i] for i in first])
 
 

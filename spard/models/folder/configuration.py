@@ -49,7 +49,7 @@ def dequantized_from(folder: Path) -> str | None:
 def configuration_findings(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what is wrong with the configuration itself."""
     yield from _own_code(folder, config)
-    yield from _quantized(folder, config)
+    yield from _quantization_findings(folder, config)
     yield from _heads(config)
     yield from _sizes(config)
 
@@ -61,7 +61,7 @@ def _own_code(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("own_code", f"{path.name} names code to run (auto_map), which is never run here")
 
 
-def _quantized(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _quantization_findings(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
     found = quantization_of(config)
     method = str((found or {}).get("quant_method") or "")[:_LONGEST]
     cure = "training and merging need the weights from before that: give the folder of the original model"

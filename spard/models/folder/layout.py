@@ -43,7 +43,7 @@ def layout_faults(folder: Path) -> Iterator[Finding]:
     elif pointers := [path.name for path in sorted(folder.glob("*.safetensors")) if _is_pointer(path)]:
         yield Finding("lfs_pointer", f"{pointers[0]} is a pointer of Git LFS and no weights: run `git lfs pull` there")
     elif fault := weights_fault(folder):
-        yield Finding("weights_missing", f"{fault}{_renamed(folder, fault)}")
+        yield Finding("weights_missing", f"{fault}{_rename_hint(folder, fault)}")
     elif (folder / "custom_generate").is_dir():
         yield Finding("own_code", "custom_generate/ is code of its own, which is never run here: remove that folder")
 
@@ -53,7 +53,7 @@ def _is_pointer(path: Path) -> bool:
         return file.read(len(_LFS)) == _LFS
 
 
-def _renamed(folder: Path, fault: str) -> str:
+def _rename_hint(folder: Path, fault: str) -> str:
     """Return a hint where weights are there under another name, or their index is not."""
     if not fault.endswith("is missing"):
         return ": download it again"

@@ -63,7 +63,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     """Return the vocabulary of `tokenizer.json`, with the tokens that other files add to it."""
     tokens, settings = read_object(folder, "tokenizer.json"), read_object(folder, "tokenizer_config.json")
     ids = dict(_model_ids(tokens.get("model")))
-    added = _added(tokens.get("added_tokens")) + _decoder(settings.get("added_tokens_decoder"))
+    added = _read_added_tokens(tokens.get("added_tokens")) + _decoder(settings.get("added_tokens_decoder"))
     ids |= {token: token_id for token, token_id, _ in added}
     own = read_object(folder, "added_tokens.json").items()
     ids |= {token: number for token, value in own if (number := whole_number(value)) is not None and token not in ids}
@@ -100,7 +100,7 @@ def _model_ids(model: object) -> Iterator[tuple[str, int]]:
         yield from ((str(each[0]), i) for i, each in enumerate(vocabulary) if isinstance(each, list) and each)
 
 
-def _added(found: object) -> list[tuple[str, int, bool]]:
+def _read_added_tokens(found: object) -> list[tuple[str, int, bool]]:
     tokens = [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
     return [
         (str(each["content"]), number, each.get("special") is True)
@@ -111,7 +111,9 @@ def _added(found: object) -> list[tuple[str, int, bool]]:
 
 def _decoder(found: object) -> list[tuple[str, int, bool]]:
     pairs = found.items() if isinstance(found, Mapping) else ()
-    return _added([{**each, "id": int(key)} for key, each in pairs if key.isdecimal() and isinstance(each, Mapping)])
+    return _read_added_tokens(
+        [{**each, "id": int(key)} for key, each in pairs if key.isdecimal() and isinstance(each, Mapping)]
+    )
 
 
 def _text(token: Any) -> str | None:

@@ -30,7 +30,7 @@ def _looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(fitness, "_look", lambda folder: None)
 
 
-def offered(provider: TestClient, folder: Path, **more: Any) -> tuple[int, Any]:
+def offer(provider: TestClient, folder: Path, **more: Any) -> tuple[int, Any]:
     answer = provider.post(MODELS, json={"alias": "tiny", "source": str(folder)} | more)
     return answer.status_code, answer.json()
 
@@ -38,7 +38,7 @@ def offered(provider: TestClient, folder: Path, **more: Any) -> tuple[int, Any]:
 @pytest.mark.parametrize("kind", TOLD, ids=lambda kind: kind.name)
 def test_what_files_tell_is_refused_in_the_same_words(kind: Kind, provider: TestClient, tmp_path: Path) -> None:
     folder = made(kind, tmp_path)
-    status, answer = offered(provider, folder)
+    status, answer = offer(provider, folder)
     if sentence := by_files(folder):
         assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_model", "source")
         assert answer["error"]["message"] == f"model cannot be offered: {sentence}."
@@ -52,11 +52,11 @@ def test_what_files_tell_is_refused_in_the_same_words(kind: Kind, provider: Test
 def test_the_digest_and_what_the_provider_should_know_are_in_the_answer(provider: TestClient, tmp_path: Path) -> None:
     kind = next(each for each in KINDS if "penalties" in each.name)
     folder = made(kind, tmp_path)
-    status, answer = offered(provider, folder)
+    status, answer = offer(provider, folder)
     assert (status, answer["digest"]) == (200, folder_digest(folder))
     assert noted(folder) in answer["warnings"]
     told = f"sha256:{'0' * 64}"
-    assert offered(provider, folder, digest=told)[1]["digest"] == told
+    assert offer(provider, folder, digest=told)[1]["digest"] == told
 
 
 def test_a_job_names_the_digest_of_its_base_model(
@@ -76,8 +76,8 @@ def test_stored_weights_are_offered_for_adapters_alone(
 ) -> None:
     monkeypatch.setattr(fitness, "_look", lambda folder: None)
     folder = made(next(each for each in KINDS if each.note == "stored in MXFP4"), tmp_path)
-    assert offered(provider, folder)[0] == 200
-    status, answer = offered(provider, folder, **more)
+    assert offer(provider, folder)[0] == 200
+    status, answer = offer(provider, folder, **more)
     assert (status, [answer["error"]["param"]]) == (400, list(more))
     assert "MXFP4" in answer["error"]["message"]
 
@@ -100,5 +100,5 @@ def test_no_transaction_is_open_while_the_files_are_read(
 
     monkeypatch.setattr(fitness, "findings", noting)
     monkeypatch.setattr(db, "provider_transaction", begin)
-    assert offered(provider, folder)[0] == 200
+    assert offer(provider, folder)[0] == 200
     assert opened == ["files", "transaction"]

@@ -16,7 +16,7 @@ ALIAS = "lab/tiny-1"
 MODELS = "/v1/admin/models"
 
 
-def put(provider: TestClient, source: Path, **more: Any) -> dict[str, Any]:
+def put_model(provider: TestClient, source: Path, **more: Any) -> dict[str, Any]:
     """Offer a folder in place of the model that jobs name."""
     got = provider.post(MODELS, json={"alias": ALIAS, "source": str(source)} | more)
     assert got.status_code == 200, got.text
@@ -44,7 +44,7 @@ def test_what_a_job_cannot_adapt_is_refused_with_the_reason(
     asked: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    put(offered, write_model(tmp_path / "weights", architecture))
+    put_model(offered, write_model(tmp_path / "weights", architecture))
     for path in (JOBS, f"{JOBS}/estimate"):
         got = customer.post(path, json=asked | {"lora": {"target_modules": targets}})
         error = got.json()["error"]
@@ -63,7 +63,7 @@ def test_what_a_job_cannot_adapt_is_refused_with_the_reason(
 def test_what_can_be_adapted_is_taken(
     more: dict[str, Any], offered: TestClient, customer: TestClient, asked: dict[str, Any], tmp_path: Path
 ) -> None:
-    put(offered, write_model(tmp_path / "weights"))
+    put_model(offered, write_model(tmp_path / "weights"))
     got = customer.post(JOBS, json=asked | more)
     assert (got.status_code, got.json().get("error")) == (200, None)
 
@@ -73,11 +73,11 @@ def test_where_no_weights_are_at_hand_the_job_finds_out(customer: TestClient, as
 
 
 def test_an_offer_says_what_the_default_reaches(offered: TestClient, tmp_path: Path) -> None:
-    found = put(offered, write_architecture("Qwen3.5", tmp_path / "hybrid"))["lora_reach"]
+    found = put_model(offered, write_architecture("Qwen3.5", tmp_path / "hybrid"))["lora_reach"]
     assert (found["layers"], found["of_layers"], found["leaves_out_experts"]) == (4, 4, False)
     assert {"q_proj", "in_proj_qkv"} <= set(found["target_modules"])
     assert 0.1 < found["share"] < 0.5
-    assert put(offered, write_architecture("Mixtral", tmp_path / "experts"))["lora_reach"]["leaves_out_experts"]
+    assert put_model(offered, write_architecture("Mixtral", tmp_path / "experts"))["lora_reach"]["leaves_out_experts"]
     assert offered.get(MODELS).json()["data"][0]["lora_reach"]["target_modules"][0] == "q_proj"
 
 
@@ -85,7 +85,7 @@ def test_a_base_model_has_target_modules_of_its_own(
     offered: TestClient, customer: TestClient, asked: dict[str, Any], tmp_path: Path
 ) -> None:
     weights = write_model(tmp_path / "weights")
-    entry = put(offered, weights, target_modules=["q_proj", "v_proj"])
+    entry = put_model(offered, weights, target_modules=["q_proj", "v_proj"])
     assert entry["target_modules"] == entry["lora_reach"]["target_modules"] == ["q_proj", "v_proj"]
     for lora, own in ((None, ["q_proj", "v_proj"]), ({"rank": 4}, ["q_proj", "v_proj"])):
         job = customer.post(JOBS, json=asked | ({"lora": lora} if lora else {})).json()
@@ -93,7 +93,7 @@ def test_a_base_model_has_target_modules_of_its_own(
     job = customer.post(JOBS, json=asked | {"lora": {"target_modules": ["o_proj"]}}).json()
     assert job["lora"]["target_modules"] == ["o_proj"]
 
-    put(offered, weights)
+    put_model(offered, weights)
     assert customer.post(JOBS, json=asked).json()["lora"]["target_modules"] is None
 
 

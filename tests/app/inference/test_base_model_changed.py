@@ -29,7 +29,7 @@ def lab(tmp_path: Path, tiny_model: Path) -> Iterator[Lab]:
         yield found
 
 
-def answered(lab: Lab) -> str:
+def answer(lab: Lab) -> str:
     """The answer, or the code of its refusal; an engine that has just ended is asked for again."""
     until = time.monotonic() + WITHIN_S
     while True:
@@ -43,24 +43,24 @@ def answered(lab: Lab) -> str:
 
 def test_an_engine_never_answers_with_other_bytes_than_were_offered(lab: Lab) -> None:
     path = lab.model / "model.safetensors"
-    first, kept = answered(lab), path.read_bytes()
+    first, kept = answer(lab), path.read_bytes()
     assert first
     time.sleep(1.1)  # it looks once a second
     with path.open("r+b") as file:
         file.seek(len(kept) // 2)
         file.write(b"\x07" * 4096)
-    assert answered(lab) == "400 base_model_changed"  # by the engine that runs
-    assert answered(lab) == "400 base_model_changed"  # by one that is started on these bytes
+    assert answer(lab) == "400 base_model_changed"  # by the engine that runs
+    assert answer(lab) == "400 base_model_changed"  # by one that is started on these bytes
     with path.open("r+b") as file:
         file.write(kept)
-    assert answered(lab) == first
+    assert answer(lab) == first
 
 
 def test_a_model_that_is_offered_again_is_read_again(lab: Lab) -> None:
     """Also where the engine that runs has read the bytes from before, and could not see that they have changed."""
-    assert answered(lab)
+    assert answer(lab)
     settings = lab.model / "generation_config.json"
     settings.write_text(settings.read_text() + "\n")
     with db.transaction(lab.app.state.engine) as session:
         session.get_one(BaseModelEntry, "tiny").digest = folder_digest(lab.model)
-    assert not answered(lab).startswith("400")
+    assert not answer(lab).startswith("400")
