@@ -31,7 +31,7 @@ class Clock:
 
 
 @pytest.fixture
-def copy_model(model: Path, tmp_path: Path) -> Path:
+def copy(model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model, tmp_path / "copied"))
 
 
@@ -43,37 +43,37 @@ def overwrite(folder: Path) -> None:
         file.write(b"\x07" * 4096)
 
 
-def test_a_file_that_was_touched_or_copied_changes_nothing(copied: Path) -> None:
+def test_a_file_that_was_touched_or_copied_changes_nothing(copy: Path) -> None:
     clock = Clock()
-    digest, watched = folder_digest(copied), Watched(copied, clock)
+    digest, watched = folder_digest(copy), Watched(copy, clock)
     clock.now += 2
-    os.utime(copied / "config.json")
+    os.utime(copy / "config.json")
     assert not watched.has_changed(digest)
     clock.now += 2
-    weights = copied / "model.safetensors"
-    shutil.copy(weights, copied / "again")
-    (copied / "again").rename(weights)
+    weights = copy / "model.safetensors"
+    shutil.copy(weights, copy / "again")
+    (copy / "again").rename(weights)
     assert not watched.has_changed(digest)
 
 
 @pytest.mark.parametrize("how", [overwrite, lambda folder: (folder / "config.json").unlink()])
-def test_a_file_that_has_other_bytes_or_is_gone_is_noticed(how: object, copied: Path) -> None:
+def test_a_file_that_has_other_bytes_or_is_gone_is_noticed(how: object, copy: Path) -> None:
     clock = Clock()
-    digest, watched = folder_digest(copied), Watched(copied, clock)
-    how(copied)  # type: ignore[operator]  # one of the two above
+    digest, watched = folder_digest(copy), Watched(copy, clock)
+    how(copy)  # type: ignore[operator]  # one of the two above
     assert not watched.has_changed(digest)  # it was looked at in this second
     clock.now += 2
     assert watched.has_changed(digest)
 
 
-def test_an_engine_ends_with_all_its_requests_when_its_base_model_is_overwritten(copied: Path) -> None:
+def test_an_engine_ends_with_all_its_requests_when_its_base_model_is_overwritten(copy: Path) -> None:
     clock, said = Clock(), list[dict[str, object]]()
-    watched = Watched(copied, clock)
-    engine = Engine(load_base(copied, device="cpu"), said.append, 1, 1 << 20, None, watched)  # type: ignore[arg-type]
+    watched = Watched(copy, clock)
+    engine = Engine(load_base(copy, device="cpu"), said.append, 1, 1 << 20, None, watched)  # type: ignore[arg-type]
     for number in (1, 2):
         engine.take(line(number, QUESTIONS[number], None))
     engine.step()
-    overwrite(copied)
+    overwrite(copy)
     clock.now += 2
     engine.step()
     told = [each for each in said if each["kind"] == "failed"]
@@ -82,14 +82,14 @@ def test_an_engine_ends_with_all_its_requests_when_its_base_model_is_overwritten
     assert (engine.is_busy, engine._has_ended) == (False, True)
 
 
-def test_a_job_does_not_begin_on_other_files_than_were_offered(light_shop: Shop, copied: Path) -> None:
+def test_a_job_does_not_begin_on_other_files_than_were_offered(light_shop: Shop, copy: Path) -> None:
     job = light_shop.job(light_shop.add_job())
-    job.spec = replace(job.spec, model=replace(job.spec.model, source=str(copied), digest=folder_digest(copied)))
+    job.spec = replace(job.spec, model=replace(job.spec.model, source=str(copy), digest=folder_digest(copy)))
     with new_folder(light_shop.folder, "job-a1") as folder:
         fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
-    overwrite(copied)
+    overwrite(copy)
     with new_folder(light_shop.folder, "job-a2") as folder, pytest.raises(BaseModelChanged) as error:
         fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
     assert "spard models add" in error.value.message
     told = failure(error.value)
-    assert (told.code, told.retryable, str(copied) in told.message) == ("base_model_changed", False, False)
+    assert (told.code, told.retryable, str(copy) in told.message) == ("base_model_changed", False, False)
