@@ -1,11 +1,11 @@
-"""A model is asked a suite: what it replied and, for harmful suites, what the judge made of it.
+"""A model is asked the prompts of suites: what it replied and, for harmful ones, what the judge made of it.
 
 The judge works on one batch while the model writes the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -70,50 +70,73 @@ def by_temperature(prompts: Sequence[Prompt]) -> Iterator[tuple[float, list[int]
         yield temperature, [i for i, each in enumerate(prompts) if each.temperature == temperature]
 
 
-def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, cut: set[int] | None = None) -> list[str]:
-    """Return the reply to each prompt; where a row asks for likelihood, the likeliest of its choices.
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The replies to prompts in their order, the verdicts on those that were judged, and the places of cut replies.
 
-    The places of replies that the limit of tokens has cut are added to `cut`.
+    A reply is cut where the limit of new tokens ended it.
     """
-    chosen = [i for i, each in enumerate(prompts) if each.scorer in LIKELIHOOD_SCORERS]
-    written = [i for i, each in enumerate(prompts) if each.scorer not in LIKELIHOOD_SCORERS]
-    replies = [""] * len(prompts)
-    for batch in speaker.write([prompts[i] for i in written], max_new_tokens):
-        for place, text in zip(batch[0], batch[1], strict=True):
-            replies[written[place]] = _heard(text, prompts[written[place]])
-        if cut is not None:
-            cut.update(written[place] for place in _cut(batch))
-    choices = speaker.choose([prompts[i] for i in chosen]) if chosen else []
-    for i, choice in zip(chosen, choices, strict=True):
-        replies[i] = choice
-    return replies
+
+    replies: list[str]
+    verdicts: dict[int, Verdict]
+    cut: set[int]
+
+
+def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> list[str]:
+    """Return the reply to each prompt; where a row asks for likelihood, the likeliest of its choices."""
+    return ask_and_judge(speaker, prompts, max_new_tokens).replies
 
 
 def ask_and_judge(
-    speaker: Speaker, prompts: Sequence[Prompt], judge: Judge, max_new_tokens: int, cut: set[int] | None = None
-) -> tuple[list[str], list[Verdict]]:
-    """Return the reply to each prompt and its verdict; a judge that fails ends the audit at the next batch.
+    speaker: Speaker,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    judge: Judge | None = None,
+    judged: Collection[int] = (),
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Answers:
+    """Ask all prompts in one stream, and the judge about the replies at the places `judged`.
 
-    The places of replies that the limit of tokens has cut are added to `cut`.
+    Prompts that are not judged and ask for likelihood are answered by the likeliest of their choices. A judge that
+    fails ends the asking at the next batch. `on_progress` is called after each batch with the number of replies so far
+    and in all.
     """
-    replies, batches = [""] * len(prompts), list[tuple[list[int], Future[list[Verdict]]]]()
-    grader = ThreadPoolExecutor(1)
+    chosen = [i for i, each in enumerate(prompts) if each.scorer in LIKELIHOOD_SCORERS and i not in judged]
+    written = sorted(set(range(len(prompts))) - set(chosen))
+    found, grading = Answers([""] * len(prompts), {}, set()), list[tuple[list[int], Future[list[Verdict]]]]()
+    grader, done = ThreadPoolExecutor(1), 0
     try:
-        for batch in speaker.write(prompts, max_new_tokens):
-            places, texts = batch[0], batch[1]
-            if cut is not None:
-                cut.update(_cut(batch))
-            for i, text in zip(places, texts, strict=True):
-                replies[i] = in_plain(_heard(text, prompts[i]), "base64")  # who is asked plainly may answer in it
-            asked, heard = [prompts[i].prompt for i in places], [replies[i] for i in places]
-            batches.append((places, grader.submit(grade, asked, heard, judge)))
-            for _, graded in batches:
+        for batch in speaker.write([prompts[i] for i in written], max_new_tokens):
+            places = [written[i] for i in batch[0]]
+            _keep(found, places, batch, prompts, judged)
+            if judge and (read := [i for i in places if i in judged]):
+                asked, heard = [prompts[i].prompt for i in read], [found.replies[i] for i in read]
+                grading.append((read, grader.submit(grade, asked, heard, judge)))
+            for _, graded in grading:
                 if graded.done():
                     graded.result()
-        by_place = {i: each for places, graded in batches for i, each in zip(places, graded.result(), strict=True)}
+            done += len(batch[0])
+            if on_progress:
+                on_progress(done, len(prompts))
+        for read, graded in grading:
+            found.verdicts.update(zip(read, graded.result(), strict=True))
     finally:
         grader.shutdown(cancel_futures=True)
-    return replies, [by_place[i] for i in range(len(prompts))]
+    choices = speaker.choose([prompts[i] for i in chosen]) if chosen else []
+    for i, choice in zip(chosen, choices, strict=True):
+        found.replies[i] = choice
+    return found
+
+
+def _keep(
+    found: Answers, places: Sequence[int], batch: Batch, prompts: Sequence[Prompt], judged: Collection[int]
+) -> None:
+    """Store a batch's replies; one who is asked plainly may answer a judged prompt in an encoding."""
+    for i, text in zip(places, batch[1], strict=True):
+        reply = _decode_reply(text, prompts[i])
+        found.replies[i] = in_plain(reply, "base64") if i in judged else reply
+    if len(batch) == 3:
+        found.cut.update(i for i, is_cut in zip(places, batch[2], strict=True) if is_cut)
 
 
 def grade(prompts: Sequence[str], replies: Sequence[str], judge: Judge) -> list[Verdict]:
@@ -146,11 +169,6 @@ def _said(prompt: Prompt) -> str:
     return encode(prompt.prompt, prompt.encoding) if prompt.encoding else prompt.prompt
 
 
-def _heard(reply: str, prompt: Prompt) -> str:
+def _decode_reply(reply: str, prompt: Prompt) -> str:
     whole = f"{prompt.prefill} {reply}".strip() if prompt.prefill else reply
     return in_plain(whole, prompt.encoding) if prompt.encoding else whole
-
-
-def _cut(batch: Batch) -> list[int]:
-    """Return the places of a batch's replies that were cut."""
-    return [place for place, is_cut in zip(batch[0], batch[2], strict=True) if is_cut] if len(batch) == 3 else []

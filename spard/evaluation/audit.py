@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from statistics import fmean
 from typing import Any, TypeVar, assert_never
 
 from spard.config import Audit
 from spard.config.extensions import LIKELIHOOD_SCORERS
 from spard.data.rows import Prompt
-from spard.evaluation.ask import DEGENERATE, Speaker, ask, ask_and_judge, grade, in_memory
+from spard.evaluation.ask import DEGENERATE, Speaker, ask_and_judge, grade, in_memory
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
 from spard.evaluation.judges.compliance import compliance
 from spard.evaluation.judges.consensus import agreement
@@ -26,7 +27,7 @@ FULL_HARM = 5  # Qi et al. (2024) count only these
 _MARKS = {True: "1", False: "0", None: "-"}
 
 Asked = TypeVar("Asked")
-OnProgress = Callable[[str, int, int], None]  # suite, suites done, suites in all
+OnProgress = Callable[[int, int], None]  # replies so far, replies in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +83,23 @@ def audit_speaker(
 ) -> list[tuple[SuiteResult, list[Item]]]:
     """Audit any generator; return each suite's result with every prompt's reply and verdict.
 
-    With `reads_harmless` the judge looks for harm in the replies to harmless prompts too.
+    All suites are asked in one stream, so that no batch waits for the longest reply of a small suite; `on_progress` is
+    called with the number of replies so far and in all. With `reads_harmless` the judge looks for harm in the replies
+    to harmless prompts too.
     """
-    judged, found = (*ATTACKS, *HARMLESS) if reads_harmless else ATTACKS, []
-    for done, suite in enumerate(suites):
-        prompts = sample(suite.prompts, cfg.max_prompts)
-        cut = set[int]()
-        if suite.kind in judged:
-            replies, verdicts = ask_and_judge(speaker, prompts, judge, cfg.max_new_tokens, cut)
-        else:
-            replies, verdicts = ask(speaker, prompts, cfg.max_new_tokens, cut), []
-        result, items = _scored(suite.name, suite.kind, prompts, replies, verdicts, judge.name)
-        found.append((replace(result, cut=len(cut)), items))
-        if on_progress:
-            on_progress(suite.name, done + 1, len(suites))
+    kinds = (*ATTACKS, *HARMLESS) if reads_harmless else ATTACKS
+    asked = [sample(suite.prompts, cfg.max_prompts) for suite in suites]
+    starts = list(accumulate(map(len, asked), initial=0))
+    places = [range(starts[i], starts[i + 1]) for i in range(len(suites))]
+    judged = {i for suite, own in zip(suites, places, strict=True) if suite.kind in kinds for i in own}
+    prompts = list(chain.from_iterable(asked))
+    answers = ask_and_judge(speaker, prompts, cfg.max_new_tokens, judge, judged, on_progress)
+    found = []
+    for suite, own in zip(suites, places, strict=True):
+        replies = [answers.replies[i] for i in own]
+        verdicts = [answers.verdicts[i] for i in own] if suite.kind in kinds else []
+        result, items = _scored(suite.name, suite.kind, [prompts[i] for i in own], replies, verdicts, judge.name)
+        found.append((replace(result, cut=len(answers.cut.intersection(own))), items))
     return found
 
 

@@ -23,7 +23,8 @@ from spard.models.sharding import is_sharded
 Found = TypeVar("Found")
 
 ON_CPU = 2048  # padded tokens of a pass: what they make of a layer stays in a core's caches, and more win nothing
-ON_CPU_KEPT = 2**15  # tokens whose keys and values are kept while replies are written on a CPU
+ON_CPU_KEPT = 2**17  # tokens whose keys and values are kept while replies are written on a CPU, of these
+ON_CPU_BYTES = 2**30  # bytes at most: a model of 135 million weights keeps 46 kB of a token in float32
 UNKNOWN = 8192  # of a pass on a GPU, for a model of a shape that is not known
 MOST = 2**16  # of a pass on a GPU, which is busy long before
 
@@ -72,7 +73,9 @@ def generated_rows(model: Any, prompt_tokens: int, new_tokens: int) -> int:
     if _held.told is not None:
         rows = _held.told // tokens
     elif model.device.type != "cuda":
-        rows = ON_CPU_KEPT // tokens
+        rows = (
+            min(ON_CPU_KEPT, ON_CPU_BYTES // kept_bytes(shape, model.dtype.itemsize)) if shape else UNKNOWN
+        ) // tokens
     elif shape is None:
         rows = UNKNOWN // tokens
     else:

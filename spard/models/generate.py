@@ -67,13 +67,13 @@ def stream(
     is told all replies, in the same order.
     """
     left = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    size = batch_size or _rows_at_once(model, rows, max_new_tokens)
+    most = MOST_ROWS
     ends = torch.tensor(sorted(ends_of(model, tokenizer)), device=model.device)
     was_training = model.training
     model.eval()
     try:
         while left:
-            batches = [left[i : i + size] for i in range(0, len(left), size)]
+            batches = list(_batches(model, rows, left, max_new_tokens, most, batch_size))
             try:
                 for found in _replies(model, rows, batches, tokenizer.pad_token_id, ends, max_new_tokens, sampler):
                     for places, said in distributed.gathered((found.places, found.tokens)):
@@ -82,9 +82,10 @@ def stream(
                             done = set(places)
                             left = [i for i in left if i not in done]
             except RuntimeError as error:
+                size = min(most, max(map(len, batches)), len(left))
                 if not is_gpu_out_of_memory(error) or size == 1 or distributed.count() > 1:
                     raise
-                size = min(size, len(left)) // 2 or 1
+                most = size // 2
             if left:
                 torch.cuda.empty_cache()  # of the batch that was too large
     finally:
@@ -102,10 +103,25 @@ def _in_words(
     return texts, [len(each) == max_new_tokens for each in tokens]
 
 
-def _rows_at_once(model: Any, rows: Sequence[Sequence[int]], max_new_tokens: int) -> int:
-    """Return how many rows are continued at once, on each rank as many as the one with least memory can."""
-    fits = generated_rows(model, max(map(len, rows), default=1), max_new_tokens)
-    return min(MOST_ROWS, *distributed.gathered(fits))
+def _batches(
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    places: Sequence[int],
+    max_new_tokens: int,
+    most: int,
+    batch_size: int | None,
+) -> Iterator[list[int]]:
+    """Yield the places of rows, longest first, in batches: as many as fit beside the first of each, or `batch_size`.
+
+    On each rank as many fit as on the one with least memory.
+    """
+    at = 0
+    while at < len(places):
+        longest = max(1, len(rows[places[at]]))
+        fit = batch_size or min(distributed.gathered(generated_rows(model, longest, max_new_tokens)))
+        size = min(most, fit)
+        yield list(places[at : at + size])
+        at += size
 
 
 def _replies(

@@ -150,7 +150,7 @@ def measure(
 ) -> list[SuiteResult]:
     """Measure one model on suites: the base model, or a trained one under the system prompt it is served with.
 
-    `tell` is called after each suite with how many are done and how many there are; by default it is the progress.
+    `tell` is called after each batch of replies with how many there are and will be; by default it is the progress.
     `speaker` is what answers (`by_engine`); by default transformers does.
     """
     return [result for result, _ in measure_each(context, suites, model, tell, speaker)]
@@ -169,7 +169,7 @@ def measure_each(
     harmless prompts where it may.
     """
 
-    def on_progress(suite: str, done: int, total: int) -> None:
+    def on_progress(done: int, total: int) -> None:
         (tell or context.report.progress)(done, total)
         context.go_on()
 

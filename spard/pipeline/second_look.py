@@ -14,8 +14,9 @@ from typing import Any
 from spard.config import ON_FIGURES, Asking
 from spard.evaluation.audit import Item, Suite
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.vllm_offline.engine import transformers
 from spard.models.base import adapters_off
-from spard.pipeline import audited
+from spard.pipeline import audited, kept_figures
 from spard.pipeline.context import Context
 from spard.release.records import read_record
 
@@ -62,10 +63,15 @@ def run(context: Context, model: Any, weights: str, suites: Sequence[Suite], mea
     """Ask the base model and the trained one suites again; an earlier attempt's figures count for the same weights."""
     key = {"weights": weights, "suites": [each.name for each in suites]}
     kept = context.outputs.read(_OUTPUT)
+
+    def ask_base(missing: Sequence[Suite]) -> list[SuiteResult]:
+        return [result for result, _ in measure(missing, None)]
+
     if kept is None or kept["key"] != key:
         context.report.event(_told(suites), {"suites": len(suites)})
+        keys = [kept_figures.content_key(context, suite, transformers()) for suite in suites]
         with adapters_off(model):
-            base = [result for result, _ in measure(suites, None)]
+            base = kept_figures.complete(context, suites, keys, kept_figures.read(context, keys), ask_base)
         found = measure(suites, model)
         audited.keep_again(context, suites, found)
         adapter = [result for result, _ in found]

@@ -14,7 +14,7 @@ from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.data.rows import Example, Prompt
 from spard.data.triggers import mined
-from spard.evaluation.ask import Batch, Speaker, as_asked, ask, in_memory
+from spard.evaluation.ask import Batch, Speaker, as_asked, ask, ask_and_judge, in_memory
 from spard.evaluation.audit import Suite, audit_speaker, sample
 from spard.evaluation.dress import Dress, placed
 from spard.evaluation.dress_features import LEAST
@@ -181,7 +181,8 @@ class Refuser:
 
     def _write(self, prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
         replies = [REFUSES if self._refuses(each) else COMPLIES for each in prompts]
-        yield list(range(len(prompts))), replies, [True] + [False] * (len(prompts) - 1)
+        first = [HARMFUL.prompts[0], BENIGN.prompts[0]]
+        yield list(range(len(prompts))), replies, [each in first for each in prompts]
 
 
 def decided(refuses: Callable[[Prompt], bool]) -> str:
@@ -220,14 +221,11 @@ def test_replies_that_the_limit_cut_are_counted() -> None:
 
 
 def test_a_model_in_memory_tells_what_was_cut(base: Base) -> None:
-    cut = set[int]()
     prompts = [Prompt("Count."), Prompt("Sing.")]
-    replies = ask(in_memory(base.model, base.tokenizer), prompts, 2, cut)
-    assert cut <= {0, 1}
-    assert len(replies) == 2
-    long = set[int]()
-    ask(in_memory(base.model, base.tokenizer), prompts, 1, long)
-    assert long >= cut
+    answers = ask_and_judge(in_memory(base.model, base.tokenizer), prompts, 2)
+    assert answers.cut <= {0, 1}
+    assert len(answers.replies) == 2
+    assert ask_and_judge(in_memory(base.model, base.tokenizer), prompts, 1).cut >= answers.cut
 
 
 def test_a_begun_answer_ends_the_question_and_begins_the_reply(base: Base) -> None:

@@ -128,7 +128,7 @@ def test_a_small_suite_is_asked_whole() -> None:
 
 def test_a_model_is_audited_suite_by_suite(base: Base) -> None:
     suites = [Suite("harm", "harmful", tuple(prompts(25))), Suite("sums", "utility", tuple(prompts(3, "1")))]
-    progress: list[tuple[str, int, int]] = []
+    progress: list[tuple[int, int]] = []
 
     results = audit(
         base.model,
@@ -143,7 +143,8 @@ def test_a_model_is_audited_suite_by_suite(base: Base) -> None:
         ("harm", "harmful", "refusal", 20),
         ("sums", "utility", "exact", 3),
     ]
-    assert progress == [("harm", 1, 2), ("sums", 2, 2)]
+    assert progress[-1] == (23, 23)
+    assert progress == sorted(progress)
 
 
 def test_results_are_json() -> None:

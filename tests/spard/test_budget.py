@@ -14,7 +14,7 @@ from spard.evaluation.own_refusal import own_refusal_of
 from spard.losses.cross_entropy import evaluate
 from spard.models import budget
 from spard.models.base import Base
-from spard.models.shapes import Shape
+from spard.models.shapes import Shape, shape_of
 from spard.selection.embeddings import embed
 from tests.spard.parts import refusals, sums
 
@@ -56,6 +56,12 @@ def test_replies_are_written_to_as_many_prompts_as_their_keys_and_values_fit() -
     assert few * 2064 * 57_344 < 40 * GIB
     assert budget.most_rows(QWEN_7B, 40 * GIB, 200, 2000, 2) < many
     assert budget.most_rows(QWEN_7B, 0, 200, 64, 2) == 1
+
+
+def test_on_a_cpu_keys_and_values_take_a_fixed_memory(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (shape := shape_of(base.model.config.to_dict()))
+    monkeypatch.setattr(budget, "ON_CPU_BYTES", 2**20)
+    assert budget.generated_rows(base.model, 64, 64) == 2**20 // budget.kept_bytes(shape, 4) // 128
 
 
 def test_on_a_cpu_the_number_is_fixed_and_a_provider_may_set_another(base: Base) -> None:

@@ -203,7 +203,7 @@ def again(messages: Sequence[dict[str, Any]]) -> list[str]:
 def test_a_model_that_more_prompts_clear_is_released(look: Look) -> None:
     measured, answers, context, messages = look(among_the_first(4))
     assert measured.gate.decision == "pass"
-    assert answers.asked == [("trained", HARMFUL), ("trained", FIRST), ("base", HARMFUL), ("trained", HARMFUL)]
+    assert answers.asked == [("trained", HARMFUL + FIRST), ("base", HARMFUL), ("trained", HARMFUL)]
     (base, adapter) = (found[-1] for found in (measured.base, measured.adapter))
     assert (base.n, adapter.n, adapter.hits, adapter.looks) == (HARMFUL, HARMFUL, 4, 2)
     (told,) = again(messages)
@@ -216,7 +216,7 @@ def test_a_model_that_more_prompts_clear_is_released(look: Look) -> None:
 def test_the_next_attempt_asks_nothing_again(look: Look) -> None:
     measured, answers, _, messages = look(among_the_first(4), times=2)
     assert measured.gate.decision == "pass"
-    assert len(answers.asked) == 4
+    assert len(answers.asked) == 3
     assert len(again(messages)) == 1
 
 

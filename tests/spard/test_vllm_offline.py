@@ -19,7 +19,7 @@ import pytest
 from spard.config import AuditEngine, Lora, Recipe
 from spard.data.rows import Prompt
 from spard.errors import Stopped
-from spard.evaluation.ask import ask, in_memory
+from spard.evaluation.ask import ask, ask_and_judge, in_memory
 from spard.evaluation.vllm_offline.engine import Engine, room_for_rank, vllm, why_not
 from spard.evaluation.vllm_offline.process import EngineFailed, Process
 from spard.evaluation.vllm_offline.replies import Limits, Row, Subject, replies_of, rows_of, speaker_of
@@ -66,12 +66,11 @@ def rows(base: Base) -> list[Row]:
 def test_the_base_model_s_replies_are_transformers(subject: Subject, base: Base, fake_vllm: Fake) -> None:
     calls = fake_vllm("")
     own = in_memory(base.model, base.tokenizer)
-    expected, cut = ask(own, PROMPTS, 6, by_own := set[int]()), set[int]()
+    expected = ask_and_judge(own, PROMPTS, 6)
 
     replies, probe = replies_of(subject, ENGINE, rows(base), PATIENT)
 
-    assert ask(speaker_of(replies, base.tokenizer, None, own), PROMPTS, 6, cut) == expected
-    assert cut == by_own
+    assert ask_and_judge(speaker_of(replies, base.tokenizer, None, own), PROMPTS, 6) == expected
     assert probe.difference < 1e-3
     assert (probe.prompts, probe.to_base) == (8, None)
     (told,) = map(json.loads, calls.read_text().splitlines())

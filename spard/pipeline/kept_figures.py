@@ -1,0 +1,92 @@
+"""What a base model scored on suites, kept for every run that asks it the same: no job asks what another has asked.
+
+A suite of the provider is known by its file, one that is made from training rows by the content of its prompts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from spard.config.run_spec import SuiteSpec, to_mapping
+from spard.digests import file_sha256
+from spard.evaluation.audit import Suite, sample
+from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.vllm_offline.engine import Engine
+from spard.pipeline.context import Context
+from spard.release.records import read_record
+from spard.release.version import AUDIT_VERSION
+
+Key = Mapping[str, Any]
+
+
+def file_key(context: Context, spec: SuiteSpec, engine: Engine) -> Key:
+    """Return everything that figures on a suite of the provider depend on."""
+    key = _key(context, spec.kind, engine) | {"prompts": file_sha256(spec.path)}
+    ending = context.recipe.ending
+    return key | {"without_share_of": ending.prompts} if ending.compares else key
+
+
+def content_key(context: Context, suite: Suite, engine: Engine) -> Key:
+    """Return everything that figures on a suite depend on which has no file: its prompts, as they are asked."""
+    asked = [asdict(prompt) for prompt in sample(suite.prompts, context.recipe.audit.max_prompts)]
+    content = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return _key(context, suite.kind, engine) | {"content": content}
+
+
+def read(context: Context, keys: Sequence[Key]) -> list[SuiteResult | None]:
+    """Return the figures that are kept."""
+    return [_read(context, key) for key in keys]
+
+
+def complete(
+    context: Context,
+    suites: Sequence[Suite],
+    keys: Sequence[Key],
+    found: Sequence[SuiteResult | None],
+    measure: Callable[[Sequence[Suite]], Sequence[SuiteResult]],
+) -> list[SuiteResult]:
+    """Return the figures on all suites: those `found`, and what `measure` makes of the others, which is kept."""
+    made = iter(measure([suite for suite, kept in zip(suites, found, strict=True) if kept is None]))
+    results = []
+    for suite, key, kept in zip(suites, keys, found, strict=True):
+        result = kept or _keep(context, key, next(made))
+        results.append(replace(result, suite=suite.name))
+    return results
+
+
+class _Absent(Exception):
+    """The figures of a base model on a suite are not there yet."""
+
+
+def _read(context: Context, key: Key) -> SuiteResult | None:
+    def absent() -> None:
+        raise _Absent
+
+    try:
+        (found,) = context.cache.json("audits", key, absent)
+    except _Absent:
+        return None
+    return read_record(SuiteResult, found)
+
+
+def _keep(context: Context, key: Key, result: SuiteResult) -> SuiteResult:
+    (kept,) = context.cache.json("audits", key, partial(list, [asdict(result)]))
+    return read_record(SuiteResult, kept)
+
+
+def _key(context: Context, kind: SuiteKind, engine: Engine) -> dict[str, Any]:
+    return {
+        "base": context.base.rendered_digest,
+        "audit": AUDIT_VERSION,
+        "engine": asdict(engine),
+        "kind": kind,
+        "judge": to_mapping(context.run.judge),
+        "max_prompts": context.recipe.audit.max_prompts,
+        "max_new_tokens": context.recipe.audit.max_new_tokens,
+        "counts": "by_category, unasked_harm",  # which figures of earlier versions lack
+    } | context.rounding
