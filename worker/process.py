@@ -13,7 +13,6 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, Queue
 from threading import Lock, Thread
 from typing import IO, cast
@@ -31,17 +30,9 @@ from worker.read_ahead import Wanted
 from worker.workdir import Folder
 
 COMMAND = python("worker.child")
-MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 MAX_LOG_BYTES = 10_000_000  # of a job's child
 _LEVELS = {"CRITICAL": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}  # by a line's first word
 _QUEUED = 1000  # messages; a child that is faster than the database waits in its pipe
-
-
-def oom_kills(events: Path = MEMORY_EVENTS) -> int:
-    """Return how often the kernel has killed in this container for want of memory; 0 where it does not tell."""
-    with suppress(OSError, ValueError):
-        return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])
-    return 0
 
 
 class Child:
