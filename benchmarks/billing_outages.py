@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread, current_thread
@@ -72,9 +73,7 @@ def measure(count: int, rng: random.Random) -> None:
             for i in range(count):
                 what, seconds = ("storage", "judge")[i % 2], rng.uniform(*OUTAGE_S)
                 after_s = rng.uniform(2.0, STEPS * STEP_S + 4.0)  # the child needs seconds to start
-                asked = shop.asked()
-                asked["spec"].judge_spec = spec
-                job_id = shop.add_job(spec=asked["spec"])
+                job_id = shop.add_job(spec=replace(shop.asked()["spec"], judge="llm", judge_spec=spec))
                 outage = Thread(target=outages.occur, args=(what, after_s, seconds))
                 outage.start()
                 job = shop.until_ended(job_id)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from threading import Event
+from threading import Event, Lock
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,14 +19,14 @@ from app import objects
 from app.checkpoints.records import taken_until
 from app.db import read, transaction, why
 from app.db.tables import TERMINAL, Job
-from app.jobs import attempts, lease
+from app.jobs import lease
 from app.jobs.lease import Claim
 from app.ops import tracing
 from app.settings import Settings
 from app.storage import Storage
 from worker.checkpoint_archives import CheckpointArchives
 from worker.embedding_shards import EmbeddingShards
-from worker.endings import Ending, after_kill, as_clause, exit_text
+from worker.endings import Ending, after_failure, after_kill, as_clause, exit_text
 from worker.failures import DISK_FULL, FAULTS, Failed, Failure, Fault, around, failure, is_job_s_own, why_killed
 from worker.heartbeat import Heart
 from worker.inputs import fill
@@ -44,7 +44,6 @@ from worker.sinks.feed import sinks_of
 from worker.workdir import Folder, new_folder
 
 _RETRY_S = 1.0
-_AVOID_S = {"disk_full": 600.0, "model_not_found": 600.0}  # a job that may do better elsewhere is left to others
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +78,15 @@ class Attempt:
         self._stages = StageClock(backend.metrics)
         self._child: Child | None = None
         self.trouble: Failure | None = None
-        self.job, self._taken_until = self._read_job(), self._read_checkpoints()
+        self.job = self._read_job()
+        with read(backend.engine) as session:
+            self._taken_until = taken_until(session, claim.job_id)
+        self._of_job = settings, claim, self.job
         self._log = self._log.bind(request_id=self.job.spec.request_id)
         self._meter = Meter()
         times = settings.lease_s, settings.heartbeat_s
         self._heart = Heart(backend.engine, claim, *times, self._end_child, self._meter)
-        self._journal = Journal(claim, self.job.warnings or [])
+        self._journal, self._telling = Journal(claim, self.job.warnings or []), Lock()
         waits = settings.poll_s, settings.gpu_probe_s
         self._waiting = Waiting(*waits, self._note_wait, self._go_on, self._heart.lost)
 
@@ -129,7 +131,13 @@ class Attempt:
         except Overdue:
             return lambda session: lease.fail_overdue(session, self._claim)
         except Stalled:
-            return self._again(f"there was no progress for {self._settings.stall_s:g} s", blames_job=True)
+            return after_failure(
+                self._settings,
+                self._claim,
+                self.job,
+                f"there was no progress for {self._settings.stall_s:g} s",
+                blames_job=True,
+            )
         except Failed as error:
             return self._failed(error.what, blames_job=is_job_s_own(error.what.code))
         except Exception as error:  # whatever it is, the job is not left hanging
@@ -162,7 +170,8 @@ class Attempt:
             case {"kind": "done"}:
                 # Nothing that was trained is thrown away because the storage is away, however long that is.
                 store = partial(upload, storage, job, claim, folder, self._backend.key)
-                with called_after(self._settings.storage_notice_s, self._note_slow_storage):
+                note = partial(self._write_news, self._journal.note_slow_storage)
+                with called_after(self._settings.storage_notice_s, note):
                     return self._waiting.insist(store, inf)
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
@@ -172,10 +181,10 @@ class Attempt:
                 raise Stopping
             case _ if child.exit_code == -signal.SIGKILL:
                 self._log.warning("the training process was killed", memory=memory.describe())
-                return after_kill(self._settings, self._claim, self.job, why_killed(memory.since(kills)))
+                return after_kill(*self._of_job, why_killed(memory.since(kills)))
             case _:
                 reason = f"the training process ended by itself ({exit_text(child.exit_code)})"
-                return self._again(reason, blames_job=True)
+                return after_failure(*self._of_job, reason, blames_job=True)
 
     def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
         """Say what a failure costs; the attempt's folder is gone, so that a disk is not full of the job itself."""
@@ -185,34 +194,24 @@ class Attempt:
         if what.code == "judge_unavailable":
             self._backend.metrics.note_judge_failure()
         if what.is_kill:
-            return after_kill(self._settings, self._claim, self.job, what)
+            return after_kill(*self._of_job, what)
         if what.fault is Fault.surroundings or (what.fault is Fault.worker and self._is_worker_s(what)):
             return lambda session: lease.release(session, self._claim, as_clause(what), waits=True)
         if what.retryable:
-            return self._again(what.message, what, blames_job=blames_job)
+            return after_failure(*self._of_job, what.message, what, blames_job=blames_job)
         return lambda session: lease.fail(session, self._claim, what.error())
-
-    def _again(self, reason: str, what: Failure | None = None, *, blames_job: bool) -> Ending:
-        delay_s = self._settings.poll_s * 2.0 ** (attempts.stops(self.job) - 1)
-        error, avoid_s = (what.error(), _AVOID_S.get(what.code, 0.0)) if what else (None, 0.0)
-        return lambda session: lease.requeue(
-            session, self._claim, delay_s, reason, error, blames_job=blames_job, avoid_s=avoid_s
-        )
 
     def _note_wait(self, what: Failure) -> None:
         """Tell the owner once what is waited for, while it is."""
-        self._journal.note_wait(what.code)
-        self._write_news()
+        self._write_news(partial(self._journal.note_wait, what.code))
 
-    def _note_slow_storage(self) -> None:
-        self._journal.note_slow_storage()
-        self._write_news()
-
-    def _write_news(self) -> None:
-        if self._journal.has_news:
-            with suppress(*DATABASE_AWAY):
-                self._heart.beat(self._journal.write)
-                self._journal.clear()
+    def _write_news(self, note: Callable[[], None]) -> None:
+        with self._telling:
+            note()
+            if self._journal.has_news:
+                with suppress(*DATABASE_AWAY):
+                    self._heart.beat(self._journal.write)
+                    self._journal.clear()
 
     def _settle(self, ending: Ending) -> None:
         """Write the last news and the ending together; wait for a database that is away while the lease is ours."""
@@ -253,7 +252,3 @@ class Attempt:
     def _read_job(self) -> Job:
         with read(self._backend.engine) as session:
             return session.get_one(Job, self._claim.job_id)
-
-    def _read_checkpoints(self) -> int:
-        with read(self._backend.engine) as session:
-            return taken_until(session, self._claim.job_id)

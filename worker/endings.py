@@ -13,6 +13,7 @@ from app.settings import Settings
 from worker.failures import Failure
 
 _LONGEST_KILL_WAIT_S = 900.0
+_AVOID_S = {"disk_full": 600.0, "model_not_found": 600.0}  # a job that may do better elsewhere is left to others
 
 Ending = Callable[[Session], bool]  # the write that ends an attempt; False when the lease was lost
 
@@ -22,6 +23,15 @@ def after_kill(settings: Settings, claim: Claim, job: Job, what: Failure) -> End
     delay_s = min(settings.killed_wait_s * 2.0 ** (attempts.stops(job) - 1), _LONGEST_KILL_WAIT_S)
     reason, error = as_clause(what), what.error()
     return lambda session: lease.requeue(session, claim, delay_s, reason, error, avoid_s=2 * delay_s)
+
+
+def after_failure(
+    settings: Settings, claim: Claim, job: Job, reason: str, what: Failure | None = None, *, blames_job: bool
+) -> Ending:
+    """Try again soon. `blames_job`: nothing around the job explains it, so the same at the same place is the end."""
+    delay_s = settings.poll_s * 2.0 ** (attempts.stops(job) - 1)
+    error, avoid_s = (what.error(), _AVOID_S.get(what.code, 0.0)) if what else (None, 0.0)
+    return lambda session: lease.requeue(session, claim, delay_s, reason, error, blames_job=blames_job, avoid_s=avoid_s)
 
 
 def as_clause(what: Failure) -> str:
