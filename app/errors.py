@@ -15,6 +15,7 @@ class AppError(UserError):
     code: str | None = None
     retry_after_s: int | None = None
     is_final = False  # the same request will not do better in a while
+    is_worth_retrying = False  # clients that look at `x-should-retry` are told to try again
 
     def __init__(
         self,
@@ -109,6 +110,14 @@ class TooManyRequests(AppError):
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
     retry_after_s = 1
+
+
+class Reserved(TooManyRequests):
+    """What is left of a limit is reserved by work that runs; it helps to wait until that has ended."""
+
+    code = "tokens_reserved"
+    retry_after_s = 5
+    is_worth_retrying = True
 
 
 class QuotaExceeded(AppError):

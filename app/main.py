@@ -32,6 +32,8 @@ from app.http.middleware import Envelope, problem
 from app.http.rate_limit import RateLimits
 from app.http.slots import Slots
 from app.http.validation_errors import first_fault
+from app.inference import lost_calls
+from app.inference.call_leases import ledger_folder
 from app.inference.service import Serving
 from app.jobs import later_audits, reaper
 from app.jobs.stream import Streams
@@ -125,6 +127,12 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True),
         Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
         Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
+        Thread(
+            target=lost_calls.run,
+            args=(app.state.engine, ledger_folder(settings), stop, settings.reap_s),
+            name="lost calls",
+            daemon=True,
+        ),
         Thread(target=garbage.run, args=(stop,), name="garbage", daemon=True),
         Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
     ]

@@ -69,6 +69,7 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(default=15.0, gt=0)
     poll_s: float = Field(default=1.0, gt=0)
     reap_s: float = Field(default=10.0, gt=0)
+    killed_wait_s: float = Field(default=120.0, ge=0)  # after a kill from outside, before the job is tried again
     stall_s: float = Field(default=600.0, gt=0)
     stop_grace_s: float = Field(default=90.0, gt=0)
     max_run_s: float | None = Field(default=7 * 86_400.0, gt=0)  # from a job's first start to its end; None: no limit
@@ -78,6 +79,7 @@ class Settings(BaseSettings):
     nodes_wait_s: float = Field(default=600.0, gt=0)  # until all of them are there, before the job is claimed
     sharding: Sharding = "none"  # of base models over them; full: each GPU holds a part
     gpu_probe_s: float = Field(default=60.0, gt=0)  # at most, between looks at what failed: GPU, disk, storage, judge
+    storage_notice_s: float = Field(default=10.0, gt=0)  # after which a job's events say that it waits for the storage
     outage_patience_s: float = Field(default=600.0, ge=0)  # for storage or judge, before the job goes back to the queue
     warm_child: bool = True  # keep an idle child with torch imported and the last base model read, if memory is left
     metrics_port: int | None = Field(default=None, ge=1, le=65_535)  # of each worker; None: it shows no metrics

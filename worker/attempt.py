@@ -9,32 +9,34 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from threading import Event
+from threading import Event, Lock
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine
-from sqlalchemy.orm import Session
 
 from app import objects
 from app.checkpoints.records import taken_until
 from app.db import read, transaction, why
 from app.db.tables import TERMINAL, Job
-from app.jobs import attempts, lease
+from app.jobs import lease
 from app.jobs.lease import Claim
 from app.ops import tracing
 from app.settings import Settings
 from app.storage import Storage
 from worker.checkpoint_archives import CheckpointArchives
 from worker.embedding_shards import EmbeddingShards
-from worker.failures import DISK_FULL, FAULTS, OUT_OF_MEMORY, Failed, Failure, Fault, around, failure, is_job_s_own
+from worker.endings import Ending, after_failure, after_kill, as_clause, exit_text
+from worker.failures import DISK_FULL, FAULTS, Failed, Failure, Fault, around, failure, is_job_s_own, why_killed
 from worker.heartbeat import Heart
 from worker.inputs import fill
 from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled, Stopping
 from worker.listener import Listener
+from worker.memory_kills import MemoryKills
+from worker.meter import STORAGE, Meter
 from worker.metrics import LOST, StageClock, WorkerMetrics
-from worker.outages import Waiting
-from worker.process import Child, oom_kills
+from worker.outages import Waiting, called_after
+from worker.process import Child
 from worker.progress import Journal
 from worker.results import attempt_prefix, upload
 from worker.resume_state import Keeper, delete_kept
@@ -42,9 +44,6 @@ from worker.sinks.feed import sinks_of
 from worker.workdir import Folder, new_folder
 
 _RETRY_S = 1.0
-_AVOID_S = {"disk_full": 600.0, "model_not_found": 600.0}  # a job that may do better elsewhere is left to others
-
-Ending = Callable[[Session], bool]  # the write that ends an attempt; False when the lease was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,15 @@ class Attempt:
         self._stages = StageClock(backend.metrics)
         self._child: Child | None = None
         self.trouble: Failure | None = None
-        self.job, self._taken_until = self._read_job(), self._read_checkpoints()
+        self.job = self._read_job()
+        with read(backend.engine) as session:
+            self._taken_until = taken_until(session, claim.job_id)
+        self._of_job = settings, claim, self.job
         self._log = self._log.bind(request_id=self.job.spec.request_id)
-        self._heart = Heart(backend.engine, claim, settings.lease_s, settings.heartbeat_s, self._end_child)
-        self._journal = Journal(claim, self.job.warnings or [])
+        self._meter = Meter()
+        times = settings.lease_s, settings.heartbeat_s
+        self._heart = Heart(backend.engine, claim, *times, self._end_child, self._meter)
+        self._journal, self._telling = Journal(claim, self.job.warnings or []), Lock()
         waits = settings.poll_s, settings.gpu_probe_s
         self._waiting = Waiting(*waits, self._note_wait, self._go_on, self._heart.lost)
 
@@ -127,7 +131,13 @@ class Attempt:
         except Overdue:
             return lambda session: lease.fail_overdue(session, self._claim)
         except Stalled:
-            return self._again(f"there was no progress for {self._settings.stall_s:g} s", blames_job=True)
+            return after_failure(
+                self._settings,
+                self._claim,
+                self.job,
+                f"there was no progress for {self._settings.stall_s:g} s",
+                blames_job=True,
+            )
         except Failed as error:
             return self._failed(error.what, blames_job=is_job_s_own(error.what.code))
         except Exception as error:  # whatever it is, the job is not left hanging
@@ -143,31 +153,38 @@ class Attempt:
         prefix = attempt_prefix(job, claim.token)
         keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
         checkpoints = CheckpointArchives(storage, job.id, prefix, folder, self._backend.key)
-        kills, sinks = oom_kills(), sinks_of(job, self._settings)
+        memory, sinks = MemoryKills(), sinks_of(job, self._settings)
+        kills = memory.read()
         self._child = child = self._take_child(folder)
         try:
             child.work(folder, job_id=claim.job_id, request_id=job.spec.request_id)
             heard = self._journal, keeper, checkpoints, self._heart, self._stages, sinks, shards
-            last_word = Listener(child, folder, *heard, self._settings).listen(self._stop)
+            self._meter.resume()
+            last_word = Listener(child, folder, *heard, self._settings, self._meter).listen(self._stop)
             sinks.hear_end(folder.safety, last_word)
         finally:
+            self._meter.pause(STORAGE)
             sinks.close()
             self._end_child()
         match last_word:
             case {"kind": "done"}:
                 # Nothing that was trained is thrown away because the storage is away, however long that is.
-                return self._waiting.insist(partial(upload, storage, job, claim, folder, self._backend.key), inf)
+                store = partial(upload, storage, job, claim, folder, self._backend.key)
+                note = partial(self._write_news, self._journal.note_slow_storage)
+                with called_after(self._settings.storage_notice_s, note):
+                    return self._waiting.insist(store, inf)
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
             case {"kind": "failed", "code": code, "message": message, "param": param, "retryable": retryable}:
                 raise Failed(around(code) if code in FAULTS else Failure(code, message, param, retryable))
             case _ if self._stop.is_set() or self._heart.pause_requested.is_set():
                 raise Stopping
-            case _ if child.exit_code == -signal.SIGKILL and oom_kills() > kills:
-                raise Failed(OUT_OF_MEMORY)
+            case _ if child.exit_code == -signal.SIGKILL:
+                self._log.warning("the training process was killed", memory=memory.describe())
+                return after_kill(*self._of_job, why_killed(memory.since(kills)))
             case _:
-                reason = f"the training process ended by itself ({_exit(child.exit_code)})"
-                return self._again(reason, blames_job=True)
+                reason = f"the training process ended by itself ({exit_text(child.exit_code)})"
+                return after_failure(*self._of_job, reason, blames_job=True)
 
     def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
         """Say what a failure costs; the attempt's folder is gone, so that a disk is not full of the job itself."""
@@ -176,34 +193,34 @@ class Attempt:
         self.trouble = None if what.fault is Fault.job else what
         if what.code == "judge_unavailable":
             self._backend.metrics.note_judge_failure()
+        if what.is_kill:
+            return after_kill(*self._of_job, what)
         if what.fault is Fault.surroundings or (what.fault is Fault.worker and self._is_worker_s(what)):
-            return lambda session: lease.release(session, self._claim, _reason(what), waits=True)
+            return lambda session: lease.release(session, self._claim, as_clause(what), waits=True)
         if what.retryable:
-            return self._again(what.message, what, blames_job=blames_job)
+            return after_failure(*self._of_job, what.message, what, blames_job=blames_job)
         return lambda session: lease.fail(session, self._claim, what.error())
-
-    def _again(self, reason: str, what: Failure | None = None, *, blames_job: bool) -> Ending:
-        delay_s = self._settings.poll_s * 2 ** (attempts.spent(self.job) - 1)
-        error, avoid_s = (what.error(), _AVOID_S.get(what.code, 0.0)) if what else (None, 0.0)
-        return lambda session: lease.requeue(
-            session, self._claim, delay_s, reason, error, blames_job=blames_job, avoid_s=avoid_s
-        )
 
     def _note_wait(self, what: Failure) -> None:
         """Tell the owner once what is waited for, while it is."""
-        self._journal.note_wait(what.code)
-        if self._journal.has_news:
-            with suppress(*DATABASE_AWAY):
-                self._heart.beat(self._journal.write)
-                self._journal.clear()
+        self._write_news(partial(self._journal.note_wait, what.code))
+
+    def _write_news(self, note: Callable[[], None]) -> None:
+        with self._telling:
+            note()
+            if self._journal.has_news:
+                with suppress(*DATABASE_AWAY):
+                    self._heart.beat(self._journal.write)
+                    self._journal.clear()
 
     def _settle(self, ending: Ending) -> None:
         """Write the last news and the ending together; wait for a database that is away while the lease is ours."""
         while True:
             try:
-                with transaction(self._backend.engine) as session:
+                with self._heart.counted() as idle_s, transaction(self._backend.engine) as session:
                     if not lease.holds(session, self._claim):
                         raise Lost
+                    self._heart.extend(session, idle_s)
                     self._journal.write(session)
                     if not (lease.cancel_if_asked(session, self._claim) or ending(session)):
                         raise Lost
@@ -235,16 +252,3 @@ class Attempt:
     def _read_job(self) -> Job:
         with read(self._backend.engine) as session:
             return session.get_one(Job, self._claim.job_id)
-
-    def _read_checkpoints(self) -> int:
-        with read(self._backend.engine) as session:
-            return taken_until(session, self._claim.job_id)
-
-
-def _reason(what: Failure) -> str:
-    """Return the message as the end of another sentence."""
-    return what.message[:1].lower() + what.message[1:].rstrip(".")
-
-
-def _exit(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit status {code}"

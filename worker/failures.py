@@ -26,6 +26,7 @@ from spard.errors import (
     is_gpu_error,
     is_gpu_out_of_memory,
 )
+from worker.memory_kills import Memory
 
 if TYPE_CHECKING:  # a child has no database, and does not wait for its library
     from app.db.tables.job_records import JobError
@@ -39,6 +40,7 @@ class Fault(StrEnum):
     surroundings = "surroundings"  # nothing; it is waited for
 
 
+KILLS = ("machine_out_of_memory", "process_killed")  # of the surroundings, but no probe says when they are over
 # Every other code is the job's own. docs/reliability.md shows this table.
 FAULTS = {
     "disk_error": Fault.worker,
@@ -64,6 +66,14 @@ _WORDS = {  # neutral: neither accusing the customer nor telling of the provider
 }
 _TRY_AGAIN = (CorruptCheckpoint, OutOfGpuMemory, Stopped)
 _GPU_OOM = "The GPU has too little memory for this job; a smaller batch_size or max_seq_length needs less."
+_KILLED_OOM = (
+    "The machine that this job ran on ran out of memory, and the system ended the training process. Your files are not "
+    "at fault: the provider gives the machine more memory, or less work beside."
+)
+_KILLED = (
+    "The training process was killed from outside: by the system, for want of memory, or by whoever runs the machine. "
+    "Your files are not at fault; the provider finds which of the two in the logs of that machine."
+)
 _OOM = "The worker has too little memory for this job; a smaller batch_size or max_seq_length needs less."
 _UNFORESEEN = "The job failed for a reason of ours, not of your file; the provider's log has the details."
 _CHANGED = "The files of the base model have changed since it was offered; your files are not at fault."
@@ -92,7 +102,12 @@ class Failure:
     @property
     def fault(self) -> Fault:
         """Whose failure it is; the job's unless its code says otherwise."""
-        return FAULTS.get(self.code, Fault.job)
+        return Fault.surroundings if self.code in KILLS else FAULTS.get(self.code, Fault.job)
+
+    @property
+    def is_kill(self) -> bool:
+        """Whether something outside the job has killed its process: it is tried again after minutes, elsewhere."""
+        return self.code in KILLS
 
     @property
     def is_unforeseen(self) -> bool:
@@ -142,9 +157,22 @@ def around(code: str) -> Failure:
 
 
 OUT_OF_MEMORY = Failure("out_of_memory", _OOM, retryable=True)
+MACHINE_OUT_OF_MEMORY = Failure("machine_out_of_memory", _KILLED_OOM, retryable=True)
+KILLED = Failure("process_killed", _KILLED, retryable=True)
 DISK_FULL = around("disk_full")
 NODE_LOST = Failure("node_lost", "A machine that this job ran on was lost.", retryable=True)
 RANK_LOST = Failure(SERVER_ERROR, "A process of this job on another machine has ended.", retryable=True)
+
+
+def why_killed(memory: Memory | None) -> Failure:
+    """Return the failure for a SIGKILL, by what the kernel tells of memory: a job never sends that signal itself."""
+    match memory:
+        case Memory.limit:
+            return OUT_OF_MEMORY
+        case Memory.machine:
+            return MACHINE_OUT_OF_MEMORY
+        case None:
+            return KILLED
 
 
 def is_job_s_own(code: str) -> bool:

@@ -23,7 +23,8 @@ from app.ops.shutdown import until_told
 from app.settings import Settings, get_settings
 from worker import gpu
 from worker.cell import Cell, Given
-from worker.process import COMMAND, Child, environment, oom_kills
+from worker.memory_kills import Memory, MemoryKills
+from worker.process import COMMAND, Child, environment
 from worker.wire import LOST_S, Wire
 from worker.workdir import NODE, Folder
 
@@ -66,7 +67,8 @@ class _Share:
     def __init__(self, wire: Wire, child: Child, stop: Event) -> None:
         self._wire, self._child, self._stop = wire, child, stop
         self._is_told = False  # that we are to stop
-        self._kills = oom_kills()
+        self._memory = MemoryKills()
+        self._kills = self._memory.read()
 
     def serve(self) -> bool:
         """Do what the worker says until it says that the attempt is over; whether it did."""
@@ -91,10 +93,15 @@ class _Share:
                 self._wire.tell({"kind": "leaving"})
                 self._is_told = True
             if self._child.is_over and not is_reported:
-                is_out = self._child.exit_code == -signal.SIGKILL and oom_kills() > self._kills
                 log.info("the ranks have ended", code=self._child.exit_code, is_done=is_done)
-                self._wire.tell({"kind": "ended", "is_done": is_done, "is_out_of_memory": is_out})
+                self._wire.tell({"kind": "ended", "is_done": is_done, **self._kill()})
                 is_reported = True
+
+    def _kill(self) -> dict[str, object]:
+        """Return whether the ranks were killed, and whose memory was at its end."""
+        is_killed = self._child.exit_code == -signal.SIGKILL
+        memory = self._memory.since(self._kills) if is_killed else None
+        return {"is_out_of_memory": memory is Memory.limit, "is_killed": is_killed, "memory": memory}
 
 
 def _joined(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float) -> Wire | None:

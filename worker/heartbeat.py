@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,7 @@ from app.errors import Unfit
 from app.jobs import lease
 from app.jobs.lease import Claim, Pulse
 from app.settings import Settings
+from worker.meter import Meter
 
 _FENCE = 2 / 3  # of the lease: without a heartbeat for so long, stop before somebody else may begin
 _JOIN_S = 5.0  # a beat may hang with its connection; it does no harm
@@ -37,14 +39,20 @@ class Heart:
     """
 
     def __init__(
-        self, engine: Engine, claim: Claim, lease_s: float, every_s: float, on_lost: Callable[[], None]
+        self,
+        engine: Engine,
+        claim: Claim,
+        lease_s: float,
+        every_s: float,
+        on_lost: Callable[[], None],
+        meter: Meter | None = None,
     ) -> None:
         self.lost = Event()
         self.cancel_requested = Event()
         self.pause_requested = Event()
         self.is_overdue = Event()
         self._engine, self._claim, self._lease_s, self._every_s = engine, claim, lease_s, every_s
-        self._on_lost = on_lost
+        self._on_lost, self._meter = on_lost, meter or Meter()
         self._beaten, self._closed = Event(), Event()
         self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
         self._threads = [Thread(target=run, daemon=True) for run in (self._beat_on, self._watch)]
@@ -64,8 +72,8 @@ class Heart:
 
     def beat(self, write: Callable[[Session], None] | None = None) -> None:
         """Extend the lease and learn whether to go on; `write` adds news to the same transaction."""
-        with transaction(self._engine) as session:
-            pulse = lease.heartbeat(session, self._claim, self._lease_s)
+        with self.counted() as idle_s, transaction(self._engine) as session:
+            pulse = self.extend(session, idle_s)
             if pulse and write:
                 write(session)
         if pulse is None:
@@ -73,6 +81,20 @@ class Heart:
         else:
             self._beaten.set()
             self._note(pulse)
+
+    def extend(self, session: Session, idle_s: float) -> Pulse | None:
+        """Extend the lease in a transaction of the caller's, and count the GPU time without the idle seconds."""
+        return lease.heartbeat(session, self._claim, self._lease_s, idle_s, self._meter.waiting_for or "")
+
+    @contextmanager
+    def counted(self) -> Iterator[float]:
+        """Yield the idle seconds that the block is to store; if it fails they are stored the next time."""
+        idle_s = self._meter.take()
+        try:
+            yield idle_s
+        except BaseException:
+            self._meter.give_back(idle_s)
+            raise
 
     def _note(self, pulse: Pulse) -> None:
         if pulse.cancel_requested:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from threading import Event
 
 import structlog
@@ -10,17 +13,20 @@ import structlog
 from app.checkpoints.records import EpochResult
 from app.db import why
 from app.db.tables.checkpoints import EPOCH
+from app.db.tables.job_records import KeptFile
 from app.settings import Settings
 from worker.checkpoint_archives import CheckpointArchives
 from worker.embedding_shards import EmbeddingShards
 from worker.heartbeat import Heart
 from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled
+from worker.meter import JUDGE, STORAGE, Meter
 from worker.metrics import StageClock
 from worker.process import Child
 from worker.progress import Journal
 from worker.protocol import Message
 from worker.resume_state import Keeper
 from worker.sinks.feed import Sinks
+from worker.storage_lane import Apply, StorageLane
 from worker.workdir import Folder
 
 _WRITE_EVERY_S = 1.0
@@ -43,35 +49,73 @@ class Listener:
         sinks: Sinks,
         shards: EmbeddingShards,
         settings: Settings,
+        meter: Meter,
     ) -> None:
         self._child, self._folder, self._journal, self._keeper = child, folder, journal, keeper
         self._checkpoints, self._heart, self._stages, self._settings = checkpoints, heart, stages, settings
         self._sinks, self._shards = sinks, shards
+        self._meter, self._lane = meter, StorageLane()
+        self._surplus: list[KeptFile] = []  # of resume states, to be deleted once the row is written
+        self._written = time.monotonic()
+        self._give_up_at: float | None = None
         self._last_word: Message | None = None
         self._log = structlog.get_logger(__name__).bind(child=child.pid)
 
     def listen(self, stop: Event) -> Message | None:
-        """Return the child's last message, `done` or `failed`; None if it ended without one."""
-        heard = written = time.monotonic()
-        give_up_at: float | None = None
+        """Return the child's last message, `done` or `failed`; None if it ended without one.
+
+        What the child has kept is in the storage then, or the storage did not take it.
+        """
+        try:
+            self._listen(stop)
+            self._meter.pause(STORAGE)
+            self._await_storage(stop)
+        finally:
+            self._lane.close()
+        return self._last_word
+
+    def _listen(self, stop: Event) -> None:
+        heard = time.monotonic()
         while not self._child.is_over:
             self._check()
-            if give_up_at is None and (stop.is_set() or self._heart.pause_requested.is_set()):
-                self._child.terminate()
-                give_up_at = time.monotonic() + _GRACE * self._settings.stop_grace_s
+            if self._is_to_stop(stop):
+                break
             message = self._child.receive(_LISTEN_S)
             now = time.monotonic()
             if message:
                 heard = now
                 self._hear(message)
-            if give_up_at is not None and now > give_up_at:
-                break
             if now - heard > self._settings.stall_s:
                 raise Stalled
-            if now - written > _WRITE_EVERY_S and self._journal.has_news:
-                self._write()
-                written = now
-        return self._last_word
+            self._write_news()
+
+    def _is_to_stop(self, stop: Event) -> bool:
+        """Ask the child to stop if the worker or the customer wants it; tell whether it has had its time for that."""
+        if self._give_up_at is None and (stop.is_set() or self._heart.pause_requested.is_set()):
+            self._child.terminate()
+            self._give_up_at = time.monotonic() + _GRACE * self._settings.stop_grace_s
+        return self._give_up_at is not None and time.monotonic() > self._give_up_at
+
+    def _await_storage(self, stop: Event) -> None:
+        """Wait for what is on its way to the storage; the owner is told if that takes long."""
+        began = time.monotonic()
+        while not self._lane.is_idle:
+            self._check()
+            if self._is_to_stop(stop):
+                return
+            self._lane.wait(_LISTEN_S)
+            if time.monotonic() - began > self._settings.storage_notice_s:
+                self._journal.note_slow_storage()
+            self._write_news()
+        self._lane.apply_results()
+
+    def _write_news(self) -> None:
+        """Take over what was stored, and write the news every now and then."""
+        self._lane.apply_results()
+        now = time.monotonic()
+        if now - self._written > _WRITE_EVERY_S and self._journal.has_news:
+            self._write()
+            self._written = now
 
     def _check(self) -> None:
         if self._heart.lost.is_set():
@@ -89,17 +133,20 @@ class Listener:
                 self._last_word = message
                 self._keep_stages()
             case {"kind": "resume_state", "step": int(step), "path": str(path)}:
-                if self._keeper.keep_state(step, self._folder.root / path):
-                    self._journal.keep(self._keeper.record)
+                self._lane.submit(partial(self._keep_state, step, self._folder.root / path), "resume state")
             case {"kind": "checkpoint", "step": int(step), "metrics": dict(metrics), "safety": safety}:
-                archive = self._checkpoints.upload(step) if message["has_adapter"] else None
+                result = EpochResult(EPOCH, metrics, safety, None)
+                self._lane.submit(partial(self._keep_checkpoint, step, result, bool(message["has_adapter"])))
                 self._keep_stages()
-                self._journal.note_checkpoint(step, EpochResult(EPOCH, metrics, safety, archive))
             case {"kind": "cached", "entry": str(entry), "made": bool(made)}:
-                self._shards.hear(entry, made=made)
+                self._lane.submit(partial(self._keep_shard, entry, bool(made)))
             case {"kind": "waiting", "thing": "judge"}:
                 self._stages.note_judge_failure()
                 self._journal.hear(message)
+            case {"kind": "outage", "thing": "judge", "lost_s": float(lost_s)}:
+                self._meter.pause(JUDGE, lost_s)
+            case {"kind": "outage_over"}:
+                self._meter.resume()
             case {"kind": "phase", "phase": str(phase)}:
                 self._stages.begin(phase)
                 self._journal.hear(message)
@@ -111,9 +158,31 @@ class Listener:
                 self._journal.hear(message)
 
     def _keep_stages(self) -> None:
+        self._lane.submit(self._store_stages)
+
+    def _keep_state(self, step: int, path: Path) -> Apply | None:
+        return self._kept() if self._keeper.keep_state(step, path) else None
+
+    def _store_stages(self) -> Apply | None:
         missed = self._keeper.keep_missed()
-        if self._keeper.keep_stages() or missed is not None:
-            self._journal.keep(self._keeper.record)
+        return self._kept() if self._keeper.keep_stages() or missed is not None else None
+
+    def _kept(self) -> Apply:
+        """Return what records the pieces that are in the storage now."""
+        record, surplus = self._keeper.record, self._keeper.take_surplus()
+
+        def apply() -> None:
+            self._journal.keep(record)
+            self._surplus += surplus
+
+        return apply
+
+    def _keep_checkpoint(self, step: int, result: EpochResult, has_adapter: bool) -> Apply:
+        archive = self._checkpoints.upload(step) if has_adapter else None
+        return partial(self._journal.note_checkpoint, step, replace(result, archive=archive))
+
+    def _keep_shard(self, entry: str, made: bool) -> None:
+        self._shards.hear(entry, made=made)
 
     def _write(self) -> None:
         """Write the news with a heartbeat; while the database is away they are kept for the next time."""
@@ -123,4 +192,6 @@ class Listener:
             self._log.warning("the news wait for the database", error=why(error))
         else:
             self._journal.clear()
-            self._keeper.delete_surplus()
+            surplus, self._surplus = self._surplus, []
+            if surplus:
+                self._lane.submit(partial(self._keeper.delete, surplus))

@@ -7,7 +7,7 @@ kind      from       fields
 join      follower   job, token, node: which one it is, from 1
 start     worker     folder, readable, writable: the job's folder and what else its processes reach
 leaving   follower   it was told to stop: the ranks are to save
-ended     follower   is_done, is_out_of_memory: how its child has ended
+ended     follower   is_done, is_out_of_memory, is_killed, memory: how its child has ended, and why
 end       worker     the attempt is over
 """
 
@@ -25,7 +25,8 @@ import structlog
 from app.errors import Unfit
 from app.settings import Settings
 from worker.cell import Given
-from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed
+from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed, why_killed
+from worker.memory_kills import Memory
 from worker.wire import LOST_S, Wire
 from worker.workdir import Folder, Meeting, read_assignment
 
@@ -105,6 +106,8 @@ class Nodes:
                 self._folder.stop.touch()
             case {"kind": "ended", "is_out_of_memory": True}:
                 raise Failed(OUT_OF_MEMORY)
+            case {"kind": "ended", "is_killed": True, "memory": memory}:
+                raise Failed(why_killed(Memory(memory) if isinstance(memory, str) else None))
             case {"kind": "ended", "is_done": False}:
                 log.error("ranks of another machine have ended", node=node)
                 self._ended[node] = time.monotonic()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event
+from threading import Event, Thread
 from typing import TypeVar
 
 import structlog
@@ -18,6 +19,24 @@ _LOOK_S = 1.0  # between two looks at whether the attempt is to end
 _T = TypeVar("_T")
 
 log = structlog.get_logger(__name__)
+
+
+@contextmanager
+def called_after(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell` once, in another thread, if the block takes longer; it has returned when the block is left."""
+    is_over = Event()
+
+    def watch() -> None:
+        if not is_over.wait(seconds):
+            tell()
+
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import logging
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, Queue
 from threading import Lock, Thread
 from typing import IO, cast
@@ -31,17 +31,10 @@ from worker.read_ahead import Wanted
 from worker.workdir import Folder
 
 COMMAND = python("worker.child")
-MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 MAX_LOG_BYTES = 10_000_000  # of a job's child
 _LEVELS = {"CRITICAL": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}  # by a line's first word
+_END_S, _LOOK_S = 2.0, 0.01  # from the end of what a child says to the end of its process
 _QUEUED = 1000  # messages; a child that is faster than the database waits in its pipe
-
-
-def oom_kills(events: Path = MEMORY_EVENTS) -> int:
-    """Return how often the kernel has killed in this container for want of memory; 0 where it does not tell."""
-    with suppress(OSError, ValueError):
-        return int(dict(line.split() for line in events.read_text().splitlines())["oom_kill"])
-    return 0
 
 
 class Child:
@@ -128,6 +121,8 @@ class Child:
 
     def kill(self) -> None:
         """End it and all it started, now; returns when it is gone."""
+        if self.is_over:
+            self._await_end()
         self._signal(signal.SIGKILL)
         self._process.wait()
         if self._desk:
@@ -137,6 +132,18 @@ class Child:
             self.receive(timeout_s=1)
         with suppress(BrokenPipeError):
             self._stdin.close()
+
+    def _await_end(self) -> None:
+        """Let a process that has said its last word end by itself, so that its exit code is its own and not our kill's.
+
+        It is not reaped: its group may be signaled still.
+        """
+        give_up_at = time.monotonic() + _END_S
+        with suppress(ChildProcessError):  # it was reaped before
+            while time.monotonic() < give_up_at:
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                    return
+                time.sleep(_LOOK_S)
 
     def _tell(self, message: Message) -> None:
         self._write(as_line(message))

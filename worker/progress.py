@@ -81,6 +81,12 @@ class Journal:
             self._waited_for.add(code)
             self.note("warn", f"Waiting: {around(code).message}")
 
+    def note_slow_storage(self) -> None:
+        """Tell, once, that the job has computed all and waits for the storage."""
+        if "slow storage" not in self._waited_for:
+            self._waited_for.add("slow storage")
+            self.note("warn", "The job waits for the service's storage, which is slow or does not answer.")
+
     def note_checkpoint(self, step: int, result: EpochResult) -> None:
         """Record a checkpoint and its event."""
         self._checkpoints[step] = result

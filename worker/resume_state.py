@@ -53,10 +53,14 @@ class Keeper:
         step, folder = self._missed
         return step if self.keep_state(step, folder) else None
 
-    def delete_surplus(self) -> None:
-        """Delete the resume states that the row names no more; to be called once it is written."""
-        delete_kept(self._surplus, self._discard)
-        self._surplus = []
+    def take_surplus(self) -> list[KeptFile]:
+        """Return the resume states that `record` names no more; they can be deleted once the row is written."""
+        surplus, self._surplus = self._surplus, []
+        return surplus
+
+    def delete(self, surplus: Collection[KeptFile]) -> None:
+        """Delete what no row names any more."""
+        delete_kept(surplus, self._discard)
 
     def _keep(self, paths: Iterable[Path], step: int | None) -> bool:
         try:

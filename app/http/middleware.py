@@ -106,6 +106,7 @@ def problem(scope: Scope, error: AppError, headers: Mapping[str, str] | None = N
 def _own_headers(error: AppError) -> dict[str, str]:
     found = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
     found |= {"x-should-retry": "false"} if error.is_final else {}
+    found |= {"x-should-retry": "true"} if error.is_worth_retrying else {}
     found |= {"connection": "close"} if error.status == 408 else {}
     return found | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
 

@@ -10,11 +10,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.db import now
 from app.db.base import new_id, utc_now
 from app.db.tables import InferenceCall
 from app.db.tables.inference import RUNNING
+from app.errors import Reserved
 from app.http.rate_limit import RateLimits
 from app.inference import stored
+from app.inference.positions import positions_of
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released, released
 from app.keys.service import Principal
@@ -34,7 +37,16 @@ class Admitted:
     model: Released
     max_tokens: int
     guard: GuardRule | None
+    reserved: int = 0  # tokens of its project's quota; 0 where that has no limit
     store_days: int | None = None  # how long its texts are kept; None: not at all
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that answers a request, and for how long the request is its own without a heartbeat."""
+
+    name: str
+    lease_s: float
 
 
 @dataclass(slots=True)
@@ -50,15 +62,20 @@ class Outcome:
 
 
 def admit(
-    session: Session, caller: Principal, name: str, ask: Ask, endpoint: str, settings: Settings, limits: RateLimits
+    session: Session,
+    caller: Principal,
+    name: str,
+    ask: Ask,
+    endpoint: str,
+    settings: Settings,
+    limits: RateLimits,
+    owner: Owner,
 ) -> Admitted:
     """Find the model and hold the project's limits; what the replies may come to counts from now on."""
     model = released(session, caller, name, settings)
     _check_rate(session, caller, limits)
-    room = quotas.room_for_tokens(session, caller.project_id)
     most = min(ask["max_tokens"] or settings.max_reply_tokens, settings.max_reply_tokens)
-    if room is not None:
-        most = max(1, min(most, room // ask["n"]))
+    most, reserved = _reserve(session, caller, model, most, ask["n"])
     call = InferenceCall(
         id=new_id("call_"),
         project_id=caller.project_id,
@@ -68,7 +85,9 @@ def admit(
         archive_sha256=model.archive.sha256 if model.archive else None,
         is_attested=model.server is None,
         status=RUNNING,
-        reply_tokens=most * ask["n"] if room is not None else 0,
+        reserved_tokens=reserved,
+        owner=owner.name,
+        lease_expires_at=now() + owner.lease_s,
     )
     is_first = not _was_called(session, call)
     session.add(call)
@@ -77,7 +96,15 @@ def admit(
         note = partial(audit_log.record, session, "model.called", name, sha256=call.archive_sha256, endpoint=endpoint)
         note() if call.is_attested else note(is_attested=False)
     serving = policies.serving(session)
-    return Admitted(call.id, model, most, serving.guard, serving.store.days if serving.store else None)
+    return Admitted(call.id, model, most, serving.guard, reserved, serving.store.days if serving.store else None)
+
+
+def shrink_reservation(session: Session, admitted: Admitted, prompt_tokens: int, n: int) -> None:
+    """Reserve no more than the positions that the prompt has left; what was reserved of them before is given back."""
+    model = admitted.model
+    positions = positions_of(model.source, model.revision) if admitted.reserved else None
+    if positions is not None and (left := max(0, positions - prompt_tokens) * n) < admitted.reserved:
+        session.get_one(InferenceCall, admitted.id).reserved_tokens = left
 
 
 def note_load(session: Session, model: Released, proof: Proof) -> None:
@@ -91,6 +118,7 @@ def finish(session: Session, admitted: Admitted, ask: Ask | None, outcome: Outco
     if admitted.store_days is not None and ask is not None:
         stored.keep(session, call, admitted.model, ask, outcome.texts, admitted.store_days)
     call.status, call.prompt_tokens, call.reply_tokens = outcome.status, outcome.prompt_tokens, outcome.reply_tokens
+    call.reserved_tokens, call.lease_expires_at = 0, None
     call.first_token_s, call.seconds = outcome.first_token_s, outcome.seconds
 
 
@@ -99,6 +127,22 @@ def spend(session: Session, project_id: str, limits: RateLimits, tokens: int) ->
     per_minute = quotas.token_rate(session, project_id)
     if per_minute is not None and tokens:
         limits.spend("tokens", project_id, per_minute, tokens)
+
+
+def _reserve(session: Session, caller: Principal, model: Released, most: int, n: int) -> tuple[int, int]:
+    """Return how many tokens each reply may have, and how many are reserved for all; `Reserved` if others hold them."""
+    room = quotas.room_for_tokens(session, caller.project_id)
+    if room is None:
+        return most, 0
+    positions = positions_of(model.source, model.revision)
+    most = max(1, min(most, room.left // n, positions or most))
+    if room.reserved and most * n > room.left - room.reserved:
+        raise Reserved(
+            f"This request may take {most * n} tokens, and of the {room.left} that your project has left in 24 hours "
+            f"{room.reserved} are reserved by replies that are being written. Wait for these, or ask for fewer tokens "
+            "with max_tokens."
+        )
+    return most, most * n
 
 
 def _check_rate(session: Session, caller: Principal, limits: RateLimits) -> None:

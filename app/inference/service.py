@@ -6,24 +6,26 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from anyio import CancelScope, to_thread
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from app import db
 from app.audit_log.service import CALLER, Caller
 from app.errors import AppError
 from app.http.rate_limit import RateLimits
 from app.inference import calls
-from app.inference.calls import Admitted, Outcome
+from app.inference.call_leases import CallLeases
+from app.inference.calls import Admitted, Outcome, Owner
 from app.inference.clients import Clients
-from app.inference.embedded import Embedded
 from app.inference.engine_errors import engine_lost, name_field
 from app.inference.engine_process import Stream
+from app.inference.engines import Engines, engines_of
 from app.inference.guard import FILTERED, guard_of
 from app.inference.protocol import Ask, Proof, Said
-from app.inference.released import Released, check_again
+from app.inference.released import check_again
 from app.inference.watch import Watch
 from app.keys.service import Principal
 from app.settings import Settings
@@ -41,6 +43,8 @@ class Reply:
         self._began, self._stack = time.monotonic(), ExitStack()
         self.outcome = Outcome(CANCELLED)
         self._stream: Stream | None = None
+        self._entry = serving.leases.open(call.id)
+        self._shown: dict[int, int] = {}  # tokens that were handed on, by the index of the reply
         self._written: dict[int, int] = {}  # tokens, by the index of the reply
         self._is_closed = False
         self._ask: Ask | None = None
@@ -66,9 +70,12 @@ class Reply:
         engines = self._serving.engines if self.is_attested else self._serving.unattested
         stream, tokens, proof = await engines.start(model, self._caller.project_id, ask)
         self._stream, self.outcome.prompt_tokens = stream, tokens
+        self._entry.note_prompt(tokens)
         self._stack.enter_context(self._serving.watch.over(self._caller, model, stream.put))
         await self.check()
         await asyncio.shield(self._stored)
+        if self.call.reserved:
+            await to_thread.run_sync(self._serving.shrink_reservation, self.call, tokens, ask["n"])
         if proof is not None:
             await to_thread.run_sync(self._serving.note_load, self._caller, self.call, proof)
 
@@ -78,6 +85,7 @@ class Reply:
         async for said in self._guarded():
             if self.call.store_days is not None:
                 self.outcome.texts[said["index"]] += said["text"]
+            self._shown[said["index"]] = said["reply_tokens"]
             yield said
 
     async def _guarded(self) -> AsyncIterator[Said]:
@@ -114,12 +122,23 @@ class Reply:
         """Raise unless the model is released to the caller at this moment."""
         await to_thread.run_sync(self._serving.check, self._caller, self.call)
 
+    def note_sent(self) -> None:
+        """Note that all pieces that were yielded so far are on their way to the client."""
+        self._entry.note_sent(sum(self._shown.values()))
+
+    def note_end(self) -> None:
+        """Note that the client has the answer, or never gets it: from now on the row alone says what is billed."""
+        self._entry.close()
+
     def fail(self, error: AppError) -> None:
         """Record the error that the client gets."""
         self.outcome.status = error.code or error.type
 
     async def close(self) -> None:
-        """Stop the engine's work on it and store what it came to, if it has a row; once is enough."""
+        """Stop the engine's work on it and store what it came to, if it has a row; once is enough.
+
+        Call `note_end` once nothing more is sent.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -130,30 +149,14 @@ class Reply:
             self.outcome.seconds = time.monotonic() - self._began
             await asyncio.wait([self._stored])
             if self._stored.exception() is None:
-                await to_thread.run_sync(self._serving.finish, self._caller, self.call, self._ask, self.outcome)
+                await self._store_end()
 
-
-class Engines(Protocol):
-    """Whatever writes replies: engines of this process, or a server of the provider's."""
-
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
-        """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
-
-    def pids(self) -> list[int]:
-        """Return the numbers of processes of ours that run for it."""
-
-    def close(self) -> None:
-        """End what runs for it."""
-
-
-def engines_of(settings: Settings, storage: Storage, clients: Clients) -> Engines:
-    """Return the engines that the settings name."""
-    own = Embedded(settings, storage)
-    if settings.serving_url is None:
-        return own
-    from app.inference.vllm import Vllm  # imports the client of OpenAI, which others do not need
-
-    return Vllm(settings, storage, own, clients)
+    async def _store_end(self) -> None:
+        try:
+            await to_thread.run_sync(self._serving.finish, self._caller, self.call, self._ask, self.outcome)
+        except SQLAlchemyError:
+            self._entry.ended_as = self.outcome.status  # the next heartbeat that gets through completes the row
+            raise
 
 
 class Serving:
@@ -164,7 +167,7 @@ class Serving:
         self.clients = Clients()
         self.engines = engines_of(settings, storage, self.clients)
         self._unattested: Engines | None = None
-        self.watch = Watch(engine, settings)
+        self.watch, self.leases = Watch(engine, settings), CallLeases(engine, settings)
 
     @property
     def unattested(self) -> Engines:
@@ -187,11 +190,18 @@ class Serving:
             name_field(error, endpoint)
             reply.fail(error)
             await reply.close()
+            reply.note_end()
             raise
         except BaseException:
             await reply.close()
+            reply.note_end()
             raise
         return reply
+
+    def shrink_reservation(self, call: Admitted, prompt_tokens: int, n: int) -> None:
+        """Reserve no more than the positions that the prompt has left."""
+        with db.transaction(self._engine) as session:
+            calls.shrink_reservation(session, call, prompt_tokens, n)
 
     def note_load(self, caller: Principal, call: Admitted, proof: Proof) -> None:
         """Store that an adapter was loaded and proved."""
@@ -213,6 +223,7 @@ class Serving:
     async def close(self) -> None:
         """End the engines, and the connections to servers."""
         self.watch.close()
+        self.leases.close()
         self.engines.close()
         await self.clients.close()
 
@@ -225,7 +236,8 @@ class Serving:
 
         def admit() -> None:
             with db.transaction(self._engine, _by(caller)) as session:
-                call = calls.admit(session, caller, name, ask, endpoint, self.settings, self._limits)
+                owner = Owner(self.leases.owner, self.leases.lease_s)
+                call = calls.admit(session, caller, name, ask, endpoint, self.settings, self._limits, owner)
                 loop.call_soon_threadsafe(decided.set_result, call)
 
         stored = loop.create_task(to_thread.run_sync(admit))

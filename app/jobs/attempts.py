@@ -19,6 +19,16 @@ def spent(job: Job) -> int:
     return job.attempt - job.attempt_base
 
 
+def stops(job: Job) -> int:
+    """Return how often the job will have stopped since it last came further if its attempt ends now."""
+    return max((job.stops or 0) + 1, spent(job))
+
+
+def stopped(number: int) -> str:
+    """Say how often a job stopped."""
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def has_more(job: Job) -> bool:
     """Whether another attempt may follow."""
     return spent(job) < job.max_attempts
@@ -36,7 +46,7 @@ def note_kept(job: Job, record: ResumeState) -> None:
     if step <= (job.furthest_step or 0) and _stages(record) <= _stages(job.checkpoint):
         return
     job.furthest_step = max(step, job.furthest_step or 0)
-    job.attempt_base, job.waits, job.last_failure = job.attempt, 0, None
+    job.attempt_base, job.waits, job.stops, job.last_failure = job.attempt, 0, 0, None
 
 
 def is_repeated(job: Job, reason: str) -> bool:

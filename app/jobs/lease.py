@@ -93,13 +93,13 @@ def claim(
     return None
 
 
-def heartbeat(session: Session, claim: Claim, lease_s: float) -> Pulse | None:
-    """Extend the lease; None when it is lost, and the work must stop at once."""
+def heartbeat(session: Session, claim: Claim, lease_s: float, idle_s: float = 0.0, waits: str = "") -> Pulse | None:
+    """Extend the lease; None when it is lost: stop at once. `idle_s` are no GPU time; `waits`: what it waits for."""
     is_overdue = and_(Job.deadline_at.is_not(None), Job.deadline_at < now())
     row = session.execute(
         sql_update(Job)
         .where(_is_held(claim))
-        .values(lease_expires_at=now() + lease_s, **transitions.time_used())
+        .values(lease_expires_at=now() + lease_s, waiting_for=waits or None, **transitions.time_used(idle_s))
         .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue)
         .execution_options(synchronize_session=False)
     ).one_or_none()
@@ -230,7 +230,7 @@ def release(session: Session, claim: Claim, reason: str, *, waits: bool = False)
     if job is None:
         return False
     attempts.take_back(job)
-    transitions.hand_back(session, job, reason, attempts.next_wait_s(job) if waits else 0.0)
+    transitions.hand_back(session, job, reason, attempts.next_wait_s(job) if waits else 0.0, is_counted=False)
     return True
 
 

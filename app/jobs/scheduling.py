@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, Select, bindparam, case, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from app import db
@@ -168,7 +168,8 @@ def _standings(
 
 def _running(session: Session) -> dict[str, list[float]]:
     """Return for how many seconds each running job has been worked on in this attempt, by project."""
-    seconds = Job.gpu_seconds - Job.gpu_seconds_before + (now() - func.coalesce(Job.seen_at, now()))
+    since = case((Job.waiting_for.is_(None), now() - func.coalesce(Job.seen_at, now())), else_=0.0)
+    seconds = Job.gpu_seconds - Job.gpu_seconds_before + since
     found: dict[str, list[float]] = {}
     for project_id, run_s in session.execute(select(Job.project_id, seconds).where(Job.status == JobStatus.running)):
         found.setdefault(project_id, []).append(run_s)

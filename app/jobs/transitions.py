@@ -118,11 +118,19 @@ def locked(session: Session, which: ColumnElement[bool], skip_locked: bool = Fal
     return session.scalars(rows.execution_options(populate_existing=True))
 
 
-def time_used() -> dict[str, object]:
-    """Return the columns that count the GPU time of a running job up to now, or to the end of a lease that ran out."""
+def time_used(idle_s: float | None = None) -> dict[str, object]:
+    """Return the columns that count the GPU time of a running job up to now, or to the end of a lease that ran out.
+
+    Its worker says how many seconds it was idle since the last count. Without its word (None), nothing is counted of a
+    job that waits for something.
+    """
     until = case((Job.lease_expires_at < now(), Job.lease_expires_at), else_=now())
     is_counted = (Job.status == JobStatus.running) & Job.seen_at.is_not(None) & (until > Job.seen_at)
-    return {"gpu_seconds": Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0), "seen_at": now()}
+    if idle_s is None:
+        is_counted &= Job.waiting_for.is_(None)
+    total = Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0) - (idle_s or 0.0)
+    least = Job.gpu_seconds_before
+    return {"gpu_seconds": case((total < least, least), else_=total), "seen_at": now()}
 
 
 def error_object(code: str, message: str) -> JobError:
@@ -157,24 +165,31 @@ def hand_back(
     *,
     is_last: bool = False,
     avoid_s: float = 0.0,
+    is_counted: bool = True,
 ) -> None:
     """Requeue a locked, running job, or apply a pending cancel or pause, or fail it after its last attempt.
 
     It is not taken again before `delay_s` have passed, nor by the same worker before `avoid_s` have. `cause` is the
     error of a job that fails; worker_lost if none is given. `is_last`: no attempt follows, however many are left.
+    `is_counted`: the attempt is one that the job has stopped in.
     """
+    stops = attempts.stops(job)
     if job.cancel_requested_at:
         to_cancelled(session, job)
     elif job.pause_requested_at:
         to_paused(session, job)
     elif attempts.has_more(job) and not is_last:
-        avoided = {"avoids": job.lease_owner if avoid_s else None, "avoids_until": now() + avoid_s}
+        avoided: dict[str, object] = {"avoids": job.lease_owner if avoid_s else None, "avoids_until": now() + avoid_s}
+        avoided |= {"stops": stops} if is_counted else {}
         _change(session, job, JobStatus.queued, run_after=now() + delay_s, **avoided)
         message = f"Fine-tuning job moved back to the queue: {reason}"
         events.append(session, job.id, "warn", "message", message, {"reason": reason, "attempt": job.attempt})
     else:
         where = "coming further" if job.attempt_base else "an end"
-        message = f"The job stopped {attempts.spent(job)} times without {where}: {reason}."
+        message = f"The job stopped {attempts.stopped(stops)} without {where}: {reason}."
+        if cause is not None and stops > 1:
+            again = f"The job stopped {attempts.stopped(stops)} without {where}."
+            cause = {**cause, "message": f"{cause['message']} {again}"}
         to_failed(session, job, cause or error_object("worker_lost", message), reason=reason)
 
 
@@ -186,7 +201,7 @@ def _implied(source: JobStatus, target: JobStatus) -> dict[str, object]:
     """Return the columns that follow from the change itself."""
     columns: dict[str, object] = {"status": target}
     if source == JobStatus.running:
-        columns |= time_used() | {"lease_owner": None, "lease_expires_at": None}
+        columns |= time_used() | {"lease_owner": None, "lease_expires_at": None, "waiting_for": None}
     if _is_end(source, target):
         columns |= {"finished_at": timestamp()}
     return columns

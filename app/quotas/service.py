@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.db import now
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, File, InferenceCall, Job, JobCheckpoint, Project, Quota, Tombstone, Upload
 from app.db.tables.files import FINE_TUNE
+from app.db.tables.inference import IS_RUNNING
 from app.errors import NotFound, QuotaExceeded
 from app.quotas import stored
 from app.quotas.schemas import ProjectOut, QuotaSet, Usage
@@ -25,6 +27,14 @@ class Room:
 
     bytes: int
     limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRoom:
+    """What is left of a project's tokens of 24 hours, and how many of these are reserved by replies that run."""
+
+    left: int
+    reserved: int
 
 
 def check_job(session: Session, project_id: str) -> None:
@@ -81,10 +91,11 @@ def token_rate(session: Session, project_id: str) -> int | None:
     return session.scalar(select(Quota.tokens_per_minute).where(Quota.project_id == project_id))
 
 
-def room_for_tokens(session: Session, project_id: str) -> int | None:
-    """Return how many tokens a reply may have; None means any number. QuotaExceeded if there are none left.
+def room_for_tokens(session: Session, project_id: str) -> TokenRoom | None:
+    """Return how many tokens are left; None means any number. QuotaExceeded if there are none.
 
-    The project's row is locked: what is stored of the reply in this transaction counts for the next one.
+    The project's row is locked: what is reserved in this transaction counts for the next one. Reservations end with
+    their request, or with the lease of the process that answers it.
     """
     quota = _locked(session, project_id)
     if quota is None or quota.max_tokens_per_day is None:
@@ -92,7 +103,11 @@ def room_for_tokens(session: Session, project_id: str) -> int | None:
     of_late = (InferenceCall.project_id == project_id) & (InferenceCall.created_at > utc_now() - _DAY)
     used = session.scalar(select(func.sum(InferenceCall.prompt_tokens + InferenceCall.reply_tokens)).where(of_late))
     _hold(used or 0, quota.max_tokens_per_day, "tokens of prompts and replies in 24 hours")
-    return quota.max_tokens_per_day - int(used or 0)
+    call = InferenceCall
+    held = case((call.reserved_tokens > call.reply_tokens, call.reserved_tokens - call.reply_tokens), else_=0)
+    runs = (call.project_id == project_id) & (call.lease_expires_at > now())
+    reserved = session.scalar(select(func.sum(held)).where(IS_RUNNING, runs))
+    return TokenRoom(quota.max_tokens_per_day - int(used or 0), int(reserved or 0))
 
 
 def set_quota(session: Session, project_id: str, ask: QuotaSet) -> ProjectOut:

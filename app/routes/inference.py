@@ -108,12 +108,14 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._reply.close()
+            self._reply.note_end()
 
     async def _lines(self) -> AsyncIterator[str]:
         number = 0
         try:
             async for chunk in self._chunks:
                 yield self._line(chunk, number)
+                self._reply.note_sent()  # the line is with the connection: what is not counted is never billed
                 number += 1
         except AppError as error:
             self._reply.fail(error)
@@ -129,15 +131,35 @@ class _Events(StreamingResponse):
         return f"event: {chunk['type']}\ndata: {json.dumps(chunk | {'sequence_number': number})}\n\n"
 
 
+class _Answer(Response):
+    """A whole answer, whose tokens count as sent once it is."""
+
+    def __init__(self, reply: Reply, answer: BaseModel) -> None:
+        self._reply = reply
+        super().__init__(answer.model_dump_json(), media_type="application/json", headers=_marks(reply))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        try:
+            await super().__call__(scope, receive, send)
+            self._reply.note_sent()
+        finally:
+            self._reply.note_end()
+
+
 async def _whole(reply: Reply, answer: Awaitable[BaseModel]) -> Response:
+    is_answered = False
     try:
         found = await answer
+        is_answered = True
     except AppError as error:
         reply.fail(error)
         raise
     finally:
         await reply.close()
-    return Response(found.model_dump_json(), media_type="application/json", headers=_marks(reply))
+        if not is_answered:
+            reply.note_end()
+    return _Answer(reply, found)
 
 
 def _marks(reply: Reply) -> dict[str, str]:

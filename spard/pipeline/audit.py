@@ -199,7 +199,8 @@ def asked_of(context: Context) -> list[str]:
 def judge_of(context: Context) -> PatientJudge:
     """Open the run's judge, which is asked patiently."""
     with of_base_model(context.run.model, context.run.revision):
-        return PatientJudge(open_judge(context.run.judge), context.patience, partial(context.wait, "judge"))
+        wait, note_outage = partial(context.wait, "judge"), partial(context.report.outage, "judge")
+        return PatientJudge(open_judge(context.run.judge), context.patience, wait, note_outage)
 
 
 def weights_digest(model: Any) -> str:

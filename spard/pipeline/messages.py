@@ -10,6 +10,8 @@ resume_state  step, path (relative to the folder that holds their folder): what 
 checkpoint    step, metrics, safety (null: not audited), has_adapter: the end of an epoch
 warning       message: stays with the run
 waiting       thing: what has not answered yet and is waited for
+outage        thing, lost_s: it was asked in vain for so long, and nothing was computed meanwhile
+outage_over   thing: it answers again
 done          the results lie in their folder
 """
 
@@ -66,6 +68,11 @@ class Reporter:
     def waiting(self, thing: str) -> None:
         """Say that the run lives, and what it waits for."""
         self._send({"kind": "waiting", "thing": thing})
+
+    def outage(self, thing: str, lost_s: float | None) -> None:
+        """Say that something did not answer for `lost_s` seconds, and nothing was computed; None: it does again."""
+        over = {"kind": "outage_over", "thing": thing}
+        self._send(over if lost_s is None else {"kind": "outage", "thing": thing, "lost_s": float(lost_s)})
 
     def done(self) -> None:
         """Say that the results are complete."""

@@ -67,7 +67,7 @@ def test_a_job_that_comes_no_further_ends_after_its_attempts(
         lose(engine, record)
     job = job_of(engine, job_id)
     assert (job.status, required(job.error)["code"]) == (JobStatus.failed, "worker_lost")
-    assert "stopped 3 times without coming further" in required(job.error)["message"]
+    assert "stopped 4 times without coming further" in required(job.error)["message"]
 
 
 def test_steps_that_are_trained_again_after_damage_are_no_progress(engine: Engine, add_job: AddJob) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import Engine, update
 
 from app.db import now, transaction
 from app.db.tables import Job, JobStatus
+from app.jobs import lease, reaper
 from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import AddJob
@@ -30,3 +32,18 @@ def test_the_api_reaps_where_no_worker_lives(
     with TestClient(create_app(settings)):
         until(lambda: {job_of(engine, each).status for each in (lost, overdue)} == {JobStatus.queued, JobStatus.failed})
     assert required(job_of(engine, overdue).error)["code"] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize(("waits", "counted"), [("", 60.0), ("judge", 0.0)])
+def test_a_worker_that_dies_while_its_job_waits_bills_nothing_more(
+    engine: Engine, add_job: AddJob, waits: str, counted: float
+) -> None:
+    add_job()
+    claim = claim_next(engine)
+    with transaction(engine) as session:
+        lease.heartbeat(session, claim, 60.0, 0.0, waits)
+        session.execute(update(Job).values(lease_expires_at=Job.seen_at - 40.0, gpu_seconds=10.0))
+        session.execute(update(Job).values(seen_at=Job.seen_at - 100.0))
+    reaper.reap_once(engine)
+    with transaction(engine) as session:
+        assert session.get_one(Job, claim.job_id).gpu_seconds == pytest.approx(10.0 + counted, abs=0.01)

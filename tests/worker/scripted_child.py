@@ -34,7 +34,7 @@ LONG_S = 0.1  # the time of each
 REPLIES = 8
 BEST = 4  # the step that a job ends with which keeps the best end of an epoch
 KEEPS_BEST = ("best", "best_is_unsafe")
-ALWAYS = ("crash", "noisy", "judge_down", "gpu_oom", "hungry")  # not in the first attempt alone
+ALWAYS = ("crash", "killed", "noisy", "judge_down", "gpu_oom", "hungry")  # not in the first attempt alone
 SUITE = {
     "suite": "attacks", "kind": "harmful", "judge": "refusal", "n": 20, "unscored": 0, "degenerate": 0, "hits": 1,
     "rate": 0.05, "low": 0.01, "high": 0.24, "mean_harmfulness": 1.2,
@@ -100,6 +100,8 @@ def misbehave(behavior: str, report: Report, step: int) -> None:
     match behavior:
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         case "crash_once" if step == 4:
             sys.exit(3)
         case "hang":

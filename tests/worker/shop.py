@@ -56,6 +56,7 @@ class Shop:
             "poll_s": 0.1,
             "reap_s": 0.2,
             "stop_grace_s": 60.0,
+            "killed_wait_s": 0.1,
         }
     )
 

@@ -19,6 +19,7 @@ from spard.release.manifest import verify
 from tests.narrowing import required
 from tests.worker.shop import Shop, until
 from worker import attempt, results
+from worker.memory_kills import Memory
 from worker.process import MAX_LOG_BYTES
 
 
@@ -144,6 +145,26 @@ def test_a_job_that_eats_all_memory_twice_is_told_what_needs_less(light_shop: Sh
     job = light_shop.do("hungry")
     assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 2, "out_of_memory")
     assert "a smaller batch_size" in required(job.error)["message"]
+
+
+def test_kills_from_outside_are_nobodys_fault_in_the_job_and_all_attempts_are_made(light_shop: Shop) -> None:
+    job = light_shop.do("killed")
+    error = required(job.error)
+    assert (job.status, job.attempt, error["code"]) == (JobStatus.failed, 3, "process_killed")
+    for part in ("want of memory", "whoever runs the machine", "not at fault", "stopped 3 times without an end"):
+        assert part in error["message"]
+    assert job.avoids is not None  # another worker is asked first
+
+
+def test_a_kill_for_want_of_the_machines_memory_says_so(light_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt.MemoryKills, "since", lambda self, before: Memory.machine)
+    error = required(light_shop.do("killed").error)
+    assert error["code"] == "machine_out_of_memory"
+    assert "batch_size" not in error["message"]
+    monkeypatch.setattr(attempt.MemoryKills, "since", lambda self, before: Memory.limit)
+    error = required(light_shop.do("killed").error)
+    assert error["code"] == "out_of_memory"
+    assert "a smaller batch_size" in error["message"]
 
 
 def test_bad_data_is_told_and_not_tried_again(light_shop: Shop) -> None:

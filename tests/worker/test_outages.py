@@ -42,7 +42,7 @@ class Outage:
         self.is_on, self.part, self.refused = False, "", 0
 
     def check(self, key: str) -> None:
-        if self.is_on and self.part in key and current_thread().name == "worker":
+        if self.is_on and self.part in key and current_thread().name in ("worker", "worker storage"):
             self.refused += 1
             raise StorageError("The storage does not answer: EndpointConnectionError.")
 

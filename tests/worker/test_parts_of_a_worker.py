@@ -20,7 +20,7 @@ from spard.isolation.walls import Walls
 from tests.worker.shop import until
 from worker.cell import Cell
 from worker.desk import llm_judges
-from worker.process import Child, environment, oom_kills
+from worker.process import Child, environment
 from worker.protocol import Report, parse
 from worker.resume_state import Discard, Keeper, delete_kept
 from worker.workdir import Folder, new_folder, remove_abandoned
@@ -93,15 +93,6 @@ def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:
     assert message["data"] == {"a": None, "b": None, "c": 1.0}
 
 
-def test_the_kernel_s_count_of_kills_is_read(tmp_path: Path) -> None:
-    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
-    assert oom_kills(tmp_path / "memory.events") == 1
-
-
-def test_a_kernel_that_does_not_count_counts_as_none(tmp_path: Path) -> None:
-    assert oom_kills(tmp_path / "absent") == 0
-
-
 def test_a_folder_is_gone_after_use(tmp_path: Path) -> None:
     with new_folder(tmp_path, "job-a1") as folder:
         assert folder.stage.is_dir()
@@ -170,7 +161,7 @@ def test_an_old_checkpoint_is_deleted_only_after_the_row_was_written(storage: St
     for step, path in zip((3, 6, 9), checkpointed(folder, 3, 6, 9), strict=True):
         keeper.keep_state(step, path)
     before = storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")
-    keeper.delete_surplus()
+    keeper.delete(keeper.take_surplus())
     assert (before, storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")) == (True, False)
 
 

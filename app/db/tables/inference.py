@@ -5,19 +5,28 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, true
+from sqlalchemy import JSON, ForeignKey, Index, text, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, new_id, utc_now
 
 RUNNING, DONE = "running", "done"  # of `InferenceCall.status`; anything else is the code of an error
+PROCESS_LOST = "process_lost"  # the API process died while the replies were written
+IS_RUNNING = text("status = 'running'")  # in these words the partial index serves it
 
 
 class InferenceCall(Base):
-    """One request. While it runs, `reply_tokens` is what the replies may come to; a process that dies leaves that."""
+    """One request. While it runs, `reserved_tokens` is what its replies may come to, and counts against the quota.
+
+    `owner` is the API process that answers, and extends the lease. When that process is gone,
+    `app.inference.lost_calls` completes the row with the tokens that were sent.
+    """
 
     __tablename__ = "inference_calls"
-    __table_args__ = (Index("ix_inference_calls_tenant_id_created_at", "tenant_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_inference_calls_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_inference_calls_running", "created_at", sqlite_where=IS_RUNNING, postgresql_where=IS_RUNNING),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("call_"))
     project_id: Mapped[str] = mapped_column("tenant_id", ForeignKey("tenants.id"))
@@ -30,6 +39,9 @@ class InferenceCall(Base):
     status: Mapped[str] = mapped_column(default=RUNNING)
     prompt_tokens: Mapped[int] = mapped_column(default=0)
     reply_tokens: Mapped[int] = mapped_column(default=0)
+    reserved_tokens: Mapped[int] = mapped_column(default=0, server_default="0")  # 0 once it has ended
+    owner: Mapped[str | None]  # the API process; null in rows from before there was one
+    lease_expires_at: Mapped[float | None]  # Unix seconds by the database's clock; null once it has ended
     first_token_s: Mapped[float | None]  # since the request came
     seconds: Mapped[float | None]
 

@@ -105,6 +105,8 @@ class Job(Base):
     attempt_base: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts before it last came further
     furthest_step: Mapped[int | None]  # of all resume states that it ever had
     waits: Mapped[int] = mapped_column(default=0, server_default="0")  # in a row, for what is around it
+    stops: Mapped[int] = mapped_column(default=0, server_default="0")  # counted attempts since it last came further
+    waiting_for: Mapped[str | None]  # what keeps a running job from computing; its GPU time is not counted meanwhile
     launch_reason: Mapped[str | None]  # why the launcher's cluster does not start it, as of its last look
     avoids: Mapped[str | None]  # the worker that gave it back for a reason of its own,
     avoids_until: Mapped[float | None]  # and until when; Unix seconds by the database's clock

@@ -12,7 +12,8 @@ from sqlalchemy.exc import OperationalError
 
 from app import db
 from app.commands.chat import chat
-from app.db.tables import AuditEntry, InferenceCall, Quota
+from app.db.tables import ApiKey, AuditEntry, InferenceCall, Quota
+from app.inference import calls
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
@@ -229,3 +230,46 @@ def test_spard_chat_prints_the_reply(
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     chat("tiny", max_tokens=1)
     assert [message.get("content") for message in words.asks[2]["messages"] or []] == ["One", "on ", "Two"]
+
+
+def test_tokens_that_are_only_reserved_are_worth_a_retry(served_lab: Lab, words: Words, limited: Limit) -> None:
+    client = limited(max_tokens_per_day=100)
+    project = "org-test_tokens_that_are_only_reserved_are_wort"
+    with db.transaction(served_lab.app.state.engine) as session:
+        key = session.scalars(select(ApiKey.id).where(ApiKey.project_id == project)).one()
+        held = InferenceCall(project_id=project, key_id=key, endpoint="completions", model="tiny", owner="another")
+        held.reserved_tokens, held.lease_expires_at = 90, db.now() + 600.0
+        session.add(held)
+        session.flush()
+        call_id = held.id
+    with pytest.raises(RateLimitError) as over:
+        ask(client, 20)
+    headers = over.value.response.headers
+    assert (over.value.code, over.value.type) == ("tokens_reserved", "rate_limit_error")
+    assert (headers["x-should-retry"], headers["retry-after"]) == ("true", "5")
+    assert ask(client, 10).usage.completion_tokens == 10  # there is room for it beside the other
+    with db.transaction(served_lab.app.state.engine) as session:
+        session.get_one(InferenceCall, call_id).status = "done"
+    assert ask(client, 20).usage.completion_tokens == 20
+
+
+def test_a_request_reserves_no_more_than_the_positions_that_it_has_left(
+    served_lab: Lab, words: Words, limited: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "positions_of", lambda source, revision: 50)
+    client, reserved = limited(max_tokens_per_day=3000), list[int]()
+    start = words.start
+
+    async def look(model: Released, project: str, asked: Ask) -> Any:
+        reserved.append(asked["max_tokens"] or 0)
+        return await start(model, project, asked)
+
+    monkeypatch.setattr(words, "start", look)
+    stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+    next(iter(stream))
+    with db.read(served_lab.app.state.engine) as session:
+        row = session.scalars(select(InferenceCall).order_by(InferenceCall.created_at.desc())).first()
+    stream.close()
+    assert reserved == [50]
+    assert row is not None
+    assert row.reserved_tokens in (0, 50 - READ)  # 0: it has ended meanwhile

@@ -1,0 +1,102 @@
+"""Completes the requests of API processes that died while they answered: what was sent is billed, and nothing more.
+
+On the machine of a dead process its ledger says to the token what was sent (`app.inference.ledger`). Where the machine
+is lost too, the last count that the process has copied into the database stands, once its lease has run out.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+
+from sqlalchemy import CursorResult, Engine, case, or_, update
+from sqlalchemy.orm import Session
+
+from app.db import now, transaction
+from app.db.base import utc_now
+from app.db.tables import InferenceCall
+from app.db.tables.inference import IS_RUNNING, PROCESS_LOST, RUNNING
+from app.inference import ledger
+from app.inference.ledger import Count
+from app.ops.periodic import repeat
+
+log = logging.getLogger(__name__)
+
+_UNOWNED = timedelta(hours=1)  # after which a request of an older API process, which names no owner, is given up
+
+
+def run(engine: Engine, folder: Path, stop: Event, every_s: float) -> None:
+    """Complete lost requests now and every `every_s` seconds until `stop` is set."""
+
+    def once() -> None:
+        complete_lost(engine, folder)
+
+    if not stop.is_set():
+        try:
+            once()
+        except Exception:
+            log.exception("could not complete lost requests")
+    repeat(once, stop, every_s, "could not complete lost requests")
+
+
+def complete_lost(engine: Engine, folder: Path) -> int:
+    """Complete the requests of all processes that have died here, and those with a lease that ran out; count them."""
+    completed = 0
+    for path in sorted(folder.glob("[0-9a-f]*")):
+        with ledger.abandoned(path) as counts:
+            if counts is not None:
+                with transaction(engine) as session:
+                    completed += _complete(session, path.name, counts)
+                path.unlink(missing_ok=True)
+    with transaction(engine) as session:
+        completed += _give_up(session)
+    if completed:
+        log.warning("completed %d requests of API processes that are gone", completed)
+    return completed
+
+
+def _complete(session: Session, owner: str, counts: list[Count]) -> int:
+    """Write what a process that died here had sent; the rows that its ledger does not name had sent nothing."""
+    call = InferenceCall
+    for count in counts:
+        prompt = count.prompt if count.sent else 0
+        lost = call.status.in_((RUNNING, PROCESS_LOST))
+        session.execute(
+            update(call)
+            .where(call.id == count.call_id, call.owner == owner)
+            .values(
+                # A row that had ended has an answer that was complete, and perhaps was not sent any more.
+                prompt_tokens=case((lost, prompt), (call.prompt_tokens < prompt, call.prompt_tokens), else_=prompt),
+                reply_tokens=case(
+                    (lost, count.sent), (call.reply_tokens < count.sent, call.reply_tokens), else_=count.sent
+                ),
+                status=case((call.status == RUNNING, PROCESS_LOST), else_=call.status),
+                reserved_tokens=0,
+                lease_expires_at=None,
+            )
+            .execution_options(synchronize_session=False)
+        )
+    left = update(call).where(IS_RUNNING, call.owner == owner)
+    return len(counts) + _count(session, left.values(**_ended(), reply_tokens=0, prompt_tokens=0))
+
+
+def _give_up(session: Session) -> int:
+    """Complete rows whose lease ran out with what they hold, and those of older processes, who wrote no counts."""
+    call = InferenceCall
+    expired = update(call).where(IS_RUNNING, call.lease_expires_at < now())
+    prompt = case((call.reply_tokens > 0, call.prompt_tokens), else_=0)
+    completed = _count(session, expired.values(**_ended(), prompt_tokens=prompt))
+    is_old = (call.created_at < utc_now() - _UNOWNED) & or_(call.owner.is_(None), call.lease_expires_at.is_(None))
+    unowned = update(call).where(IS_RUNNING, is_old)
+    return completed + _count(session, unowned.values(**_ended(), reply_tokens=0))
+
+
+def _ended() -> dict[str, object]:
+    return {"status": PROCESS_LOST, "reserved_tokens": 0, "lease_expires_at": None}
+
+
+def _count(session: Session, statement: object) -> int:
+    result = session.execute(statement, execution_options={"synchronize_session": False})  # type: ignore[call-overload]
+    return result.rowcount if isinstance(result, CursorResult) else 0
