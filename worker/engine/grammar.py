@@ -133,6 +133,7 @@ class Forms:
         )
         process.start()
         other.close()
+        self.pid = process.pid  # of the process that compiles
         self._most, self._queue = most, FairQueue()
         self._ends: dict[int, Collection[int]] = {}
         self._compiling: dict[int, tuple[Waiting, Form]] = {}
