@@ -34,7 +34,8 @@ _NO_FORMS = "response_format: this engine holds no reply to a schema."
 
 _LONG = 8 << 10  # characters of a line: what is shorter becomes tokens in a tenth of a second, whatever it says
 _STEPPED_S = 1.0  # between two lines that say that the loop goes round
-_MASK_S = 0.05  # that a step waits at most for what a schema allows, before the others go on without that reply
+_MASK_S = 0.05  # that a step waits at most for what a schema allows
+_OTHERS_S = 0.01  # likewise where other projects write; they go on without that reply
 
 
 class Engine:
@@ -130,7 +131,7 @@ class Engine:
 
     def _go_on(self) -> None:
         self._take_in_forms(0)
-        deadline = time.monotonic() + _MASK_S
+        deadline = time.monotonic() + (_OTHERS_S if self._writer.is_shared else _MASK_S)
         while not self._writer.is_ready and (left := deadline - time.monotonic()) > 0:
             self._take_in_forms(left)
         if not self._writer.step():

@@ -52,6 +52,11 @@ class Writer:
         return all(seat.is_ready for seat in self.turns.seated)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several projects have rows."""
+        return len({seat.project for seat in self.turns.seated}) > 1
+
+    @property
     def numbers(self) -> set[int]:
         """The requests whose replies are in the batch, or are being read into it."""
         reading = {reply.id for each in self.turns.readings for seat in each.seats for reply in seat.replies}
