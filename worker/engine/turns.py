@@ -1,9 +1,9 @@
 """Which replies have rows in the batch, and which wait: projects share the rows, and long replies take turns.
 
-While others wait, a project has at most half of the rows. Whatever it has beyond that is paused at once when another
-project comes; a reply that has written many tokens since its turn began gives its row to a project with fewer rows. A
-project's own replies do not push each other out. What was begun goes on before anything of the same project is begun,
-so that what is paused stays bounded.
+While others write or wait, and for some steps after, a project has at most half of the rows. What it has beyond that
+is paused at once when another project comes. A reply that has written many tokens since its turn began gives its row to
+a project with fewer rows. A project's own replies do not push each other out. What was begun goes on before anything of
+the same project is begun, so that what is paused stays bounded.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class Turns:
     seated: list[Seat] = field(default_factory=list)
     readings: list[SeatedReading] = field(default_factory=list)
     lines: dict[str, deque[Seat]] = field(default_factory=dict)
+    _steps: int = 0
+    _shared_at: int = -TURN_TOKENS  # the last step at which several projects wrote or waited
     _turn_ends: dict[str, int] = field(default_factory=dict)  # counted, by project
 
     @property
@@ -147,15 +149,37 @@ class Turns:
         """How many rows nobody has."""
         return self.most - sum(seat.rows for seat in self._with_rows())
 
-    def room_for(self, project: str, wanted: int, *, others_wait: bool) -> tuple[int, list[Seat]]:
-        """Return how many rows a project gets now, and which seats are paused for it.
+    def begin_step(self, waiting: Collection[str]) -> list[Seat]:
+        """Return the seats that are paused because their projects have more than half of the rows.
 
-        `wanted` rows are asked for; `others_wait` tells whether any other project waits too.
+        `waiting` are the projects that wait for rows.
         """
+        self._steps += 1
+        if len({*waiting, *(seat.project for seat in self._with_rows())}) > 1:
+            self._shared_at = self._steps
+        if self.is_whole or not self._is_shared:
+            return []
+        found, held = list[Seat](), dict[str, int]()
+        for seat in sorted(self._with_rows(), key=lambda seat: seat.turn):
+            held[seat.project] = held.get(seat.project, 0) + 1
+            if held[seat.project] > self._half and seat in self.seated:
+                found.append(seat)
+        return found
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._steps - self._shared_at < TURN_TOKENS
+
+    @property
+    def _half(self) -> int:
+        return max(1, self.most // 2)
+
+    def room_for(self, project: str, wanted: int) -> tuple[int, list[Seat]]:
+        """Return how many of the `wanted` rows a project gets now, and which seats are paused for it."""
         if self.is_whole:
             return self._whole_room(project, wanted)
-        half, mine = max(1, self.most // 2), self.held(project)
-        most = min(wanted, (half if others_wait else self.most) - mine)
+        half, mine = self._half, self.held(project)
+        most = min(wanted, (half if self._is_shared else self.most) - mine)
         if most <= self.free:
             return max(most, 0), []
         paused = self._paused_for(project, min(wanted, half - mine) - self.free, half)

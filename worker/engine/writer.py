@@ -99,6 +99,7 @@ class Writer:
         """Let one project have more rows: the first one, in the order of turns, that may."""
         turns = self.turns
         pending = [each for each in self._projects() if turns.next_of(each) or self._waiting.next_of(each)]
+        self.pause(turns.begin_step(pending))
         for project in pending:
             next_request = self._waiting.next_of(project)
             if turns.next_of(project):
@@ -107,7 +108,7 @@ class Writer:
                 wanted = next_request.ask["n"]
             else:  # what was begun waits for its next token's mask
                 continue
-            room, paused = turns.room_for(project, wanted, others_wait=len(pending) > 1)
+            room, paused = turns.room_for(project, wanted)
             if room <= 0:
                 continue
             if turns.next_of(project) is None:
