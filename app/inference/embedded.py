@@ -71,16 +71,16 @@ class Embedded:
     async def _ready(self, model: Released, project: str) -> EngineProcess:
         """Return the model's engine once it can answer; one that has read other files is started again, once."""
         for _ in range(2):
-            warm = self._warm(_key(model))
-            engine = warm if warm else await self._in_time(self._new_engine(model, project))
-            said = await self._in_time(engine.ready)
+            warm = self._running_engine(_key(model))
+            engine = warm if warm else await self._await_start(self._new_engine(model, project))
+            said = await self._await_start(engine.ready)
             if _is_own(model) or model.digest in (None, plain_digest(said["digest"])):
                 return engine
             await asyncio.wrap_future(self._keeper.submit(self._end_stale, _key(model), engine))
         log.error("the folder of %s has changed since it was added; put it back, or add it again", model.base)
         raise base_model_changed()
 
-    async def _in_time(self, future: Future[Found]) -> Found:
+    async def _await_start(self, future: Future[Found]) -> Found:
         """Return the result of a step on the way to an engine, which goes on when nobody waits for it any more."""
         try:
             waited = asyncio.shield(asyncio.wrap_future(future))
@@ -110,7 +110,7 @@ class Embedded:
         loading = engine.load(archive.sha256, provide)
         return await asyncio.shield(asyncio.wrap_future(loading))
 
-    def _warm(self, key: str) -> EngineProcess | None:
+    def _running_engine(self, key: str) -> EngineProcess | None:
         """Return an engine that runs."""
         with self._lock:
             found = self._engines.get(key)
@@ -145,7 +145,7 @@ class Embedded:
     def _started(self, model: Released, folder: Path | None = None) -> EngineProcess:
         """Return the engine of a model, whose own weights are in the folder; runs in the keeper's thread."""
         key = _key(model)
-        if found := self._warm(key):
+        if found := self._running_engine(key):
             return found
         self._end(key)
         folder = folder or self._folders.new()

@@ -29,8 +29,8 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rules, "ends", lambda rules, ask: frozenset())
 
 
-def held(asked: Asked, project: str) -> int:
-    return asked.engine._writer.turns.held(project)
+def count_rows(asked: Asked, project: str) -> int:
+    return asked.engine._writer.turns.count_rows(project)
 
 
 @pytest.mark.usefixtures("endless")
@@ -39,12 +39,12 @@ def test_while_others_wait_a_project_has_at_most_half_of_the_rows(model: Path) -
     loud = [asked.ask(QUESTIONS[0], project="loud", max_tokens=40) for _ in range(6)]
     for _ in range(8):
         asked.engine.step()
-    assert held(asked, "loud") == 4
+    assert count_rows(asked, "loud") == 4
     quiet = [asked.ask(QUESTIONS[1], project="quiet", max_tokens=20) for _ in range(4)]
     for _ in range(4):
         asked.engine.step()
-        assert held(asked, "loud") + held(asked, "quiet") <= 4
-    assert (held(asked, "loud"), held(asked, "quiet")) == (2, 2)
+        assert count_rows(asked, "loud") + count_rows(asked, "quiet") <= 4
+    assert (count_rows(asked, "loud"), count_rows(asked, "quiet")) == (2, 2)
     asked.run()
     texts = {asked.text(number) for number in loud}, {asked.text(number) for number in quiet}
     assert [len(each) for each in texts] == [1, 1]

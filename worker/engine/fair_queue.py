@@ -33,7 +33,7 @@ class FairQueue:
         """The projects whose requests wait, in the order of their turns."""
         return list(self._queues)
 
-    def next_of(self, project: str) -> Waiting | None:
+    def peek(self, project: str) -> Waiting | None:
         """Return a project's next request, which stays in the queue."""
         return self._queues[project][0] if project in self._queues else None
 
@@ -43,14 +43,14 @@ class FairQueue:
 
     def take(self) -> Waiting:
         """Remove and return the next request; the next one after it is of another project, if any other waits."""
-        return self.take_of(next(iter(self._queues)))
+        return self.pop(next(iter(self._queues)))
 
-    def take_for(self, may: Callable[[str], bool]) -> Waiting | None:
+    def take_first(self, may: Callable[[str], bool]) -> Waiting | None:
         """Remove and return the next request of a project for which `may` is true; None if there is none."""
         project = next((each for each in self._queues if may(each)), None)
-        return None if project is None else self.take_of(project)
+        return None if project is None else self.pop(project)
 
-    def take_of(self, project: str) -> Waiting:
+    def pop(self, project: str) -> Waiting:
         """Remove and return a project's next request; its turn is over."""
         queue = self._queues[project]
         found = queue.popleft()

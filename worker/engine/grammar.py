@@ -49,7 +49,7 @@ class Form:
         self.error: Unwritable | None = None
         self._masks: dict[int, bytes] = {}
 
-    def take_in(self) -> None:
+    def receive(self) -> None:
         """Read what the process has said; call it when `end` can be read."""
         try:
             line = self.end.recv_bytes()
@@ -74,7 +74,7 @@ class Form:
         self._masks.pop(index, None)
         try:
             self.end.send_bytes(STEP.pack(index, token))
-        except OSError:  # which `take_in` finds out, too
+        except OSError:  # which `receive` finds out, too
             self._end_costly()
 
     def masked(self, index: int, logits_V: Tensor) -> Tensor:
@@ -172,14 +172,14 @@ class Forms:
         """Return the form that the replies to a request are held to."""
         return self._followed.get(number)
 
-    def take_in(self, timeout_s: float) -> list[tuple[Waiting, Unwritable | None]]:
+    def receive(self, timeout_s: float) -> list[tuple[Waiting, Unwritable | None]]:
         """Wait until a process says something, and read all that was said.
 
         Return the requests whose schemas were compiled, or refused with an error.
         """
         forms = {each.end: each for each in self._all() if each.error is None}
         for end in wait(list(forms), timeout_s):
-            forms[end].take_in()  # type: ignore[index]
+            forms[end].receive()  # type: ignore[index]
         done = [number for number, (_, form) in self._compiling.items() if form.is_compiled or form.error]
         found = []
         for number in done:
@@ -197,7 +197,7 @@ class Forms:
     def _start(self) -> None:
         """Start to compile for projects that compile nothing, as many as may at a time."""
         while len(self._compiling) < _AT_ONCE:
-            waiting = self._queue.take_for(self._may_compile)
+            waiting = self._queue.take_first(self._may_compile)
             if waiting is None:
                 return
             end, other = get_context("fork").Pipe()

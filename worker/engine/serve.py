@@ -130,18 +130,18 @@ class Engine:
         self._has_ended = True
 
     def _go_on(self) -> None:
-        self._take_in_forms(0)
+        self._receive_forms(0)
         deadline = time.monotonic() + (_OTHERS_S if self._writer.is_shared else _MASK_S)
         while not self._writer.is_ready and (left := deadline - time.monotonic()) > 0:
-            self._take_in_forms(left)
+            self._receive_forms(left)
         if not self._writer.step():
-            self._take_in_forms(_MASK_S)  # whoever is there waits for a schema
+            self._receive_forms(_MASK_S)  # whoever is there waits for a schema
 
-    def _take_in_forms(self, timeout_s: float) -> None:
+    def _receive_forms(self, timeout_s: float) -> None:
         """Hear what the processes of schemas say, and let requests wait for rows whose schema was compiled."""
         if self._forms is None:
             return
-        for waiting, error in self._forms.take_in(timeout_s):
+        for waiting, error in self._forms.receive(timeout_s):
             if error:
                 self._fail(waiting.id, error.code, error.message)
             else:
@@ -177,7 +177,7 @@ class Engine:
 
     def _begin(self, project: str) -> list[Seat]:
         """Return the seats of a project's next request; none where it cannot be answered, which is told."""
-        waiting = self._waiting.take_of(project)
+        waiting = self._waiting.pop(project)
         ask, digest = waiting.ask, waiting.ask["adapter"]
         adapter = self._adapters.find(digest) if digest else None
         if digest and adapter is None:

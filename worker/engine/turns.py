@@ -103,7 +103,7 @@ class Turns:
         else:
             line.append(seat)
 
-    def next_of(self, project: str) -> Seat | None:
+    def next_seat(self, project: str) -> Seat | None:
         """Return the first seat in a project's line that could go on now."""
         return next((seat for seat in self.lines.get(project, ()) if seat.is_ready), None)
 
@@ -140,7 +140,7 @@ class Turns:
         """Return a number that is the larger the later a project has got rows; 0 if it never has."""
         return self._turn_ends.get(project, 0)
 
-    def held(self, project: str) -> int:
+    def count_rows(self, project: str) -> int:
         """Return how many rows a project has, those that are kept for prompts being read included."""
         return sum(seat.rows for seat in self._with_rows() if seat.project == project)
 
@@ -174,15 +174,15 @@ class Turns:
     def _half(self) -> int:
         return max(1, self.most // 2)
 
-    def room_for(self, project: str, wanted: int) -> tuple[int, list[Seat]]:
+    def plan_rows(self, project: str, wanted: int) -> tuple[int, list[Seat]]:
         """Return how many of the `wanted` rows a project gets now, and which seats are paused for it."""
         if self.is_whole:
             return self._whole_room(project, wanted)
-        half, mine = self._half, self.held(project)
+        half, mine = self._half, self.count_rows(project)
         most = min(wanted, (half if self._is_shared else self.most) - mine)
         if most <= self.free:
             return max(most, 0), []
-        paused = self._paused_for(project, min(wanted, half - mine) - self.free, half)
+        paused = self._choose_paused(project, min(wanted, half - mine) - self.free, half)
         return min(most, self.free + len(paused)), paused
 
     def _whole_room(self, project: str, wanted: int) -> tuple[int, list[Seat]]:
@@ -190,15 +190,15 @@ class Turns:
         if not self._with_rows():
             return wanted, []
         over = not self.readings and all(each.turn >= TURN_TOKENS and each.project != project for each in self.seated)
-        over = over and not self._is_full_for(project)
+        over = over and not self._is_full(project)
         return (wanted, list(self.seated)) if over else (0, [])
 
-    def _paused_for(self, project: str, needed: int, half: int) -> list[Seat]:
+    def _choose_paused(self, project: str, needed: int, half: int) -> list[Seat]:
         """Return seats of other projects that make room: what is beyond their half, then whose turn is over."""
-        if self._is_full_for(project):
+        if self._is_full(project):
             return []
-        held = {each: self.held(each) for each in {seat.project for seat in self.seated} - {project}}
-        mine, found = self.held(project), list[Seat]()
+        held = {each: self.count_rows(each) for each in {seat.project for seat in self.seated} - {project}}
+        mine, found = self.count_rows(project), list[Seat]()
         for seat in sorted(self.seated, key=lambda seat: (-held.get(seat.project, 0), -seat.turn)):
             if len(found) >= needed:
                 break
@@ -209,9 +209,9 @@ class Turns:
                 held[seat.project] -= 1
         return found
 
-    def _is_full_for(self, project: str) -> bool:
+    def _is_full(self, project: str) -> bool:
         """Whether so much is paused that nothing of a project may be begun by pausing more."""
-        first = self.next_of(project)
+        first = self.next_seat(project)
         paused = sum(seat.rows for line in self.lines.values() for seat in line if seat.paused)
         return (first is None or first.paused is None) and paused >= _PAUSED * self.most
 

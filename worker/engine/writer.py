@@ -98,23 +98,23 @@ class Writer:
     def _give_rows(self) -> None:
         """Let one project have more rows: the first one, in the order of turns, that may."""
         turns = self.turns
-        pending = [each for each in self._projects() if turns.next_of(each) or self._waiting.next_of(each)]
+        pending = [each for each in self._projects() if turns.next_seat(each) or self._waiting.peek(each)]
         self.pause(turns.begin_step(pending))
         for project in pending:
-            next_request = self._waiting.next_of(project)
-            if turns.next_of(project):
+            next_request = self._waiting.peek(project)
+            if turns.next_seat(project):
                 wanted = sum(seat.rows for seat in turns.lines[project])
             elif next_request and project not in turns.lines:
                 wanted = next_request.ask["n"]
             else:  # what was begun waits for its next token's mask
                 continue
-            room, paused = turns.room_for(project, wanted)
+            room, paused = turns.plan_rows(project, wanted)
             if room <= 0:
                 continue
-            if turns.next_of(project) is None:
+            if turns.next_seat(project) is None:
                 for seat in self._begin(project):
                     turns.wait(seat)
-                if turns.next_of(project) is None:
+                if turns.next_seat(project) is None:
                     return
             self.pause(paused)
             if seats := turns.take(project, room):
