@@ -12,6 +12,7 @@ where the schema has become too costly to follow.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -121,13 +122,27 @@ def _answer(end: Connection, schema_file: int, vocabulary: Any) -> None:
     try:
         if isinstance(vocabulary, Uncompiled):
             raise vocabulary
+        _end_with_engine_side(end, is_on=True)
         matcher = _within(COMPILE_CPU_S, lambda: compile_schema(vocabulary, schema))
+        _end_with_engine_side(end, is_on=False)
     except Uncompiled as error:
         why = (str(error).splitlines() or [""])[0][:300]
         end.send_bytes(json.dumps({"error": why, "code": error.code}).encode())
         return
     end.send_bytes(b'{"error": null}')
     _follow(end, matcher)
+
+
+def _end_with_engine_side(end: Connection, *, is_on: bool) -> None:
+    """Have the kernel end this process when the engine closes its side, as it does when nobody waits any more.
+
+    A compilation does not look for itself. The signal, SIGIO, comes with data too, which the engine does not send then.
+    """
+    fcntl.fcntl(end.fileno(), fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(end.fileno(), fcntl.F_GETFL)
+    fcntl.fcntl(end.fileno(), fcntl.F_SETFL, flags | os.O_ASYNC if is_on else flags & ~os.O_ASYNC)
+    if is_on and end.poll(0):  # it was closed before
+        os._exit(0)
 
 
 def _follow(end: Connection, matcher: Any) -> None:
