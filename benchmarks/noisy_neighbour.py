@@ -4,9 +4,9 @@
 
 A service on loopback with a random model. In each case project B makes the same request again and again, in turns alone
 and beside what project A does; printed are medians and p99 of both over all rounds, and the ratio of the p99. The exit
-status is 1 where a ratio is above 3. B's client is a process of its own. Cases with a title stand in for what exhausts
-other people's software: a compilation that spins, a download that blocks. `benchmarks/noisy_edges.py`, where it is
-there, adds its own `CASES`.
+status is 1 where a ratio is above 3. B's client is a process of its own. Stand-ins take the place of what would exhaust
+other people's software: a compilation that spins, a download that blocks. The cases are those of
+`benchmarks/noisy_cases.py` and, where it is there, of `benchmarks/noisy_edges.py`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,17 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 from typing import Any
 
-import httpx2
-
-from spard.config import Recipe
-from spard.config.run_spec import to_mapping
+from benchmarks.noisy_cases import CASES, LOUD, QUIET, Case, Request
 from spard.isolation import walls
 from tests.app.inference.conftest import Lab, lab_of
 from tests.spard.parts import write_model
 
-LOUD, QUIET = "org-loud", "org-quiet"
 MOST = 3.0
-_MESSAGES = [{"role": "user", "content": "What is two and two?"}]
 _CLIENT = """
 import json, sys, time, httpx2
 
@@ -53,25 +46,6 @@ with httpx2.Client(timeout=300, headers={"Authorization": f"Bearer {sys.argv[1]}
                 raise SystemExit(f"{answer.status_code} {answer.text[:500]}")
         print(json.dumps(times), flush=True)
 """
-
-
-@dataclass(frozen=True)
-class Request:
-    """What B asks again and again; `path` begins behind /v1."""
-
-    method: str = "POST"
-    path: str = "/chat/completions"
-    body: Any = field(default_factory=lambda: {"model": "tiny", "messages": _MESSAGES, "max_tokens": 4})
-    status: int = 200
-
-
-@dataclass(frozen=True)
-class Case:
-    """What A does while B is measured: `load` begins it, and ends it at its exit."""
-
-    name: str
-    load: Callable[[Lab], AbstractContextManager[None]]
-    request: Request = Request()
 
 
 def main() -> None:
@@ -119,90 +93,6 @@ def measure(lab: Lab, case: Case, asked: argparse.Namespace) -> float:
         flush=True,
     )
     return ratio
-
-
-@contextmanager
-def repeated(count: int, work: Callable[[Event], None]) -> Iterator[None]:
-    """Have so many threads do some work again and again until the block ends; `work` gets the event of that end."""
-    over = Event()
-
-    def repeat() -> None:
-        while not over.is_set():
-            work(over)
-
-    threads = [Thread(target=repeat, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    over.wait(1.0)  # so that B meets all of the load
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(60)
-
-
-def _chat(lab: Lab, over: Event, **more: Any) -> None:
-    """Have A make a chat request; it leaves when the load is over."""
-    body = {"model": "tiny", "messages": _MESSAGES, "stream": True, **more}
-    headers = {"Authorization": f"Bearer {lab.key(LOUD)}"}
-    with httpx2.stream("POST", f"{lab.url}/chat/completions", json=body, headers=headers, timeout=300) as answer:
-        for _ in answer.iter_lines():
-            if over.is_set():
-                return
-
-
-def _form(schema: dict[str, object]) -> dict[str, object]:
-    return {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
-
-
-@contextmanager
-def _costly_schema(lab: Lab) -> Iterator[None]:
-    schema = _form({"title": "spin", "type": "object"})
-    with repeated(2, lambda over: _chat(lab, over, response_format=schema, max_tokens=100)):
-        yield
-
-
-@contextmanager
-def _endless_arrays(lab: Lab) -> Iterator[None]:
-    schema = _form({"type": "array", "items": {"type": "integer"}, "minItems": 5000})
-    with repeated(1, lambda over: _chat(lab, over, response_format=schema, n=16, max_tokens=900)):
-        yield
-
-
-@contextmanager
-def _first_fetch(lab: Lab) -> Iterator[None]:
-    """Have the storage stop answering, and A ask for a model of which all weights were trained."""
-    name = lab.release(1, LOUD, recipe=to_mapping(Recipe(lora=None)))
-    storage, thawed = lab.app.state.storage, Event()
-    download = storage.download_file
-
-    def wait_for_thaw(*given: Any, **more: Any) -> Any:
-        thawed.wait()
-        return download(*given, **more)
-
-    storage.download_file = wait_for_thaw
-    try:
-        with repeated(2, lambda over: _ask_for(lab, name, over)):
-            yield
-            thawed.set()
-    finally:
-        thawed.set()
-        storage.download_file = download
-
-
-def _ask_for(lab: Lab, name: str, over: Event) -> None:
-    headers = {"Authorization": f"Bearer {lab.key(LOUD)}"}
-    body = {"model": name, "messages": _MESSAGES, "max_tokens": 4}
-    httpx2.post(f"{lab.url}/chat/completions", json=body, headers=headers, timeout=300)
-    over.wait(0.5)
-
-
-CASES: Sequence[Case] = (
-    Case("a schema that is costly to compile", _costly_schema),
-    Case("n=16 with endless arrays", _endless_arrays),
-    Case("the first fetch of a large model from frozen storage", _first_fetch),
-)
 
 
 def _further_cases() -> Sequence[Case]:
