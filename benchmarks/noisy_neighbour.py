@@ -131,8 +131,9 @@ def _spinning_engines() -> Iterator[None]:
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def behind(found: Any, order: list[str]) -> list[str]:
-        return command(found, ["benchmarks.noisy_engine" if each == "worker.engine" else each for each in order])
+    def behind(found: walls.Walls, order: Sequence[str], *, talks: walls.Talks = "alone") -> list[str]:
+        own = ["benchmarks.noisy_engine" if each == "worker.engine" else each for each in order]
+        return command(found, own, talks=talks)
 
     walls.behind = behind
     try:

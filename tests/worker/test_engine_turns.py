@@ -16,6 +16,7 @@ from worker.engine.batch import BASE, Batch
 from worker.engine.replies import Rules
 
 PROMPT = list(range(5, 25))
+PAST = 10**6  # a token without an embedding
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +139,7 @@ LLAMA = LlamaConfig(
 @pytest.mark.parametrize("config", [LLAMA, *RECURRENT.values()], ids=["llama", *RECURRENT])
 def test_rows_that_were_paused_go_on_as_if_they_had_not_been(config: PretrainedConfig) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).double().eval()  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(config).double().eval()
     undisturbed, paused = Batch(model), Batch(model)
     for each in (undisturbed, paused):
         each.join(PROMPT, BASE, 2)
@@ -157,3 +158,21 @@ def test_rows_that_were_paused_go_on_as_if_they_had_not_been(config: PretrainedC
     assert other.names == [BASE]
     assert len(set(written[0])) > 4
     assert written[0] == written[1]
+
+
+def test_requests_that_cannot_be_begun_cost_their_project_its_turn(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(model, rows=1)
+    ids = asked.engine._prompts.ids
+    monkeypatch.setattr(
+        asked.engine._prompts, "ids", lambda ask, *more: [PAST] if ask["seed"] == 0 else ids(ask, *more)
+    )
+    for _ in range(5):
+        asked.ask(QUESTIONS[0], project="loud", seed=0)
+    quiet = asked.ask(QUESTIONS[1], project="quiet", max_tokens=1)
+    for _ in range(2):
+        asked.engine.step()
+    assert asked.order() == [quiet]
+    asked.run()
+    assert len([each for each in asked.said if each["kind"] == "failed"]) == 5

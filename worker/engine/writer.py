@@ -111,6 +111,7 @@ class Writer:
             room, paused = turns.plan_rows(project, wanted)
             if room <= 0:
                 continue
+            turns.end_turn(project)
             if turns.next_seat(project) is None:
                 for seat in self._begin(project):
                     turns.wait(seat)
@@ -119,7 +120,6 @@ class Writer:
             self.pause(paused)
             if seats := turns.take(project, room):
                 self._seat(seats)
-            turns.end_turn(project)
             return
 
     def _projects(self) -> list[str]:
