@@ -105,6 +105,7 @@ class Settings(BaseSettings):
     serving_idle_s: float = Field(default=900.0, gt=0)  # after which an engine that nobody asks ends
     serving_start_s: float = Field(default=300.0, gt=0)  # to load a base model
     serving_stall_s: float = Field(default=120.0, gt=0)  # between two tokens of a reply
+    serving_step_s: float = Field(default=90.0, gt=0)  # without a step, after which an engine is ended and replaced
     serving_url: str | None = None  # of a vLLM server that answers instead, with /v1; None: engines of this process
     serving_api_key: SecretStr | None = None
     serving_adapters_dir: Path | None = None  # that the API writes and that server reads, under the same path

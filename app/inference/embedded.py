@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import importlib.util
 import logging
-import os
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from threading import Event, Lock, Thread
+from typing import TypeVar
 
 from huggingface_hub import snapshot_download
 
 from app.catalog import weights
 from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
-from app.inference.engine_errors import base_model_changed, busy, engine_lost
+from app.inference.engine_errors import base_model_changed, busy, engine_lost, engine_stalled
+from app.inference.engine_folders import EngineFolders
 from app.inference.engine_process import EngineProcess, Stream
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
+from app.inference.weight_fetches import WeightFetches
 from app.settings import Settings
 from app.storage import Storage
 from spard.config.quantization import plain_digest
 
 log = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
+
 _LOOK_S = 1.0
+_PAUSE_S = 10.0  # between two looks: longer than any machine takes that is only busy
 _TRIES = 3  # to have an adapter loaded that others push out at the same time
 _OWN_MB = 400  # of an engine, beside its model's weights
 _BYTES_EACH = {"cpu": 4, "cuda": 2}  # of a weight in main memory; for a GPU it is read in bfloat16 on its way there
@@ -43,15 +46,16 @@ class Embedded:
         self._settings, self._storage = settings, storage
         self._engines: dict[str, EngineProcess] = {}
         self._lock, self._closed = Lock(), Event()
-        self._root = settings.data_dir.resolve() / "serve"
-        self._own: Path | None = None
+        self._folders = EngineFolders(settings.data_dir.resolve() / "serve")
         # The kernel ends an engine with the thread that started it, so one thread starts every one and waits.
+        # It fetches nothing: what is slow to fetch would keep all other models from being answered with.
         self._keeper = ThreadPoolExecutor(1, thread_name_prefix="engines")
+        self._fetches = WeightFetches()
         self._watch: Thread | None = None
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
-        engine, proof = await self._ready(model), None
+        engine, proof = await self._ready(model, project), None
         for _ in range(_TRIES):
             stream = engine.generate(project, ask, 8 * self._settings.serving_rows)
             try:
@@ -64,20 +68,25 @@ class Embedded:
             proof = await self._loaded(engine, model)
         raise busy("Too many adapters are asked for at the moment.")
 
-    async def _ready(self, model: Released) -> EngineProcess:
+    async def _ready(self, model: Released, project: str) -> EngineProcess:
         """Return the model's engine once it can answer; one that has read other files is started again, once."""
         for _ in range(2):
-            engine = await asyncio.wrap_future(self._engine(model))
-            ready = asyncio.shield(asyncio.wrap_future(engine.ready))
-            try:
-                said = await asyncio.wait_for(ready, self._settings.serving_start_s)
-            except TimeoutError:
-                raise Unavailable("The model is still being loaded; try again.", code="engine_timeout") from None
+            warm = self._running_engine(_key(model))
+            engine = warm if warm else await self._await_start(self._new_engine(model, project))
+            said = await self._await_start(engine.ready)
             if _is_own(model) or model.digest in (None, plain_digest(said["digest"])):
                 return engine
             await asyncio.wrap_future(self._keeper.submit(self._end_stale, _key(model), engine))
         log.error("the folder of %s has changed since it was added; put it back, or add it again", model.base)
         raise base_model_changed()
+
+    async def _await_start(self, future: Future[Found]) -> Found:
+        """Return the result of a step on the way to an engine, which goes on when nobody waits for it any more."""
+        try:
+            waited = asyncio.shield(asyncio.wrap_future(future))
+            return await asyncio.wait_for(waited, self._settings.serving_start_s)
+        except TimeoutError:
+            raise Unavailable("The model is still being loaded; try again.", code="engine_timeout") from None
 
     def pids(self) -> list[int]:
         """Return the numbers of the engines that run."""
@@ -91,8 +100,7 @@ class Embedded:
                 engine.end()
             self._engines.clear()
         self._keeper.shutdown(wait=False, cancel_futures=True)
-        if self._own:
-            shutil.rmtree(self._own, ignore_errors=True)
+        self._folders.remove()
 
     async def _loaded(self, engine: EngineProcess, model: Released) -> Proof:
         archive = model.archive
@@ -102,23 +110,45 @@ class Embedded:
         loading = engine.load(archive.sha256, provide)
         return await asyncio.shield(asyncio.wrap_future(loading))
 
-    def _engine(self, model: Released) -> Future[EngineProcess]:
+    def _running_engine(self, key: str) -> EngineProcess | None:
+        """Return an engine that runs."""
+        with self._lock:
+            found = self._engines.get(key)
+        return found if found and found.is_alive else None
+
+    def _new_engine(self, model: Released, project: str) -> Future[EngineProcess]:
+        """Have the engine of a model started, its weights fetched before where they are in the storage."""
         if self._closed.is_set():
             raise Unavailable("The service stops.")
         if importlib.util.find_spec("torch") is None:
             message = "No engine serves models here: install 'spard-service[worker]', or set SPARD_SERVING_URL."
             raise Unavailable(message, code="no_engine")
+        if model.archive and _is_own(model):
+            return self._fetches.start(model.archive.sha256, project, partial(self._fetch_and_start, model))
         return self._keeper.submit(self._started, model)
 
-    def _started(self, model: Released) -> EngineProcess:
-        """Return the engine of a model; runs in the keeper's thread, one start after the other."""
+    def _fetch_and_start(self, model: Released) -> EngineProcess:
+        """Return the engine of a model that brings its weights; runs in a thread of the fetch."""
+        folder = self._folders.new()
+        if model.archive is None:
+            raise engine_lost()
+        try:
+            archives.fetch(self._storage, self._settings, model.archive, folder / "model")
+            engine = self._keeper.submit(self._started, model, folder).result()
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if engine.folder != folder:  # one was started meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+        return engine
+
+    def _started(self, model: Released, folder: Path | None = None) -> EngineProcess:
+        """Return the engine of a model, whose own weights are in the folder; runs in the keeper's thread."""
         key = _key(model)
-        with self._lock:
-            found = self._engines.get(key)
-            if found and found.is_alive:
-                return found
+        if found := self._running_engine(key):
+            return found
         self._end(key)
-        folder = self._folder() / token_hex(6)
+        folder = folder or self._folders.new()
         try:
             engine = self._new(model, folder)
         except BaseException:
@@ -140,8 +170,7 @@ class Embedded:
         return EngineProcess(self._settings, source, None, folder, model.quantization)
 
     def _source(self, model: Released, folder: Path) -> str:
-        if model.archive and _is_own(model):
-            archives.fetch(self._storage, self._settings, model.archive, folder / "model")
+        if _is_own(model):
             return str(folder / "model")
         if Path(model.source).is_dir():
             return model.source
@@ -166,11 +195,20 @@ class Embedded:
         return left is not None and left - needed_mb < self._settings.serving_reserve_mb
 
     def _look_after(self) -> None:
-        """End engines that were idle for long, and the ones used least when memory is short."""
+        """End engines that were idle for long or step no more, and the ones used least when memory is short."""
+        looked_at = time.monotonic()
         while not self._closed.wait(_LOOK_S):
-            now = time.monotonic()
+            now, last = time.monotonic(), looked_at
+            looked_at = now
             for key, each in list(self._engines.items()):
-                if not each.is_alive or (each.is_idle and now - each.used_at > self._settings.serving_idle_s):
+                if now - last > _PAUSE_S:  # this process was stopped, and has read nothing of what engines said
+                    each.heard_at = now
+                elif each.is_alive and each.silent_s > self._settings.serving_step_s:
+                    log.error(
+                        "an engine has not stepped for %.0f s: it is ended, and started anew when asked", each.silent_s
+                    )
+                    self._end(key, engine_stalled())
+                elif not each.is_alive or (each.is_idle and now - each.used_at > self._settings.serving_idle_s):
                     self._end(key)
             left = list(self._engines.items())
             if left and self._is_short(0):
@@ -190,19 +228,6 @@ class Embedded:
         if self._engines.get(key) is engine:
             self._end(key, base_model_changed())
 
-    def _folder(self) -> Path:
-        """Return the folder of this process's engines, locked; those of processes that are gone are removed."""
-        if self._own is None:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for left in self._root.iterdir():
-                if _is_abandoned(left):
-                    shutil.rmtree(left, ignore_errors=True)
-            self._own = self._root / token_hex(8)
-            self._own.mkdir(mode=0o700)
-            lock = os.open(self._own / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        return self._own
-
 
 def _is_own(model: Released) -> bool:
     """Tell whether a model brings all of its weights, and needs no base model beside them."""
@@ -214,17 +239,3 @@ def _key(model: Released) -> str:
     if model.archive and _is_own(model):
         return model.archive.sha256
     return f"{model.source}@{model.revision}+{model.quantization}"
-
-
-def _is_abandoned(folder: Path) -> bool:
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-    return True

@@ -23,6 +23,12 @@ def engine_lost() -> Unavailable:
     return Unavailable("The engine that serves this model has ended; try again.", code="engine_lost")
 
 
+def engine_stalled() -> Unavailable:
+    """Return the error for a reply whose engine was ended because it did not go on."""
+    message = "The engine that serves this model did not go on and was ended; it starts anew. Ask again."
+    return Unavailable(message, code="engine_stalled")
+
+
 def busy(message: str) -> TooManyRequests:
     """Return the error for a request that there is no room for at the moment."""
     error = TooManyRequests(message, code="engine_busy")
@@ -46,6 +52,8 @@ def refused(said: Said) -> AppError:
             return InvalidRequest(said["message"], code="tools_not_rendered", param="tools")
         case "invalid_json_schema":
             return InvalidRequest(said["message"], code="invalid_json_schema", param="response_format")
+        case "schema_too_costly":
+            return InvalidRequest(said["message"], code="schema_too_costly", param="response_format")
         case "unsupported_parameter":
             return InvalidRequest(said["message"], code="unsupported_parameter", param="response_format")
         case "base_model_changed":

@@ -68,6 +68,7 @@ class EngineProcess:
         self, settings: Settings, source: str, revision: str | None, folder: Path, quantization: str = "none"
     ) -> None:
         self.source, self.folder, self.used_at = source, folder, time.monotonic()
+        self.heard_at = self.used_at
         self._numbers, self._lock, self._start_s = count(1), Lock(), settings.serving_start_s
         self._rows = settings.serving_rows
         self._streams: dict[int, Stream] = {}
@@ -108,6 +109,11 @@ class EngineProcess:
         return not self._streams and not (is_loading and time.monotonic() - self.used_at < self._start_s)
 
     @property
+    def silent_s(self) -> float:
+        """How long it has said nothing, which it does each second once it is ready; 0 before."""
+        return time.monotonic() - self.heard_at if self.ready.done() else 0.0
+
+    @property
     def pid(self) -> int:
         """The number of its outermost process."""
         return self._process.pid
@@ -143,6 +149,8 @@ class EngineProcess:
             self._begun(error)
             for stream in list(self._streams.values()):
                 stream.put(error)
+            for adapter in list(self._loads):
+                self._settle(adapter, error)
         self._process.kill()
         self._process.wait()
         self._lines.put(None)
@@ -209,7 +217,10 @@ class EngineProcess:
         self._lines.put(None)
 
     def _hear(self, said: Said) -> None:
+        self.heard_at = time.monotonic()
         match said["kind"]:
+            case "stepped":
+                pass
             case "ready":
                 self._begun(said)
             case "loaded":

@@ -30,10 +30,10 @@ def _not_too_far(schema: dict[str, object]) -> dict[str, object]:
     """Refuse a schema whose chain of references is so deep that compiling it would overflow the stack."""
     depths = dict[int, int]()
     whole = _measure(schema, depths)
-    parts = list(_parts(schema))
-    targets = {target for part in parts for target in _references(part)}
-    is_moved = any("$id" in part for part in parts)  # then paths begin elsewhere
-    followed = whole + sum(depths.get(id(None if is_moved else _at(schema, each)), whole) for each in targets)
+    found = list(parts(schema))
+    targets = {target for part in found for target in _references(part)}
+    is_moved = any("$id" in part for part in found)  # then paths begin elsewhere
+    followed = whole + sum(depths.get(id(None if is_moved else resolve(schema, each)), whole) for each in targets)
     if targets and followed > _FOLLOWED:
         message = f"the schema and all that it refers to are {followed} levels deep; at most {_FOLLOWED} are followed."
         raise Refusal("nesting_too_deep", message)
@@ -53,7 +53,7 @@ def _measure(value: object, depths: dict[int, int]) -> int:
     return found
 
 
-def _parts(value: object) -> Iterator[dict[str, object]]:
+def parts(value: object) -> Iterator[dict[str, object]]:
     """Yield every JSON object in a value, including the value itself."""
     left = [value]
     while left:
@@ -69,7 +69,7 @@ def _references(part: dict[str, object]) -> Iterator[str]:
     yield from (target for name in _REFERENCES if isinstance(target := part.get(name), str))
 
 
-def _at(schema: dict[str, object], target: str) -> object:
+def resolve(schema: dict[str, object], target: str) -> object:
     """Return what a reference leads to; None where it is not spelled as a plain path from the top of the schema."""
     found: object = schema if _PLAIN.fullmatch(target) else None
     for name in target.split("/")[1:]:

@@ -9,6 +9,7 @@ cancel    id
 from it
 kind      fields
 ready     digest of the base model, positions: tokens that a conversation may have
+stepped   (nothing): its loop goes round; told about once a second, also while nobody asks
 loaded    adapter, proof (`Proof`)
 refused   adapter, message: it is not what was signed, or the probe failed
 absent    id: the adapter that it asks for is not loaded; nothing was generated

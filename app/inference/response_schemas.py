@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from app.http.schemas import LenientBody, Refusal
 from app.inference.json_depth import Loose, Schema
 from app.inference.protocol import Ask, Message
+from app.inference.schema_cost import ReplySchema
 from app.inference.schemas import choice
 from app.inference.turns import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart
 
@@ -87,7 +88,7 @@ class TextFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Name | None = None
     description: Text | None = None
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    schema_: Annotated[ReplySchema | None, Field(alias="schema")] = None
     strict: bool | None = None
 
     @model_validator(mode="after")

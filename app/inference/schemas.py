@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from app.http.schemas import Body, LenientBody, Refusal
 from app.inference.json_depth import Loose, Schema
 from app.inference.protocol import Ask
+from app.inference.schema_cost import ReplySchema
 from app.inference.turns import ChatMessage, Name, Text
 
 Stop = Annotated[str, Field(max_length=1000)]
@@ -42,7 +43,7 @@ class JsonSchema(BaseModel):
 
     name: Name | None = None
     description: Text | None = None
-    schema_: Annotated[Schema, Field(alias="schema")]
+    schema_: Annotated[ReplySchema, Field(alias="schema")]
     strict: bool | None = None
 
 

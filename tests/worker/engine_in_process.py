@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from spard.models.base import load_base
 from spard.models.generate import generate
 from spard.models.lora import trainable_model
 from spard.release.manifest import sign, verify
+from worker.engine.grammar import Forms
 from worker.engine.serve import Engine
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -63,7 +65,10 @@ class Asked:
 
     def __init__(self, model: Path, rows: int = 8, adapter_bytes: int = 1 << 30) -> None:
         self.said: list[Said] = []
-        self.engine = Engine(load_base(model, device="cpu"), self.said.append, rows, adapter_bytes)
+        self.forms = Forms(str(model), None, rows)
+        weakref.finalize(self, self.forms.close)
+        base = load_base(model, device="cpu")
+        self.engine = Engine(base, self.said.append, rows, adapter_bytes, forms=self.forms)
         self.asked = 0
 
     def load(self, folder: Path, manifest: str | None = None) -> Said:

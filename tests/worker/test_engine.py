@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from app.inference.engine_errors import refused
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
-from worker.engine.batch import Batch
+from worker.engine.batch import Batch, Reading
 
 
 def test_rows_that_join_and_leave_say_what_each_says_alone(model: Path, adapters: list[Path]) -> None:
@@ -68,13 +67,13 @@ def test_one_that_is_cancelled_leaves_the_others_as_they_are(model: Path) -> Non
 def test_a_start_is_told_before_the_prompt_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked checks meanwhile whether the model is released."""
     asked, told = Asked(model), list[list[str]]()
-    read = asked.engine._batch.join
+    read = asked.engine._writer.batch.read
 
-    def noted(ids: Sequence[int], name: str, count: int) -> None:
+    def note(reading: Reading) -> None:
         told.append([each["kind"] for each in asked.said])
-        read(ids, name, count)
+        read(reading)
 
-    monkeypatch.setattr(asked.engine._batch, "join", noted)
+    monkeypatch.setattr(asked.engine._writer.batch, "read", note)
     asked.ask(QUESTIONS[0])
     asked.run()
     assert told == [["ready", "started"]]
@@ -89,7 +88,7 @@ def test_a_gpu_that_is_full_ends_the_replies_and_not_the_engine(model: Path, mon
         def full(*given: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-        patch.setattr(Batch, "join", full)
+        patch.setattr(Batch, "step", full)
         asked.engine.step()
     told = [each for each in asked.said if each["kind"] == "failed"]
     assert [(each["id"], each["code"]) for each in told] == [(number, "engine_busy") for number in ended]
@@ -123,7 +122,7 @@ def test_an_adapter_whose_logits_are_no_numbers_ends_its_own_requests(
     assert sorted(each["id"] for each in asked.said if each["kind"] == "done") == sound
     assert asked.text(sound[0]).strip() == alone(model, None, QUESTIONS[1])
     assert asked.text(sound[1]).strip() == alone(model, adapters[0], QUESTIONS[2])
-    assert not asked.engine._done
+    assert not asked.engine._writer._done
 
 
 def test_projects_take_turns(model: Path) -> None:

@@ -43,7 +43,8 @@ def test_a_prompt_on_which_the_model_fails_ends_alone(model: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(Batch, "_forward", _raises)
         bad = asked.ask(QUESTIONS[0])
-        asked.engine._begin(asked.engine._next())  # type: ignore[arg-type]  # there is one
+        asked.engine._writer._give_rows()
+        asked.engine._writer._read()
     asked.run()
     assert read_failures(asked) == [(bad, "reply_failed")]
     assert asked.text(sound).strip() == alone(model, None, QUESTIONS[1])

@@ -30,7 +30,8 @@ class Process:
         self.running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.tell("a folder")
         assert self.said()["kind"] == "ready"
-        (self.reader,) = psutil.Process(self.running.pid).children()
+        children = psutil.Process(self.running.pid).children()
+        self.reader, _ = sorted(children, key=lambda each: (each.create_time(), each.pid))  # the other compiles schemas
 
     def tell(self, what: object) -> None:
         assert self.running.stdin

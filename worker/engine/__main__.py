@@ -24,6 +24,7 @@ with light_imports():
     import torch
 
     from spard.models.base import load_base
+    from worker.engine.grammar import Forms
     from worker.engine.long_prompts import LongPrompts
     from worker.engine.serve import Engine, read_lines
     from worker.engine.watched import Watched
@@ -52,9 +53,10 @@ def main() -> None:
         torch.set_num_threads(order["threads"])
     lines: SimpleQueue[Any] = SimpleQueue()
     long_prompts = LongPrompts(order["source"], order["revision"], lines, said)
+    forms = Forms(order["source"], order["revision"], order["rows"], said)
     watched = Watched(Path(order["source"])) if order["device"] == "cpu" and Path(order["source"]).is_dir() else None
     base = load_base(order["source"], order["revision"], order["device"], quantization=order["quantization"])
-    engine = Engine(base, tell, order["rows"], order["adapter_bytes"], long_prompts, watched)
+    engine = Engine(base, tell, order["rows"], order["adapter_bytes"], long_prompts, watched, forms)
     Thread(target=read_lines, args=(sys.stdin, lines), daemon=True).start()
     engine.run(lines)
 

@@ -8,6 +8,7 @@ adapter instead: told row by row, PEFT walks over all modules at every token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,10 +22,38 @@ from spard.models.peft import PeftModel
 BASE = "__base__"  # PEFT's name for rows without an adapter
 Names = Mapping[str, Sequence[str]]  # arguments of a forward pass that name adapters
 _JOINABLE = {"full_attention", "sliding_attention", "chunked_attention"}
+CHUNK = 512  # tokens of a prompt that are read in one step, so that other replies wait for no more
 
 
 class PromptUnread(Exception):
     """The model fails on a prompt; nothing was added to the batch."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """A prompt that is being read, and is not in the batch yet; `at` of its tokens are done, in `rows` equal rows."""
+
+    ids: Sequence[int]
+    name: str
+    rows: int
+    cache: Any
+    at: int = 0
+    logits_BV: Tensor | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of the prompt was read."""
+        return self.at == len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PausedRows:
+    """Rows outside of the batch, with all that is needed to go on; in main memory where the cache can be cut."""
+
+    names: list[str]
+    states: Any  # keys and values of each layer, without padding; or the whole cache of a recurrent model
+    mask_BT: Tensor
+    logits_BV: Tensor
 
 
 class Batch:
@@ -38,34 +67,87 @@ class Batch:
         self._config = None if kinds <= _JOINABLE else model.config
         self.device: torch.device = model.device
         self._cache: Any = None
+        self._mask_BT, self.logits_BV = torch.zeros((0, 0), dtype=torch.bool), torch.zeros((0, 0))
         self._clear()
 
     @property
-    def can_join(self) -> bool:
-        """Whether a row may join now: caches of models with other states than keys and values are not put together."""
-        return self._config is None or not self.names
+    def is_cut(self) -> bool:
+        """Whether rows join and leave one by one: states other than keys and values are not put together."""
+        return self._config is None
+
+    def join(self, ids: Sequence[int], name: str, count: int) -> None:
+        """Read a prompt to its end, and add `count` rows that go on from it; raise as `read` does."""
+        reading = self.start_reading(ids, name, count)
+        while not reading.is_done:
+            self.read(reading)
+        self.add(reading, count)
+
+    def start_reading(self, ids: Sequence[int], name: str, count: int) -> Reading:
+        """Return a prompt of which nothing was read yet, for `count` rows."""
+        if self._config is None:
+            return Reading(ids, name, 1, DynamicCache())
+        return Reading(ids, name, count, DynamicCache(config=self._config))
 
     @torch.inference_mode()
-    def join(self, ids: Sequence[int], name: str, count: int) -> None:
-        """Read a prompt, and add `count` rows that go on from it.
+    def read(self, reading: Reading) -> None:
+        """Read the next part of a prompt; recurrent models read it whole.
 
         Raise `PromptUnread` where the model fails on the prompt: the rows that are there are as they were.
         """
-        cache: Any = DynamicCache(config=self._config) if self._config else DynamicCache()
-        input_BT = torch.tensor([list(ids)] * count, device=self.device)
+        part = reading.ids[reading.at : reading.at + CHUNK] if self._config is None else reading.ids
+        input_BT = torch.tensor([list(part)] * reading.rows, device=self.device)
+        adapters = applied(self.model, [reading.name] * reading.rows)
         try:
-            logits_BV = self._forward(input_BT, cache, applied(self.model, [name] * count), None, None)
+            reading.logits_BV = self._forward(input_BT, reading.cache, adapters, None, None)
         except Exception as error:
             if is_gpu_error(error) or is_gpu_out_of_memory(error):  # of the others' rows as well
                 raise
             raise PromptUnread from error
-        mask_BT = torch.ones_like(input_BT, dtype=torch.bool)
-        if not self.names:
-            self._cache, self._mask_BT, self.logits_BV = cache, mask_BT, logits_BV
-        else:
-            self._put_beside(cache, mask_BT)
-            self.logits_BV = torch.cat([self.logits_BV, logits_BV])
-        self.names += [name] * count
+        reading.at += len(part)
+
+    @torch.inference_mode()
+    def add(self, reading: Reading, count: int) -> None:
+        """Add `count` rows that go on from a prompt that was read."""
+        logits_BV = reading.logits_BV
+        if logits_BV is None:
+            raise ValueError("the prompt was not read")
+        if reading.rows < count:
+            reading.cache.batch_repeat_interleave(count)
+            logits_BV = logits_BV.repeat_interleave(count, dim=0)
+        mask_BT = torch.ones((count, len(reading.ids)), dtype=torch.bool, device=self.device)
+        self._append([reading.name] * count, reading.cache, mask_BT, logits_BV)
+
+    @torch.inference_mode()
+    def pause(self, places: Sequence[int]) -> PausedRows:
+        """Remove rows and return them; of a recurrent model, whose states are not cut, only all rows at once."""
+        if self._config is not None:
+            if len(places) < len(self.names):
+                raise ValueError("rows of a recurrent model are paused all at once")
+            paused = PausedRows(self.names, self._cache, self._mask_BT, self.logits_BV)
+            self._clear()
+            self.names = []
+            return paused
+        index = torch.tensor(list(places), device=self.device)
+        mask_BT = self._mask_BT[index]
+        padding = mask_BT.shape[1] - int(mask_BT.sum(dim=1).max())
+        states = [
+            tuple(part[index][..., padding:, :].to("cpu") for part in (layer.keys, layer.values))
+            for layer in self._cache.layers
+        ]
+        names = [self.names[i] for i in places]
+        paused = PausedRows(names, states, mask_BT[:, padding:], self.logits_BV[list(places)])
+        self.keep([i for i in range(len(self.names)) if i not in set(places)])
+        return paused
+
+    @torch.inference_mode()
+    def resume(self, paused: PausedRows) -> None:
+        """Add rows that were paused, as they were."""
+        cache = paused.states
+        if self._config is None:
+            cache = DynamicCache()
+            for number, (keys, values) in enumerate(paused.states):
+                cache.update(keys.to(self.device), values.to(self.device), number)
+        self._append(paused.names, cache, paused.mask_BT, paused.logits_BV)
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> None:
@@ -99,6 +181,14 @@ class Batch:
         self._cache = DynamicCache()
         self._mask_BT = torch.zeros((0, 0), dtype=torch.bool)
         self.logits_BV = torch.zeros((0, 0))
+
+    def _append(self, names: list[str], cache: Any, mask_BT: Tensor, logits_BV: Tensor) -> None:
+        if not self.names:
+            self._cache, self._mask_BT, self.logits_BV = cache, mask_BT, logits_BV
+        else:
+            self._put_beside(cache, mask_BT)
+            self.logits_BV = torch.cat([self.logits_BV, logits_BV])
+        self.names = self.names + names
 
     def _put_beside(self, cache: Any, mask_BT: Tensor) -> None:
         old, new = self._mask_BT.shape[1], mask_BT.shape[1]

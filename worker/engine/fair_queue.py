@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.inference.protocol import Ask
@@ -28,9 +29,13 @@ class FairQueue:
         return bool(self._queues)
 
     @property
-    def next(self) -> Waiting:
-        """The request that `take` would return."""
-        return next(iter(self._queues.values()))[0]
+    def projects(self) -> list[str]:
+        """The projects whose requests wait, in the order of their turns."""
+        return list(self._queues)
+
+    def peek(self, project: str) -> Waiting | None:
+        """Return a project's next request, which stays in the queue."""
+        return self._queues[project][0] if project in self._queues else None
 
     def add(self, waiting: Waiting) -> None:
         """Add a request to the end of its project's queue."""
@@ -38,7 +43,16 @@ class FairQueue:
 
     def take(self) -> Waiting:
         """Remove and return the next request; the next one after it is of another project, if any other waits."""
-        project, queue = next(iter(self._queues.items()))
+        return self.pop(next(iter(self._queues)))
+
+    def take_first(self, may: Callable[[str], bool]) -> Waiting | None:
+        """Remove and return the next request of a project for which `may` is true; None if there is none."""
+        project = next((each for each in self._queues if may(each)), None)
+        return None if project is None else self.pop(project)
+
+    def pop(self, project: str) -> Waiting:
+        """Remove and return a project's next request; its turn is over."""
+        queue = self._queues[project]
         found = queue.popleft()
         if queue:
             self._queues.move_to_end(project)

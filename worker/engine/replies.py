@@ -11,7 +11,7 @@ from torch import Tensor
 from app.inference.protocol import Ask, Finish, Said, Token
 from spard.data.chat import renderer_of
 from spard.models.base import Base
-from worker.engine.grammar import Form, Forms
+from worker.engine.grammar import Form, FormOfReply
 from worker.engine.sampling import Sampler, described
 from worker.engine.texts import Text
 
@@ -23,7 +23,7 @@ class Rules:
 
     def __init__(self, base: Base) -> None:
         self._tokenizer = base.tokenizer
-        self._forms = Forms(base.tokenizer, base.model.get_output_embeddings().weight.shape[0])
+        self.logits = int(base.model.get_output_embeddings().weight.shape[0])
         self.positions = int(getattr(base.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
         stated = base.model.generation_config.eos_token_id
         self._stated = set(stated) if isinstance(stated, list) else {stated} - {None}
@@ -37,11 +37,6 @@ class Rules:
             ends -= {added[token] for token in _CALL_TOKENS if token in added} - self._stated
         return frozenset(ends)
 
-    def form(self, ask: Ask) -> Form | None:
-        """Return the form that one reply has to have; raise `Unwritable` where it cannot be held to."""
-        schema = ask["json_schema"]
-        return None if schema is None else self._forms.form(schema, self.ends(ask))
-
 
 @dataclass(eq=False)
 class Reply:
@@ -53,7 +48,7 @@ class Reply:
     tokenizer: Any
     ends: Collection[int]
     limit: int
-    form: Form | None = None
+    form: FormOfReply | None = None
     sampler: Sampler = field(init=False)
     text: Text = field(init=False)
     written: int = 0
@@ -86,6 +81,11 @@ class Reply:
             more += self.text.end()
         return token, self._piece(more) if more or self.finish else None
 
+    def close(self) -> None:
+        """Note that no more of it is written."""
+        if self.form is not None:
+            self.form.close()
+
     def _piece(self, text: str) -> Said:
         tokens, self._waiting = self._waiting, []
         piece: Said = {"kind": "piece", "id": self.id, "index": self.index, "text": text, "finish": self.finish}
@@ -93,9 +93,12 @@ class Reply:
         return piece | {"tokens": tokens} if self.ask["top_logprobs"] is not None else piece
 
 
-def replies_to(base: Base, number: int, ask: Ask, ids: Sequence[int], rules: Rules) -> list[Reply]:
-    """Return the empty replies to a request, one for each of its `n`."""
+def replies_to(
+    base: Base, number: int, ask: Ask, ids: Sequence[int], rules: Rules, form: Form | None = None
+) -> list[Reply]:
+    """Return the empty replies to a request, one for each of its `n`, held to a form if it has one."""
     room, asked = rules.positions - len(ids), ask["max_tokens"]
     limit = room if asked is None else min(room, asked)
     ends = rules.ends(ask)
-    return [Reply(number, i, ask, base.tokenizer, ends, limit, rules.form(ask)) for i in range(ask["n"])]
+    forms = [FormOfReply(form, i) if form else None for i in range(ask["n"])]
+    return [Reply(number, i, ask, base.tokenizer, ends, limit, forms[i]) for i in range(ask["n"])]

@@ -81,7 +81,7 @@ def test_one_that_was_not_started_leaves_no_model(
     before = folders(engines)
     for _ in range(2):
         with pytest.raises(TooManyRequests):
-            engines._started(whole)
+            engines._fetch_and_start(whole)
     assert folders(engines) == before
 
 
@@ -96,7 +96,7 @@ def test_one_that_has_died_leaves_nothing(engines: Embedded, model: Path, monkey
 
 
 def folders(engines: Embedded) -> set[str]:
-    return {each.name for each in engines._folder().iterdir() if each.is_dir()}
+    return {each.name for each in engines._folders.own().iterdir() if each.is_dir()}
 
 
 def test_a_project_that_fills_the_queue_keeps_no_other_out(engines: Embedded, model: Path) -> None:

@@ -1,0 +1,59 @@
+"""The folders of the engines of one process; those of processes that are gone are removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from secrets import token_hex
+from threading import Lock
+
+
+class EngineFolders:
+    """One folder below `root` for this process, locked as long as it lives, and one in it for each engine."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._lock = root, Lock()
+        self._own: Path | None = None
+
+    def new(self) -> Path:
+        """Return the path of a new engine's folder, which is not made yet; from any thread."""
+        return self.own() / token_hex(6)
+
+    def own(self) -> Path:
+        """Return the folder of this process, made and locked when it is asked for first."""
+        with self._lock:
+            if self._own is None:
+                self._own = self._make()
+            return self._own
+
+    def remove(self) -> None:
+        """Remove all folders of this process."""
+        if self._own:
+            shutil.rmtree(self._own, ignore_errors=True)
+
+    def _make(self) -> Path:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self._root.iterdir():
+            if _is_abandoned(left):
+                shutil.rmtree(left, ignore_errors=True)
+        own = self._root / token_hex(8)
+        own.mkdir(mode=0o700)
+        lock = os.open(own / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return own
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True

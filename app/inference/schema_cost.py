@@ -1,0 +1,121 @@
+"""Schemas whose shape alone says that an engine cannot hold a reply to them at a bounded cost.
+
+An engine intersects all patterns that hold for one string, and writes out bounded repeats; both grow with the product
+of what is in them. What passes here is compiled within limits all the same (`worker/engine/grammar_process.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from app.http.schemas import Refusal
+from app.inference.json_depth import Schema, parts, resolve
+
+_CHARACTERS = 256 << 10  # of a schema as JSON
+_PATTERNS = 64  # in a whole schema
+_PATTERNS_TOGETHER = 2  # that hold for one string at once
+_REPEATS = 10_000  # as a product of bounds in one pattern
+_PATTERN_CHARACTERS = 1000
+_BOUNDS = re.compile(r"(?<!\\)\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_LISTS = ("allOf", "anyOf", "oneOf")
+_INNER = ("not", "if", "then", "else")
+
+
+def refuse_costly(schema: dict[str, object]) -> dict[str, object]:
+    """Return a schema; raise `Refusal` where its shape is too costly to compile."""
+    if len(json.dumps(schema)) > _CHARACTERS:
+        _refuse(f"it has more than {_CHARACTERS >> 10} KiB; give shorter lists of values")
+    patterns = list(_patterns(schema))
+    if len(patterns) > _PATTERNS:
+        _refuse(f"it has {len(patterns)} patterns, and at most {_PATTERNS} are taken; check strings after the reply")
+    for pattern in patterns:
+        if len(pattern) > _PATTERN_CHARACTERS:
+            _refuse(f"a pattern has more than {_PATTERN_CHARACTERS} characters; make it shorter")
+        if _repeats(pattern) > _REPEATS:
+            _refuse(f"the repeats of a pattern multiply to more than {_REPEATS}; lower their bounds")
+    if _together(schema) > _PATTERNS_TOGETHER:
+        _refuse(
+            f"more than {_PATTERNS_TOGETHER} patterns hold for one string (`allOf`, or beside it); write them as one "
+            "pattern, or check the string after the reply"
+        )
+    return schema
+
+
+def _refuse(why: str) -> None:
+    raise Refusal("schema_too_costly", f"this schema is too costly to hold a reply to: {why}.")
+
+
+def _patterns(value: object) -> Iterator[str]:
+    """Yield every pattern in a schema, the names of `patternProperties` included."""
+    for part in parts(value):
+        if isinstance(pattern := part.get("pattern"), str):
+            yield pattern
+        if isinstance(names := part.get("patternProperties"), dict):
+            yield from names
+
+
+def _repeats(pattern: str) -> int:
+    """Return the product of all bounds of repeats in a pattern: what it writes out at most, if they are nested."""
+    product = 1
+    for least, most in _BOUNDS.findall(pattern):
+        product *= max(1, int(least), int(most or 0))
+        if product > _REPEATS:
+            break
+    return product
+
+
+def _together(schema: dict[str, object]) -> int:
+    """Return how many patterns hold for one string at most, where references are followed as deep as they lead."""
+    counted = _Counted(schema, has_patterns=any(_patterns(schema)))
+    try:
+        return max((counted.patterns(part) for part in parts(schema)), default=0)
+    except RecursionError:
+        _refuse("its references lead too far into each other; write them out")
+        return 0
+
+
+class _Counted:
+    """Counts the patterns that a part of a schema puts on one value; a reference counts as what it leads to."""
+
+    def __init__(self, schema: dict[str, object], has_patterns: bool) -> None:
+        self._schema, self._unknown = schema, int(has_patterns)
+        self._known = dict[int, int]()
+
+    def patterns(self, part: dict[str, object]) -> int:
+        """Return the patterns of a part, with those beside and under it that hold at the same time."""
+        chain, further, at = list[dict[str, object]](), 0, part
+        while id(at) not in self._known:
+            self._known[id(at)] = 0  # a circle adds nothing to itself
+            chain.append(at)
+            target = at.get("$ref")
+            if not isinstance(target, str):
+                break
+            found = resolve(self._schema, target)
+            if not isinstance(found, dict):
+                further = self._unknown
+                break
+            at = found
+        else:
+            further = self._known[id(at)]
+        for each in reversed(chain):
+            further = min(further + self._own(each), _PATTERNS + 1)
+            self._known[id(each)] = further
+        return further
+
+    def _own(self, part: dict[str, object]) -> int:
+        """Return the same without the reference of the part."""
+        total = int(isinstance(part.get("pattern"), str)) + int(isinstance(part.get("format"), str))
+        for name in _LISTS:
+            choices = part.get(name)
+            inner = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+            counts = [self.patterns(each) for each in inner]
+            total += sum(counts) if name == "allOf" else max(counts, default=0)
+        return total + sum(self.patterns(each) for name in _INNER if isinstance(each := part.get(name), dict))
+
+
+ReplySchema = Annotated[Schema, AfterValidator(refuse_costly)]

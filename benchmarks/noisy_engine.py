@@ -1,0 +1,23 @@
+"""python -m benchmarks.noisy_engine ORDER PARENT: an engine in which a schema with the title `spin` never compiles.
+
+It stands in for schemas that are costly to compile, which are kept out of this repository.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.engine import grammar_process
+from worker.engine.__main__ import main
+
+
+def _spin_if_asked(vocabulary: Any, schema: str) -> Any:
+    while '"spin"' in schema:
+        pass
+    return _compile(vocabulary, schema)
+
+
+if __name__ == "__main__":
+    _compile = grammar_process.compile_schema
+    grammar_process.compile_schema = _spin_if_asked
+    main()

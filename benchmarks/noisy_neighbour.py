@@ -1,0 +1,150 @@
+"""How long one project's requests take beside another project that asks for as much as it may.
+
+    python -m benchmarks.noisy_neighbour [--case NAME ...] [--rounds 4] [--requests 25] [--rows 16]
+
+A service on loopback with a random model. In each case project B makes the same request again and again, in turns alone
+and beside what project A does; printed are medians and p99 of both over all rounds, and the ratio of the p99. The exit
+status is 1 where a ratio is above 3. B's client is a process of its own. Stand-ins take the place of what would exhaust
+other people's software: a compilation that spins, a download that blocks. The cases are those of
+`benchmarks/noisy_cases.py` and, where it is there, of `benchmarks/noisy_edges.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.noisy_cases import CASES, LOUD, QUIET, Case, Request
+from spard.isolation import walls
+from tests.app.inference.conftest import Lab, lab_of
+from tests.spard.parts import write_model
+
+MOST = 3.0
+_CLIENT = """
+import json, sys, time, httpx2
+
+with httpx2.Client(timeout=300, headers={"Authorization": f"Bearer {sys.argv[1]}"}) as client:
+    for line in sys.stdin:
+        ask, times = json.loads(line), []
+        for _ in range(ask["count"]):
+            began = time.perf_counter()
+            answer = client.request(ask["method"], ask["url"], json=ask["body"])
+            times.append(time.perf_counter() - began)
+            if answer.status_code != ask["status"]:
+                raise SystemExit(f"{answer.status_code} {answer.text[:500]}")
+        print(json.dumps(times), flush=True)
+"""
+
+
+def main() -> None:
+    """Measure all cases, print them, and exit with 1 where B waits too long."""
+    cases = {each.name: each for each in [*CASES, *_further_cases()]}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=cases)
+    for name, default in (("rounds", 4), ("requests", 25), ("rows", 16)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    asked = parser.parse_args()
+    print(f"{os.cpu_count()} cores, {platform.platform()}, load {os.getloadavg()[0]:.1f}", flush=True)
+    with TemporaryDirectory() as home, _spinning_engines():
+        model = write_model(Path(home) / "model", **_SIZES)
+        with lab_of(Path(home) / "lab", model, serving_rows=asked.rows, serving_models=4) as lab:
+            ratios = [measure(lab, cases[name], asked) for name in asked.case or cases]
+    if max(ratios) > MOST:
+        raise SystemExit(1)
+
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+}
+
+
+def measure(lab: Lab, case: Case, asked: argparse.Namespace) -> float:
+    """Print what B's request takes alone and beside A's load, and return the ratio of the p99."""
+    alone, beside = list[float](), list[float]()
+    lab.key(LOUD)  # which threads of the load would make at the same time
+    with _quiet_client(lab) as ask:
+        ask(case.request, 3)  # starts the engine
+        for _ in range(asked.rounds):
+            alone += ask(case.request, asked.requests)
+            with case.load(lab):
+                beside += ask(case.request, asked.requests)
+    ratio = _p99(beside) / _p99(alone)
+    verdict = "" if ratio <= MOST else f", which is above {MOST:g}"
+    print(
+        f"{case.name}: alone median {statistics.median(alone):.3f} s, p99 {_p99(alone):.3f} s; beside median "
+        f"{statistics.median(beside):.3f} s, p99 {_p99(beside):.3f} s; ratio of p99 {ratio:.2f}{verdict}",
+        flush=True,
+    )
+    return ratio
+
+
+def _further_cases() -> Sequence[Case]:
+    """Return the cases of `benchmarks.noisy_edges`, where it is there."""
+    if importlib.util.find_spec("benchmarks.noisy_edges") is None:
+        return ()
+    found: Sequence[Case] = importlib.import_module("benchmarks.noisy_edges").CASES
+    return found
+
+
+@contextmanager
+def _quiet_client(lab: Lab) -> Iterator[Callable[[Request, int], list[float]]]:
+    """Yield a function that has B make a request so many times and returns the seconds of each."""
+    command = [sys.executable, "-c", _CLIENT, lab.key(QUIET, "customer", "admin")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def ask(request: Request, count: int) -> list[float]:
+            assert process.stdin
+            assert process.stdout
+            line = {"method": request.method, "url": f"{lab.url}{request.path}", "body": request.body}
+            process.stdin.write(json.dumps(line | {"status": request.status, "count": count}) + "\n")
+            process.stdin.flush()
+            times: list[float] = json.loads(process.stdout.readline())
+            return times
+
+        try:
+            yield ask
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _spinning_engines() -> Iterator[None]:
+    """Have engines started as `benchmarks.noisy_engine`, which knows a schema that never compiles."""
+    command = walls.behind
+    root = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def behind(found: walls.Walls, order: Sequence[str], *, talks: walls.Talks = "alone") -> list[str]:
+        own = ["benchmarks.noisy_engine" if each == "worker.engine" else each for each in order]
+        return command(found, own, talks=talks)
+
+    walls.behind = behind
+    try:
+        yield
+    finally:
+        walls.behind = command
+
+
+def _p99(times: Sequence[float]) -> float:
+    return sorted(times)[min(len(times) - 1, int(0.99 * len(times)))]
+
+
+if __name__ == "__main__":
+    main()

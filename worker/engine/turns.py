@@ -1,0 +1,219 @@
+"""Which replies have rows in the batch, and which wait: projects share the rows, and long replies take turns.
+
+While others write or wait, and for some steps after, a project has at most half of the rows. What it has beyond that
+is paused at once when another project comes. A reply that has written many tokens since its turn began gives its row to
+a project with fewer rows. A project's own replies do not push each other out. What was begun goes on before anything of
+the same project is begun, so that what is paused stays bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from worker.engine.batch import PausedRows, Reading
+from worker.engine.replies import Reply
+
+TURN_TOKENS = 64  # that a reply writes before it may have to wait for others
+_PROJECTS = 1000  # whose turns are remembered
+_PAUSED = 3  # times the rows of the batch: so many may be paused before nothing more is begun by pausing others
+
+
+@dataclass(eq=False, slots=True)
+class Prompt:
+    """A request's prompt in tokens, and the name of the adapter that reads it."""
+
+    ids: Sequence[int]
+    adapter: str
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """Replies that have rows, or wait for rows, together: one, or for recurrent models all of a request."""
+
+    replies: list[Reply]
+    project: str
+    prompt: Prompt
+    paused: PausedRows | None = None  # None before the first turn, and while it has rows
+    turn: int = 0  # tokens written since it got its rows
+
+    @property
+    def rows(self) -> int:
+        """How many rows it takes."""
+        return len(self.replies)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next tokens can be chosen now."""
+        return all(reply.form is None or reply.form.is_ready for reply in self.replies)
+
+
+@dataclass(eq=False, slots=True)
+class SeatedReading:
+    """A prompt that is being read for seats of one request."""
+
+    reading: Reading
+    seats: list[Seat]
+
+
+@dataclass(eq=False)
+class Turns:
+    """Who has rows: `seated` in the order of the batch's rows, `readings` whose rows are kept free, `lines` wait."""
+
+    most: int
+    is_whole: bool  # whether seats leave and join only all together, as a recurrent model needs it
+    seated: list[Seat] = field(default_factory=list)
+    readings: list[SeatedReading] = field(default_factory=list)
+    lines: dict[str, deque[Seat]] = field(default_factory=dict)
+    _steps: int = 0
+    _shared_at: int = -TURN_TOKENS  # the last step at which several projects wrote or waited
+    _turn_ends: dict[str, int] = field(default_factory=dict)  # counted, by project
+
+    @property
+    def replies(self) -> list[Reply]:
+        """The replies that have rows, in the order of the rows."""
+        return [reply for seat in self.seated for reply in seat.replies]
+
+    @property
+    def seats(self) -> list[Seat]:
+        """All seats, with rows or without."""
+        reading = [seat for each in self.readings for seat in each.seats]
+        return [*self.seated, *reading, *(seat for line in self.lines.values() for seat in line)]
+
+    @property
+    def adapters(self) -> set[str]:
+        """The adapters that replies are written with, or will be."""
+        return {seat.prompt.adapter for seat in self.seats}
+
+    def places(self, seats: Collection[Seat]) -> list[int]:
+        """Return the rows of seats in the batch."""
+        found, at = list[int](), 0
+        for seat in self.seated:
+            if seat in seats:
+                found += range(at, at + seat.rows)
+            at += seat.rows
+        return found
+
+    def wait(self, seat: Seat) -> None:
+        """Add a seat to the end of its project's line, or to the front where it was begun."""
+        line = self.lines.setdefault(seat.project, deque())
+        if seat.paused:
+            line.appendleft(seat)
+        else:
+            line.append(seat)
+
+    def next_seat(self, project: str) -> Seat | None:
+        """Return the first seat in a project's line that could go on now."""
+        return next((seat for seat in self.lines.get(project, ()) if seat.is_ready), None)
+
+    def take(self, project: str, room: int) -> list[Seat]:
+        """Remove and return the next seats of a project that go on together, of `room` rows at most."""
+        line, found = self.lines[project], list[Seat]()
+        for seat in [each for each in line if each.is_ready]:
+            is_alike = not found or (seat.paused is None and found[0].paused is None and seat.prompt is found[0].prompt)
+            if not is_alike or seat.rows > room:
+                break
+            found.append(seat)
+            room -= seat.rows
+            line.remove(seat)
+        if not line:
+            del self.lines[project]
+        return found
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Remove the seats of requests that are read or wait; those with rows leave with their rows."""
+        self.readings = [each for each in self.readings if each.seats[0].replies[0].id not in numbers]
+        for project, line in list(self.lines.items()):
+            self.lines[project] = stays = deque(seat for seat in line if seat.replies[0].id not in numbers)
+            if not stays:
+                del self.lines[project]
+
+    def end_turn(self, project: str) -> None:
+        """Let all other projects come before this one."""
+        ends = self._turn_ends
+        ends[project] = max(ends.values(), default=0) + 1
+        if len(ends) > _PROJECTS:
+            del ends[min(ends, key=self.last_turn)]
+
+    def last_turn(self, project: str) -> int:
+        """Return a number that is the larger the later a project has got rows; 0 if it never has."""
+        return self._turn_ends.get(project, 0)
+
+    def count_rows(self, project: str) -> int:
+        """Return how many rows a project has, those that are kept for prompts being read included."""
+        return sum(seat.rows for seat in self._with_rows() if seat.project == project)
+
+    @property
+    def free(self) -> int:
+        """How many rows nobody has."""
+        return self.most - sum(seat.rows for seat in self._with_rows())
+
+    def begin_step(self, waiting: Collection[str]) -> list[Seat]:
+        """Return the seats that are paused because their projects have more than half of the rows.
+
+        `waiting` are the projects that wait for rows.
+        """
+        self._steps += 1
+        if len({*waiting, *(seat.project for seat in self._with_rows())}) > 1:
+            self._shared_at = self._steps
+        if self.is_whole or not self._is_shared:
+            return []
+        found, held = list[Seat](), dict[str, int]()
+        for seat in sorted(self._with_rows(), key=lambda seat: seat.turn):
+            held[seat.project] = held.get(seat.project, 0) + 1
+            if held[seat.project] > self._half and seat in self.seated:
+                found.append(seat)
+        return found
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._steps - self._shared_at < TURN_TOKENS
+
+    @property
+    def _half(self) -> int:
+        return max(1, self.most // 2)
+
+    def plan_rows(self, project: str, wanted: int) -> tuple[int, list[Seat]]:
+        """Return how many of the `wanted` rows a project gets now, and which seats are paused for it."""
+        if self.is_whole:
+            return self._whole_room(project, wanted)
+        half, mine = self._half, self.count_rows(project)
+        most = min(wanted, (half if self._is_shared else self.most) - mine)
+        if most <= self.free:
+            return max(most, 0), []
+        paused = self._choose_paused(project, min(wanted, half - mine) - self.free, half)
+        return min(most, self.free + len(paused)), paused
+
+    def _whole_room(self, project: str, wanted: int) -> tuple[int, list[Seat]]:
+        """Return the same for a model whose batch is one request's: they take turns as a whole."""
+        if not self._with_rows():
+            return wanted, []
+        over = not self.readings and all(each.turn >= TURN_TOKENS and each.project != project for each in self.seated)
+        over = over and not self._is_full(project)
+        return (wanted, list(self.seated)) if over else (0, [])
+
+    def _choose_paused(self, project: str, needed: int, half: int) -> list[Seat]:
+        """Return seats of other projects that make room: what is beyond their half, then whose turn is over."""
+        if self._is_full(project):
+            return []
+        held = {each: self.count_rows(each) for each in {seat.project for seat in self.seated} - {project}}
+        mine, found = self.count_rows(project), list[Seat]()
+        for seat in sorted(self.seated, key=lambda seat: (-held.get(seat.project, 0), -seat.turn)):
+            if len(found) >= needed:
+                break
+            theirs = held.get(seat.project, 0)
+            is_beyond = theirs > half or (mine == 0 and theirs > 1 and not found)
+            if theirs and (is_beyond or (seat.turn >= TURN_TOKENS and theirs > mine + len(found))):
+                found.append(seat)
+                held[seat.project] -= 1
+        return found
+
+    def _is_full(self, project: str) -> bool:
+        """Whether so much is paused that nothing of a project may be begun by pausing more."""
+        first = self.next_seat(project)
+        paused = sum(seat.rows for line in self.lines.values() for seat in line if seat.paused)
+        return (first is None or first.paused is None) and paused >= _PAUSED * self.most
+
+    def _with_rows(self) -> list[Seat]:
+        return [*self.seated, *(seat for each in self.readings for seat in each.seats)]
