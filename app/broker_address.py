@@ -104,11 +104,16 @@ def read_broker_address(url: str) -> BrokerAddress:
     timeouts = {name: _read_timeout(name, arguments.pop(name)) for name in _TIMEOUTS if name in arguments}
     database = _read_database(parts, arguments.pop("db", None))
     tls = _read_tls(parts, arguments)
-    login = {"username": unquote(parts.username or "") or None, "password": unquote(parts.password or "") or None}
-    if parts.scheme == "unix":
-        return BrokerAddress(socket_path=_read_socket_path(parts), database=database, timeouts=timeouts, **login)
-    host = unquote(parts.hostname or "") or "localhost"
-    return BrokerAddress(host, port or _DEFAULT_PORT, None, **login, database=database, tls=tls, timeouts=timeouts)
+    return BrokerAddress(
+        host=unquote(parts.hostname or "") or "localhost",
+        port=port or _DEFAULT_PORT,
+        socket_path=_read_socket_path(parts) if parts.scheme == "unix" else None,
+        username=unquote(parts.username or "") or None,
+        password=unquote(parts.password or "") or None,
+        database=database,
+        tls=tls,
+        timeouts=timeouts,
+    )
 
 
 def _read_arguments(parts: SplitResult) -> dict[str, str]:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from secrets import token_hex
 
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from app import db, objects
@@ -122,14 +122,21 @@ def schema_state(settings: Settings) -> db.SchemaState:
     try:
         engine = db.make_engine(settings.database())
         try:
+            if faults := db.session_faults(engine):
+                raise Unfit(
+                    f"The database {_shown(url)} does not take what each transaction sets: {', '.join(faults)}."
+                )
             return db.schema_state(engine)
         finally:
             engine.dispose()
     except (OSError, DBAPIError) as error:
         why = str(getattr(error, "orig", error)).strip().splitlines()[0]
-        shown = url.render_as_string(hide_password=True)
         hint = _HINTS[url.get_backend_name()]
-        raise Unfit(f"The database {shown} cannot be used: {why}. {hint}") from None
+        raise Unfit(f"The database {_shown(url)} cannot be used: {why}. {hint}") from None
+
+
+def _shown(url: URL) -> str:
+    return url.render_as_string(hide_password=True)
 
 
 def check_storage(settings: Settings) -> None:

@@ -97,7 +97,21 @@ def database(settings: Settings) -> Iterator[Finding]:
             yield problem("schema", text, "install the version that made it, or a newer one")
     if settings.is_embedded() and url.database:
         yield _sqlite_writes(Path(url.database))
+    if not settings.is_embedded():
+        yield from _pooler(settings)
     yield _clock_of_database(settings)
+
+
+def _pooler(settings: Settings) -> Iterator[Finding]:
+    engine = db.make_engine(settings.database())
+    try:
+        if db.is_pooled(engine):
+            text = "one stands before the database: timeouts are set in each transaction, no statement is prepared"
+            yield note("pooler", text)
+    except DBAPIError as error:
+        yield problem("pooler", f"The database cannot be asked: {error.orig}.", "check the database's own log")
+    finally:
+        engine.dispose()
 
 
 def _has_database(settings: Settings) -> bool:
