@@ -26,6 +26,8 @@ _DEFAULT_PORT = 6379
 _MIN_SOCKET_TIMEOUT_S = 2.0  # Celery's blocking read alone takes one second
 _VERIFICATION = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 _YES_OR_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+Value = ssl.VerifyMode | bool | str | int | float | None  # of an argument of redis-py or Celery
+
 _REASONS = {  # why a query argument that redis-py knows is refused
     "protocol": "Celery cannot be told which protocol to speak; the server and the client agree on one",
     "username": "the user name is written before the host: redis://user:password@host",
@@ -44,7 +46,7 @@ class BrokerAddress:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     database: int = 0
-    tls: Mapping[str, Any] | None = None  # redis-py's `ssl_...` arguments; None: no TLS
+    tls: Mapping[str, Value] | None = None  # redis-py's `ssl_...` arguments; None: no TLS
     timeouts: Mapping[str, float] = field(default_factory=dict)  # redis-py's names for them, in seconds
 
     @property
@@ -52,9 +54,9 @@ class BrokerAddress:
         """Whether the server has to prove who it is, where TLS is asked for; without TLS there is nothing to verify."""
         return self.tls is None or self.tls["ssl_cert_reqs"] != ssl.CERT_NONE
 
-    def celery_settings(self, transport_options: Mapping[str, Any]) -> dict[str, Any]:
+    def celery_settings(self, transport_options: Mapping[str, Value]) -> dict[str, object]:
         """Return Celery's settings for this broker; timeouts of the address replace those of `transport_options`."""
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             "broker_url": self._kombu_url(),
             "broker_transport_options": {**transport_options, **self.timeouts},
         }
@@ -156,7 +158,7 @@ def _read_timeout(name: str, text: str) -> float:
     return seconds
 
 
-def _read_tls(parts: SplitResult, arguments: Mapping[str, str]) -> Mapping[str, Any] | None:
+def _read_tls(parts: SplitResult, arguments: Mapping[str, str]) -> Mapping[str, Value] | None:
     """Return redis-py's arguments for TLS. Certificate and host are verified unless the address says otherwise."""
     if parts.scheme != "rediss":
         if arguments:
@@ -196,7 +198,7 @@ def _refusal(fault: str) -> Unfit:
 
 
 _TIMEOUTS = {"health_check_interval": 0.0, "socket_connect_timeout": 0.1, "socket_timeout": _MIN_SOCKET_TIMEOUT_S}
-_TLS_ARGUMENTS: Mapping[str, Callable[[str, str], Any]] = {
+_TLS_ARGUMENTS: Mapping[str, Callable[[str, str], Value]] = {
     "ssl_ca_certs": _read_file,
     "ssl_certfile": _read_file,
     "ssl_cert_reqs": _read_verification,

@@ -12,7 +12,6 @@ from app.inference.protocol import Ask, Message
 from app.inference.schemas import choice
 from app.inference.turns import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart
 
-
 Included = Literal[  # OpenAI's list of what an answer may have beside its text
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
