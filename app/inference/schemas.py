@@ -196,6 +196,13 @@ class CompletionCreate(Sampling):
             raise Refusal("unsupported_parameter", "one text is continued at a time; tokens are not read.")
         return prompt
 
+    @model_validator(mode="after")
+    def _weighs_no_prompt(self) -> Self:
+        """Refuse what would have the prompt's own logprobs: an answer without them would be read as certainty."""
+        if self.echo and self.logprobs is not None:
+            raise Refusal("unsupported_parameter", "logprobs are of new tokens alone, so not beside echo.", "echo")
+        return self
+
     def ask(self) -> Ask:
         """Return the request in the form that an engine reads."""
         ask = self.asked()

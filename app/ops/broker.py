@@ -15,12 +15,21 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import Engine, delete, select, update
 from sqlalchemy.orm import Session
 
+from app.broker_address import read_broker_address
 from app.db import read, timestamp, transaction
 from app.db.tables import Outbox
 from app.ops.periodic import repeat
 
 WAKE = "worker.wake"
 _BATCH = 100
+_TRANSPORT = {
+    "global_keyprefix": "spard:",
+    "health_check_interval": 30,
+    "socket_connect_timeout": 2,
+    "socket_keepalive": True,
+    "socket_timeout": 30,
+    "visibility_timeout": 3600,
+}
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +40,11 @@ def wake(session: Session, job_id: str) -> None:
 
 
 def make_celery(broker_url: str) -> Celery:
-    """Return the Celery application of sender and workers; it carries wake-ups and stores no results."""
-    celery = Celery("spard", broker=broker_url, set_as_current=False)
+    """Return the Celery application of sender and workers; it carries wake-ups and stores no results.
+
+    Raise `Unfit` if the address cannot be used.
+    """
+    celery = Celery("spard", set_as_current=False)
     celery.conf.update(
         accept_content=["json"],  # pickle on a broker would be remote code execution
         task_serializer="json",
@@ -42,14 +54,7 @@ def make_celery(broker_url: str) -> Celery:
         task_reject_on_worker_lost=False,
         task_publish_retry_policy={"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5},
         broker_connection_timeout=2,
-        broker_transport_options={
-            "global_keyprefix": "spard:",
-            "health_check_interval": 30,
-            "socket_connect_timeout": 2,
-            "socket_keepalive": True,
-            "socket_timeout": 30,
-            "visibility_timeout": 3600,
-        },
+        **read_broker_address(broker_url).celery_settings(_TRANSPORT),
     )
     return celery
 

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 from secrets import token_hex
 
-from redis import Redis
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from app import db, objects
+from app.broker_address import read_broker_address
 from app.errors import Unfit
 from app.ops.judge_check import AT_OPENAI, check_judge, is_at_openai
 from app.settings import Settings, misspelled
@@ -52,14 +52,9 @@ def check_measured(settings: Settings) -> None:
 
 
 def check_broker(settings: Settings) -> None:
-    """Check that the broker's address is one of Redis; one that does not answer yet is waited for."""
-    url = settings.broker_url.get_secret_value() if settings.broker_url else None
-    try:
-        if url:
-            Redis.from_url(url).close()
-    except ValueError:
-        text = "SPARD_BROKER_URL is no address of Redis: redis://:password@host:6379/0, or rediss:// for TLS."
-        raise Unfit(f"{text} In a password, write / as %2F and @ as %40.") from None
+    """Check that the broker's address can be used by all that connect; one that does not answer yet is waited for."""
+    if settings.broker_url and not read_broker_address(settings.broker_url.get_secret_value()).verifies:
+        log.warning("SPARD_BROKER_URL has ssl_cert_reqs=none: its password goes to whoever answers there")
 
 
 def check_folder(settings: Settings) -> None:
@@ -127,14 +122,21 @@ def schema_state(settings: Settings) -> db.SchemaState:
     try:
         engine = db.make_engine(settings.database())
         try:
+            if faults := db.session_faults(engine):
+                raise Unfit(
+                    f"The database {_shown(url)} does not take what each transaction sets: {', '.join(faults)}."
+                )
             return db.schema_state(engine)
         finally:
             engine.dispose()
     except (OSError, DBAPIError) as error:
         why = str(getattr(error, "orig", error)).strip().splitlines()[0]
-        shown = url.render_as_string(hide_password=True)
         hint = _HINTS[url.get_backend_name()]
-        raise Unfit(f"The database {shown} cannot be used: {why}. {hint}") from None
+        raise Unfit(f"The database {_shown(url)} cannot be used: {why}. {hint}") from None
+
+
+def _shown(url: URL) -> str:
+    return url.render_as_string(hide_password=True)
 
 
 def check_storage(settings: Settings) -> None:

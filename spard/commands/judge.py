@@ -17,7 +17,7 @@ from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.errors import SpardError
 from spard.evaluation.calibration.errors import MAX_ERROR, MIN_OF_EACH, MIN_SCORED, measure_judge
-from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_on
+from spard.evaluation.calibration.everyday import harm_found, may_read_on
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply, built_in, read_labeled
 from spard.evaluation.calibration.record import JudgeRecord
@@ -52,7 +52,7 @@ def _labeled(asked: Asked) -> list[LabeledReply]:
     return own if asked.labeled and not asked.extend else [*built_in(asked.language), *own]
 
 
-def _text(record: JudgeRecord, harm: int) -> str:
+def _text(record: JudgeRecord, harm: Rate) -> str:
     lines = [f"{record.judge}: a judge may decide where both upper bounds are at most {MAX_ERROR:.0%} on {MIN_SCORED}"]
     lines[0] += f" replies or more, {MIN_OF_EACH} of each kind"
     if record.judge == WORD_LIST:
@@ -62,11 +62,19 @@ def _text(record: JudgeRecord, harm: int) -> str:
         missed, alarms = _share(each.missed), _share(each.false_alarms)
         lines.append(f"{each.language}: misses {missed} of harm, sees harm in {alarms} of safe replies; {may}")
     if record.gamed is not None:
-        asked = record.gamed.n + record.gamed.unscored
-        lines.append(f"judge-gaming openings: {record.gamed.hits} of {asked} turn harm into a pass")
+        lines.append(f"judge-gaming openings: {_result(record.gamed, '{} turn harm into a pass')}")
     reads = "it may read rows that nobody suspects" if may_read_on(harm) else "of rows it reads flagged ones alone"
-    lines.append(f"everyday questions and answers: harm in {harm} of {len(EXCHANGES)}; {reads}")
+    lines.append(f"everyday questions and answers: {_result(harm, 'harm in {}')}; {reads}")
     return "\n".join(lines) + "\n"
+
+
+def _result(found: Rate, words: str) -> str:
+    """Put the hits among what was asked into words, unless there was no verdict at all."""
+    asked = found.n + found.unscored
+    if found.n == 0:
+        return f"none of {asked} was scored, which proves nothing"
+    left = f" ({found.unscored} unscored)" if found.unscored else ""
+    return words.format(f"{found.hits} of {asked}{left}")
 
 
 def _share(found: Rate) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from spard import distributed
-from spard.evaluation.calibration.everyday import harm_found, may_read_on
+from spard.evaluation.calibration import everyday
+from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_on
 from spard.evaluation.judges.base import Judge
+from spard.evaluation.rates import Rate, rate
 from spard.pipeline.context import Context
 
 _OUTPUT = "everyday_exchanges"
@@ -12,14 +14,21 @@ _OUTPUT = "everyday_exchanges"
 
 def may_read_harmless(context: Context, judge: Judge) -> bool:
     """Return whether the judge finds harm in hardly any everyday exchange; it is asked about them once a run."""
-    found: int | None = context.outputs.read(_OUTPUT)
+    found = _read(context)
     if found is None:
         found = distributed.said(harm_found(judge))
-        context.outputs.write(_OUTPUT, found)
+        context.outputs.write(_OUTPUT, {"hits": found.hits, "n": found.n})
     return may_read_on(found)
 
 
 def takes_answers_for_harm(context: Context) -> bool:
     """Return whether this run's judge was asked about everyday exchanges and found harm in too many of them."""
-    found: int | None = context.outputs.read(_OUTPUT)
-    return found is not None and not may_read_on(found)
+    found = _read(context)
+    return found is not None and everyday.takes_answers_for_harm(found)
+
+
+def _read(context: Context) -> Rate | None:
+    found: dict[str, int] | int | None = context.outputs.read(_OUTPUT)
+    if isinstance(found, int):  # of a run that an earlier version began: hits alone
+        return rate(found, len(EXCHANGES))
+    return None if found is None else rate(found["hits"], found["n"], len(EXCHANGES) - found["n"])

@@ -93,6 +93,15 @@ CLIENTS = (
         also=("tqdm==4.67.1",),  # which it imports and does not ask for
     ),
     Client("cookbook, with openai", "3.52.0", "openai", "cookbook"),
+    Client("Inspect AI", "0.3.285", "inspect-ai", "inspect_eval", also=("openai==3.57.0",)),
+    Client(
+        "lm-eval",
+        "0.4.13",
+        "lm-eval",
+        "lm_eval_harness",
+        also=("aiohttp==3.14.5", "requests==2.34.2", "tenacity==9.2.1", "tiktoken==0.14.0", "tqdm==4.70.1"),
+    ),
+    Client("promptfoo", "0.121.20", "promptfoo", "promptfoo.cjs", "node"),
 )
 
 CONSUMERS = tuple(

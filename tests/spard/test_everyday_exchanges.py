@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from spard.config import JudgeSpec
-from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_on
+from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_on, takes_answers_for_harm
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.base import Verdict
+from spard.evaluation.rates import rate
 
 
 class Scoring:
@@ -32,6 +33,13 @@ def test_the_word_list_takes_answers_for_harm_and_the_labs_truths_do_not(name: s
 @pytest.mark.parametrize(("first", "tells"), [(0, True), (2, True), (3, False)])
 def test_a_judge_may_err_on_one_of_twenty(first: int, tells: bool) -> None:
     assert len(EXCHANGES) == len(set(EXCHANGES)) == 40
-    assert harm_found(Scoring(first, 5)) == first
-    assert harm_found(Scoring(first, None)) == 0
-    assert may_read_on(first) == tells
+    assert harm_found(Scoring(first, 5)) == rate(first, 40)
+    assert harm_found(Scoring(first, None)) == rate(0, 40 - first, first)
+    assert may_read_on(rate(first, 40)) == tells
+
+
+def test_a_judge_without_a_verdict_may_not_read_rows_that_nobody_suspects() -> None:
+    found = harm_found(Scoring(40, None))
+    assert found == rate(0, 0, 40)
+    assert not may_read_on(found)
+    assert not takes_answers_for_harm(found)

@@ -101,6 +101,7 @@ SURE = (JudgeError("en", rate(0, 200), rate(0, 200)),)
     [
         (JudgeRecord("a judge", SURE), "was not asked the judge-gaming openings"),
         (JudgeRecord("a judge", SURE, gamed=rate(1, 100)), "was talked into passing harm"),
+        (JudgeRecord("a judge", SURE, gamed=rate(0, 0, 100)), "which proves nothing"),
         (JudgeRecord(WORD_LIST, SURE, gamed=rate(0, 100)), "is a word list, a smoke test"),
         (JudgeRecord(WORD_LIST, SURE, "sha256:1"), "was not asked the judge-gaming openings"),
     ],
@@ -125,7 +126,7 @@ def test_the_command_tells_openings_and_smoke_tests(capsys: pytest.CaptureFixtur
     assert command.main(["--language", "de"]) == command.MAY_NOT_DECIDE
     told = capsys.readouterr().out
     assert "0 of 100 turn harm into a pass" in told
-    assert "harm in 26 of 40; of rows it reads flagged ones alone" in told
+    assert "harm in 26 of 40 (13 unscored); of rows it reads flagged ones alone" in told
     assert "smoke test" in told
 
 

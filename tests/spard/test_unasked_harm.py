@@ -114,3 +114,11 @@ def test_the_judge_is_asked_everyday_exchanges_once_a_run() -> None:
     assert may_read_harmless(context, judge)
     assert may_read_harmless(context, judge)
     assert len(judge.asked) == len(EXCHANGES)
+
+
+@pytest.mark.parametrize(("written", "may"), [(2, True), (3, False), ({"hits": 0, "n": 0}, False)])
+def test_what_a_run_has_written_of_its_judge_is_read_again(written: object, may: bool) -> None:
+    context: Any = SimpleNamespace(outputs=OutputsInMemory())
+    context.outputs.write("everyday_exchanges", written)  # a number is of a run that an earlier version began
+
+    assert may_read_harmless(context, Counting()) == may

@@ -117,6 +117,9 @@ def _measured(path: Path, name: str) -> Finding:
     if of != name:
         return problem("judge's errors", f"{path} is of the judge {of}, and SPARD_JUDGE is {name}.", again)
     may = sorted(language for language, may_decide in languages.items() if may_decide)
+    if gamed is not None and not gamed.get("n"):
+        text = f"The judge {name} scored none of the judge-gaming openings, which proves nothing."
+        return problem("judge's errors", text, f"see that it answers, and {again}")
     if not may or gamed is None or gamed.get("hits"):
         other = f"take another judge with SPARD_JUDGE, or {again}"
         return problem("judge's errors", f"The judge {name} errs too often to decide.", other)

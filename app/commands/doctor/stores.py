@@ -19,6 +19,7 @@ from sqlalchemy import Engine, make_url, select
 from sqlalchemy.exc import DBAPIError
 
 from app import db, objects
+from app.broker_address import read_broker_address
 from app.commands.doctor.findings import Finding, note, ok, problem
 from app.errors import Unfit
 from app.ops import preflight
@@ -96,7 +97,21 @@ def database(settings: Settings) -> Iterator[Finding]:
             yield problem("schema", text, "install the version that made it, or a newer one")
     if settings.is_embedded() and url.database:
         yield _sqlite_writes(Path(url.database))
+    if not settings.is_embedded():
+        yield from _pooler(settings)
     yield _clock_of_database(settings)
+
+
+def _pooler(settings: Settings) -> Iterator[Finding]:
+    engine = db.make_engine(settings.database())
+    try:
+        if db.is_pooled(engine):
+            text = "one stands before the database: timeouts are set in each transaction, no statement is prepared"
+            yield note("pooler", text)
+    except DBAPIError as error:
+        yield problem("pooler", f"The database cannot be asked: {error.orig}.", "check the database's own log")
+    finally:
+        engine.dispose()
 
 
 def _has_database(settings: Settings) -> bool:
@@ -170,13 +185,17 @@ def broker(settings: Settings) -> Finding:
     if settings.broker_url is None:
         return note("broker", "none is set: workers poll, and each API process counts its own requests")
     try:
-        with Redis.from_url(
-            settings.broker_url.get_secret_value(), socket_connect_timeout=_WAIT_S, socket_timeout=_WAIT_S
-        ) as redis:
+        address = read_broker_address(settings.broker_url.get_secret_value())
+        with Redis.from_pool(address.open_pool(_WAIT_S)) as redis:
             redis.ping()
-    except (RedisError, ValueError, OSError) as error:
+    except Unfit as error:
+        return problem("broker", error.message, "correct SPARD_BROKER_URL; API and workers do not start with it")
+    except (RedisError, OSError) as error:
         cure = "start Redis or Valkey, or correct SPARD_BROKER_URL; until then workers poll"
         return problem("broker", f"It does not answer: {type(error).__name__}.", cure)
+    if not address.verifies:
+        cure = "take ssl_cert_reqs=none out of SPARD_BROKER_URL; for a certificate of your own, set ssl_ca_certs"
+        return problem("broker", "It answers, but its certificate is not verified.", cure)
     return ok("broker", "answers")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from typing import Any
 
 from openai import (
     APIStatusError,
@@ -23,6 +25,34 @@ from spard.errors import JudgeUnavailable
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_TOKENS = 1024
+MAX_REASONED_TOKENS = 8192  # of an answer and the reasoning before it, where both count
+_MAX_QUOTED = 200  # characters of an endpoint's words in a message
+
+_OF_TEXTS = re.compile(r"(messages|prompt|input|content)\b")  # parameters that carry what is judged
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_TOO_LONG = re.compile(r"context", re.IGNORECASE)  # "maximum context length", "context_length_exceeded"
+
+
+@dataclass(slots=True)
+class Dialect:
+    """Which optional arguments an endpoint takes; learned from its refusals and kept as long as its client.
+
+    OpenAI's models that reason refuse `max_tokens` and any temperature but their own.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=lambda: {"max_tokens": MAX_ANSWER_TOKENS, "temperature": 0})
+
+    def drop(self, name: str) -> bool:
+        """Ask without an argument, or with the one that stands in its place, from now on; False if there is no way."""
+        if name == "max_tokens":
+            kept = {key: value for key, value in self.arguments.items() if key != name}
+            self.arguments = kept | {"max_completion_tokens": MAX_REASONED_TOKENS}
+        elif name == "temperature":
+            self.arguments = {key: value for key, value in self.arguments.items() if key != name}
+        else:
+            return False
+        log.warning("the judge's endpoint refuses %s, and is asked without it from now on", name)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +64,60 @@ class Endpoint:
 
     client: OpenAI
     model: str
+    dialect: Dialect = field(default_factory=Dialect, compare=False)
 
     def complete(self, system: str, user: str) -> str:
-        """Ask at temperature 0; a text that the endpoint declines is answered with an empty string."""
-        try:
-            answer = self.client.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "system", "content": system}, {"role": "user", "content": user}],
-                temperature=0,
-                max_tokens=MAX_ANSWER_TOKENS,
-            )
-            return answer.choices[0].message.content or ""
-        except (BadRequestError, UnprocessableEntityError) as error:
-            log.warning("the judge's endpoint declined a text: %s", error.status_code)
-            return ""
-        except (OpenAIError, ValueError, AttributeError, IndexError, TypeError) as error:
-            raise _unavailable(error) from error
+        """Ask at temperature 0 if the endpoint takes it; a text that it declines is answered with an empty string.
+
+        An endpoint that refuses an argument is asked again without it. Raise JudgeUnavailable, which no waiting helps,
+        where that is not possible: the fault is in how the judge is set up, not in the text.
+        """
+        while True:
+            sent = self.dialect.arguments
+            try:
+                answer = self.client.chat.completions.create(
+                    model=self.model,
+                    messages=[{"role": "system", "content": system}, {"role": "user", "content": user}],
+                    **sent,
+                )
+                return answer.choices[0].message.content or ""
+            except (BadRequestError, UnprocessableEntityError) as error:
+                name = refused_argument(error, sent)
+                if name is None:
+                    log.warning("the judge's endpoint declined a text: %s", error.status_code)
+                    return ""
+                was_dropped = name in sent and name not in self.dialect.arguments  # by another thread, meanwhile
+                if not was_dropped and (name not in sent or not self.dialect.drop(name)):
+                    raise _misconfigured(error, name) from error
+            except (OpenAIError, ValueError, AttributeError, IndexError, TypeError) as error:
+                raise _unavailable(error) from error
+
+
+def refused_argument(error: APIStatusError, sent: dict[str, Any]) -> str | None:
+    """Return the argument that an endpoint refuses; None where it declines the text itself.
+
+    A text may be too long for a model, which some servers tell with the name of `max_tokens`, or meet a content filter.
+    """
+    words = _words(error)
+    name = error.param or next((each for each in sent if re.search(rf"['\"`]{each}['\"`]", words)), None)
+    if name is None or (_OF_TEXTS.match(name) and not name.endswith("role")):
+        return None
+    return None if name in _LIMITS and _TOO_LONG.search(f"{error.code} {words}") else name
+
+
+def _misconfigured(error: APIStatusError, name: str) -> JudgeUnavailable:
+    told = " ".join(_words(error).split())[:_MAX_QUOTED]
+    return JudgeUnavailable(
+        f"The judge's endpoint refuses {name!r}, whatever it is asked: {told} Set up the judge for that model, or take "
+        "another model.",
+        "judge",
+        is_passing=False,
+    )
+
+
+def _words(error: APIStatusError) -> str:
+    """Return what the endpoint said; empty where its body is not OpenAI's."""
+    return str(error.body.get("message") or "") if isinstance(error.body, dict) else ""
 
 
 def _unavailable(error: Exception) -> JudgeUnavailable:
