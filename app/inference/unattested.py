@@ -19,7 +19,7 @@ from app.inference.clients import Clients
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Finish, Proof, Said, Token
 from app.inference.released import Released, Server
-from app.inference.vllm import completion_tokens
+from app.inference.vllm_writing import completion_tokens
 from app.settings import Settings
 
 log = logging.getLogger(__name__)
