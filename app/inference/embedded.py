@@ -18,6 +18,7 @@ from threading import Event, Lock, Thread
 from huggingface_hub import snapshot_download
 
 from app.catalog import weights
+from app.db import Begin
 from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
 from app.inference.engine_errors import base_model_changed, busy, engine_lost
@@ -78,6 +79,9 @@ class Embedded:
             await asyncio.wrap_future(self._keeper.submit(self._end_stale, _key(model), engine))
         log.error("the folder of %s has changed since it was added; put it back, or add it again", model.base)
         raise base_model_changed()
+
+    async def unload_withdrawn(self, begin: Begin) -> None:
+        """Nothing outlives its release here."""
 
     def pids(self) -> list[int]:
         """Return the numbers of the engines that run."""

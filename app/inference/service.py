@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol, cast
 
 from anyio import CancelScope, to_thread
@@ -139,6 +140,9 @@ class Engines(Protocol):
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
 
+    async def unload_withdrawn(self, begin: db.Begin) -> None:
+        """Have servers that are not ours forget the adapters of models that were withdrawn."""
+
     def pids(self) -> list[int]:
         """Return the numbers of processes of ours that run for it."""
 
@@ -146,14 +150,14 @@ class Engines(Protocol):
         """End what runs for it."""
 
 
-def engines_of(settings: Settings, storage: Storage, clients: Clients) -> Engines:
+def engines_of(settings: Settings, storage: Storage, clients: Clients, begin: db.Begin) -> Engines:
     """Return the engines that the settings name."""
     own = Embedded(settings, storage)
     if settings.serving_url is None:
         return own
     from app.inference.vllm import Vllm  # imports the client of OpenAI, which others do not need
 
-    return Vllm(settings, storage, own, clients)
+    return Vllm(settings, storage, own, clients, begin)
 
 
 class Serving:
@@ -162,7 +166,7 @@ class Serving:
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
         self.settings, self._engine, self._limits = settings, engine, limits
         self.clients = Clients()
-        self.engines = engines_of(settings, storage, self.clients)
+        self.engines = engines_of(settings, storage, self.clients, partial(db.transaction, engine))
         self._unattested: Engines | None = None
         self.watch = Watch(engine, settings)
 

@@ -17,6 +17,7 @@ from itertools import count
 from anyio import to_thread
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, NotFoundError
 
+from app.db import Begin
 from app.errors import AppError
 from app.inference.archives import NotServed
 from app.inference.clients import Clients
@@ -29,6 +30,7 @@ from app.inference.vllm_adapters import Adapters
 from app.inference.vllm_gate import Gate
 from app.inference.vllm_prompts import ReplyBounds, prompt_ids, spell, tokenizer_of
 from app.inference.vllm_server import NotServable, Server, ask_server, require_whole
+from app.inference.vllm_withdrawal import drop, withdrawn
 from app.inference.vllm_writing import Request, room_for, translate, write
 from app.settings import Settings
 from app.storage import Storage
@@ -42,10 +44,12 @@ _ASK_AGAIN_S = 60.0  # what the server is: it may have been started anew, with o
 class Vllm:
     """The server of `SPARD_SERVING_URL`; base models are there under their aliases."""
 
-    def __init__(self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients) -> None:
+    def __init__(
+        self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients, begin: Begin | None = None
+    ) -> None:
         self._settings, self._prover, self._clients = settings, prover, clients
         self._gate = Gate(settings.serving_adapters_dir)
-        self.adapters = Adapters(settings, storage, prover, self._gate)
+        self.adapters = Adapters(settings, storage, prover, self._gate, begin)
         self._numbers = count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, tuple[str, Stream]] = {}
@@ -64,7 +68,7 @@ class Vllm:
                 raise NotServable(why)
             proof = None
             for _ in range(_TRIES):
-                resident, is_new = await self.adapters.provide(client, model, tokenizer)
+                resident, is_new = await self.adapters.provide(client, model, project, tokenizer)
                 proof = resident.proof if is_new else proof
                 ids = await to_thread.run_sync(prompt_ids, tokenizer, ask, resident.mode)
                 bounds, room = ReplyBounds.of(tokenizer, ask), room_for(ids, ask, context)
@@ -94,10 +98,12 @@ class Vllm:
                 self._canary.cancel()
         self._prover.close()
 
-    async def unload(self, digest: str) -> None:
-        """Have the server forget an adapter, and remove its unpacked files."""
-        async with self._client() as client:
-            await self.adapters.unload(client, digest)
+    async def unload_withdrawn(self, begin: Begin) -> None:
+        """Have the server forget the adapters that were withdrawn, and remove their unpacked files."""
+        for digest in await to_thread.run_sync(withdrawn, begin, str(self._settings.serving_url)):
+            async with self._client() as client:
+                await self.adapters.unload(client, digest)
+            await to_thread.run_sync(drop, begin, str(self._settings.serving_url), digest)
 
     async def _ask_server(self, client: AsyncOpenAI) -> Server:
         if self._server is None or time.monotonic() - self._asked_at > _ASK_AGAIN_S:

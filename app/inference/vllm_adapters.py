@@ -13,6 +13,7 @@ from pathlib import Path
 from anyio import to_thread
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 
+from app.db import Begin
 from app.errors import AppError, Unavailable
 from app.files.tokenizer import LightTokenizer
 from app.inference import archives
@@ -21,21 +22,17 @@ from app.inference.embedded import Embedded
 from app.inference.engine_errors import engine_lost
 from app.inference.protocol import Proof
 from app.inference.released import Archive, Released
+from app.inference.vllm_answers import ask, expect, probe_rows
 from app.inference.vllm_gate import PAUSE_S, Gate
 from app.inference.vllm_probe import (
-    KNOWN,
     Answers,
-    Likely,
     check_adapter,
     check_base,
-    first_tokens,
-    probes,
     select_probes,
     strongest_probes,
 )
-from app.inference.vllm_prompts import prompt_ids
 from app.inference.vllm_server import ask_rank, require_loadable
-from app.inference.vllm_writing import PLAIN, completion_tokens
+from app.objects import served
 from app.settings import Settings
 from app.storage import Storage
 from spard.data.rendering import Mode
@@ -70,15 +67,18 @@ class Resident:
 class Adapters:
     """What one server holds, by names that follow from digests: nothing else ever has such a name."""
 
-    def __init__(self, settings: Settings, storage: Storage, own: Embedded, gate: Gate) -> None:
+    def __init__(self, settings: Settings, storage: Storage, own: Embedded, gate: Gate, begin: Begin | None) -> None:
         self._settings, self._storage, self._own, self._gate = settings, storage, own, gate
+        self._begin = begin
         self.residents: dict[str, Resident] = {}
         self._loads: dict[str, asyncio.Task[Resident]] = {}
         self._loader = asyncio.Lock()  # one load after the other
         self._max_rank: int | None = None
         self._is_rank_known = False
 
-    async def provide(self, client: AsyncOpenAI, model: Released, tokenizer: LightTokenizer) -> tuple[Resident, bool]:
+    async def provide(
+        self, client: AsyncOpenAI, model: Released, project: str, tokenizer: LightTokenizer
+    ) -> tuple[Resident, bool]:
         """Return a model that the server holds and that was proved, and whether that was done for this request."""
         name = name_of(model)
         if found := self.residents.get(name):
@@ -86,7 +86,7 @@ class Adapters:
         load = self._loads.get(name)
         is_first = load is None or load.done()
         if load is None or is_first:
-            load = self._loads[name] = asyncio.create_task(self._load(client, model, tokenizer))
+            load = self._loads[name] = asyncio.create_task(self._load(client, model, project, tokenizer))
         return await asyncio.shield(load), is_first
 
     def reset(self) -> None:
@@ -114,15 +114,16 @@ class Adapters:
         await to_thread.run_sync(partial(remove_folder, self._settings.serving_adapters_dir, digest))
         await _unload(client, name)
 
-    async def _load(self, client: AsyncOpenAI, model: Released, tokenizer: LightTokenizer) -> Resident:
+    async def _load(self, client: AsyncOpenAI, model: Released, project: str, tokenizer: LightTokenizer) -> Resident:
         name, archive = name_of(model), model.archive
         if archive is None:
             return await self._load_base(client, model, tokenizer)
+        await to_thread.run_sync(self._note, model, archive, project)
         folder, mode = await to_thread.run_sync(self._unpack, archive)
-        rows = await to_thread.run_sync(self._rows, tokenizer, mode)
+        rows = await to_thread.run_sync(probe_rows, tokenizer, mode)
         plain = replace(model, name=model.base, archive=None)
-        adapter, digest = await self._expect(model)
-        base, _ = await self._expect(plain)
+        adapter, digest = await expect(self._own, model, self._settings.serving_stall_s)
+        base, _ = await expect(self._own, plain, self._settings.serving_stall_s)
         if not digest:
             digest = str(json.loads((folder / MANIFEST).read_bytes()).get("tensor_digest", ""))
         resident = Resident(name, model.base, rows, Answers(base, adapter), mode)
@@ -149,13 +150,21 @@ class Adapters:
             log.error("after a load the server answers with other weights than before: %s", ", ".join(failed))
 
     async def _load_base(self, client: AsyncOpenAI, model: Released, tokenizer: LightTokenizer) -> Resident:
-        rows = await to_thread.run_sync(self._rows, tokenizer, None)
-        own, _ = await self._expect(model)
+        rows = await to_thread.run_sync(probe_rows, tokenizer, None)
+        own, _ = await expect(self._own, model, self._settings.serving_stall_s)
         resident = Resident(model.base, model.base, rows, Answers(own, own))
         async with self._gate.shared():
             check_base((await self._ask(client, resident)).base, own)
         self.residents[resident.name] = resident
         return resident
+
+    def _note(self, model: Released, archive: Archive, project: str) -> None:
+        """Store that the server is about to hold an adapter, so that whoever withdraws it has it unloaded."""
+        if self._begin is None:
+            return
+        facts = {"project_id": project, "job_id": archive.job_id, "model": model.name, "base": model.base}
+        with self._begin() as session:
+            served.note_adapter(session, server=str(self._settings.serving_url), sha256=archive.sha256, **facts)
 
     def _unpack(self, archive: Archive) -> tuple[Path, Mode | None]:
         """Return the folder of an adapter that the server may read, and the mode of thinking it was measured in."""
@@ -207,36 +216,14 @@ class Adapters:
             return resident.name
         return None
 
+    async def _ask(self, client: AsyncOpenAI, resident: Resident, places: list[int] | None = None) -> Answers:
+        rows = [resident.rows[i] for i in (range(len(resident.rows)) if places is None else places)]
+        return await ask(client, resident.base, resident.name, rows, self._settings.serving_stall_s)
+
     def _others(self, resident: Resident) -> list[Answers]:
         """Return what our engine answers with the other adapters to the same probes."""
         there = [each for each in self.residents.values() if each.name != resident.name and not each.is_base]
         return [each.own for each in there if each.base == resident.base and each.rows == resident.rows]
-
-    async def _expect(self, model: Released) -> tuple[list[Likely], str]:
-        """Return what our own engine answers to the probes, and the digest of the tensors if it has loaded them."""
-        found, digest = list[Likely](), ""
-        for ask in probes():
-            stream, _, proof = await self._own.start(model, "prover", {**ask, "adapter": model.adapter})
-            digest = proof["tensor_digest"] if proof else digest
-            found.append(await first_tokens(stream, self._settings.serving_stall_s))
-        return found, digest
-
-    def _rows(self, tokenizer: LightTokenizer, mode: Mode | None) -> list[list[int]]:
-        return [prompt_ids(tokenizer, ask, mode) for ask in probes()]
-
-    async def _ask(self, client: AsyncOpenAI, resident: Resident, places: list[int] | None = None) -> Answers:
-        """Return the server's likeliest first tokens, of the base model and of the resident."""
-        rows = [resident.rows[i] for i in (range(len(resident.rows)) if places is None else places)]
-        names = [resident.base] if resident.is_base else [resident.base, resident.name]
-        asked = [_likely(client, name, row) for name in names for row in rows]
-        timeout = self._settings.serving_stall_s
-        try:
-            found = await asyncio.wait_for(asyncio.gather(*asked), timeout)
-        except APIStatusError as error:
-            raise NotServed(f"The server does not answer the probes: {error.message[:200]}") from None
-        except (APIConnectionError, TimeoutError):
-            raise engine_lost() from None
-        return Answers(found[: len(rows)], found[-len(rows) :])
 
 
 def name_of(model: Released) -> str:
@@ -258,13 +245,3 @@ async def _unload(client: AsyncOpenAI, name: str) -> None:
             await client.post("/unload_lora_adapter", cast_to=str, body={"lora_name": name})
     except APIConnectionError:
         raise engine_lost() from None
-
-
-async def _likely(client: AsyncOpenAI, name: str, row: list[int]) -> Likely:
-    """Return the likeliest first tokens after a prompt; an end token is one of them."""
-    body = {**PLAIN, "ignore_eos": True, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
-    answer = await client.completions.create(
-        model=name, prompt=row, max_tokens=1, temperature=0, logprobs=KNOWN, extra_body=body
-    )
-    tokens = completion_tokens(answer.choices[0].logprobs)
-    return {each["token"]: each["logprob"] for each in tokens[0]["top_logprobs"]} if tokens else {}
