@@ -8,9 +8,12 @@ same signed bytes on this machine: when an adapter is loaded, after each further
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
+from collections import OrderedDict
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -28,6 +31,7 @@ from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.inference.vllm_adapters import Adapters
 from app.inference.vllm_gate import Gate
+from app.inference.vllm_probe import probes
 from app.inference.vllm_prompts import ReplyBounds, prompt_ids, spell, tokenizer_of
 from app.inference.vllm_server import NotServable, Server, ask_server, require_whole
 from app.inference.vllm_withdrawal import drop, withdrawn
@@ -37,6 +41,7 @@ from app.storage import Storage
 
 log = logging.getLogger(__name__)
 
+_SCHEMAS = 256  # that are remembered
 _TRIES = 3  # to find an adapter in the server that others push out at the same time
 _ASK_AGAIN_S = 60.0  # what the server is: it may have been started anew, with other limits
 
@@ -50,6 +55,7 @@ class Vllm:
         self._settings, self._prover, self._clients = settings, prover, clients
         self._gate = Gate(settings.serving_adapters_dir)
         self.adapters = Adapters(settings, storage, prover, self._gate, begin)
+        self._schemas: OrderedDict[str, None] = OrderedDict()  # that replies can be held to
         self._numbers = count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, tuple[str, Stream]] = {}
@@ -66,6 +72,7 @@ class Vllm:
             context = server.context(model.base)
             if model.adapter and (why := server.refuse_adapters()):
                 raise NotServable(why)
+            await self._check_schema(model, ask)
             proof = None
             for _ in range(_TRIES):
                 resident, is_new = await self.adapters.provide(client, model, project, tokenizer)
@@ -104,6 +111,19 @@ class Vllm:
             async with self._client() as client:
                 await self.adapters.unload(client, digest)
             await to_thread.run_sync(drop, begin, str(self._settings.serving_url), digest)
+
+    async def _check_schema(self, model: Released, ask: Ask) -> None:
+        """Refuse a schema that our own engine cannot hold a reply to: the server answers some of these unheld."""
+        if ask["json_schema"] is None:
+            return
+        key = json.dumps([model.base, ask["json_schema"]])
+        if key not in self._schemas:
+            first: Ask = {**probes()[0], "json_schema": ask["json_schema"], "top_logprobs": None}
+            stream, _, _ = await self._prover.start(replace(model, name=model.base, archive=None), "prover", first)
+            stream.cancel()
+            self._schemas[key] = None
+            if len(self._schemas) > _SCHEMAS:
+                self._schemas.popitem(last=False)
 
     async def _ask_server(self, client: AsyncOpenAI) -> Server:
         if self._server is None or time.monotonic() - self._asked_at > _ASK_AGAIN_S:

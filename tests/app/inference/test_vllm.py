@@ -105,6 +105,17 @@ def test_a_schema_is_passed_on(served_lab: Lab, server: Vllm) -> None:
     assert ask["response_format"]["json_schema"]["schema"] == schema["schema"]
 
 
+@pytest.mark.parametrize("schema", [{"not": {"type": "string"}}, {"type": "string", "pattern": "(?=a)b"}])
+def test_a_schema_that_no_reply_can_be_held_to_never_reaches_the_server(
+    served_lab: Lab, server: Vllm, schema: dict[str, Any]
+) -> None:
+    client: Any = served_lab.client()
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    error = refusal(lambda: client.chat.completions.create(model="tiny", **ASK, response_format=form))
+    assert (error.status_code, error.code) == (400, "invalid_json_schema")
+    assert not answers(server)
+
+
 def test_equal_replies_come_as_copies(served_lab: Lab, server: Vllm) -> None:
     client: Any = served_lab.client()
     one = client.chat.completions.create(model="tiny", **ASK)
