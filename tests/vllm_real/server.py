@@ -49,6 +49,11 @@ def _name_distribution(python: Path) -> None:
     (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n")
 
 
+def _environment() -> dict[str, str]:
+    """Return the server's environment. An empty CUDA_VISIBLE_DEVICES would have it use Triton, which has no CPU."""
+    return {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | _ENVIRONMENT
+
+
 @contextmanager
 def run_server(python: Path, model: Path, log: Path, *options: str) -> Iterator[str]:
     """Serve a model under the name `tiny` while the block runs; yield its address."""
@@ -58,9 +63,7 @@ def run_server(python: Path, model: Path, log: Path, *options: str) -> Iterator[
     fixed += ["--max-lora-rank", "16", "--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1"]
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *fixed, *options]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--port", str(port)], env=os.environ | _ENVIRONMENT, stdout=output, stderr=output
-        )
+        process = subprocess.Popen([*command, "--port", str(port)], env=_environment(), stdout=output, stderr=output)
         try:
             _wait(process, f"http://127.0.0.1:{port}/version", log)
             yield f"http://127.0.0.1:{port}/v1"
