@@ -12,7 +12,7 @@ LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests
   tests/legacy/test_goes_on.py tests/legacy/test_side_by_side.py tests/test_demo.py \
   tests/worker/test_nodes.py
 
-.PHONY: help setup demo test gpu coverage soak clients check docs house mutants lock clean
+.PHONY: help setup demo test vllm gpu coverage soak clients check docs house mutants lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ soak: setup  ## run the long tests at full length (1,000 faults, 200 kills) and 
 
 clients: setup  ## install and run other people's clients against the service; ONLY=KEYS INFERENCE=1 WRITE=1
 	$(BIN)/python -m tests.clients $(if $(ONLY),--only $(ONLY)) $(if $(INFERENCE),--with-inference) $(if $(WRITE),--write)
+
+vllm: setup  ## run the serving path through a real vLLM for CPUs, in an environment of its own (downloads 1 GB)
+	$(BIN)/python -m tests.vllm_real
 
 gpu: setup  ## run the tests that need a GPU
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -rs tests/spard/test_on_gpu.py tests/app/inference/test_engine_on_gpu.py

@@ -35,6 +35,7 @@ from app.http.validation_errors import first_fault
 from app.inference import lost_calls
 from app.inference.call_leases import ledger_folder
 from app.inference.service import Serving
+from app.inference.vllm_withdrawal import unload_withdrawn
 from app.jobs import later_audits, reaper
 from app.jobs.stream import Streams
 from app.keys import service as keys
@@ -137,7 +138,10 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
     ]
     loop, streams = asyncio.get_running_loop(), app.state.streams
-    watch = loop.create_task(app.state.saturation.watch())
+    watches = [
+        loop.create_task(app.state.saturation.watch()),
+        loop.create_task(unload_withdrawn(app.state.serving, app.state.engine)),
+    ]
     when_told_to_stop(lambda: loop.call_soon_threadsafe(lambda: loop.create_task(streams.close())))
     for thread in threads:
         thread.start()
@@ -145,7 +149,8 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         stop.set()
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
         end = time.monotonic() + _JOIN_S
         for thread in threads:  # one may wait for a storage that does not answer: what it does can be cut off anywhere
             thread.join(max(0.0, end - time.monotonic()))

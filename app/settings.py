@@ -109,6 +109,8 @@ class Settings(BaseSettings):
     serving_url: str | None = None  # of a vLLM server that answers instead, with /v1; None: engines of this process
     serving_api_key: SecretStr | None = None
     serving_adapters_dir: Path | None = None  # that the API writes and that server reads, under the same path
+    serving_drain_s: float = Field(default=30.0, gt=0, le=3600)  # that a load waits for running replies to end
+    serving_canary_s: float = Field(default=15.0, gt=0, le=3600)  # between two looks at which weights answer there
     unattested_api_key: SecretStr | None = None  # of servers that a policy names as not attested
     guard_api_key: SecretStr | None = None  # of the moderation endpoint that a policy names
     max_reply_tokens: int = Field(default=16_384, ge=1)  # of one reply

@@ -26,6 +26,7 @@ from app.jobs import service as jobs
 from app.jobs.checkpoint_models import OwnModel
 from app.jobs.deleted_schemas import ModelDeleted
 from app.keys.service import Principal
+from app.objects import served
 from app.policies import service as policies
 from app.storage import Storage
 
@@ -84,9 +85,12 @@ def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) ->
     """Delete a fine-tuned model, or the weights of a checkpoint, whose numbers stay."""
     with begin() as session:
         is_checkpoint = _forget_weights(session, project_id, model)
+        found = checkpoint_models.named(session, project_id, model)
     if not is_checkpoint:
         return erasure.delete_model(storage, begin, project_id, model)
     objects.perform(storage, begin, model)
+    if found is not None:
+        served.require_unloaded(begin, found[0].id)
     return ModelDeleted(id=model)
 
 
@@ -155,6 +159,7 @@ def _forget_weights(session: Session, project_id: str, model: str) -> bool:
     lineage.check_unneeded(session, job)
     size = checkpoint.bytes or 0
     objects.condemn(session, found[1].storage_key, project_id=project_id, subject=model, bytes=size)
+    served.condemn_job(session, job.id, checkpoint.sha256)
     checkpoint.storage_key = checkpoint.sha256 = checkpoint.bytes = None
     audit_log.record(session, "model.deleted", checkpoint.id)
     return True

@@ -100,6 +100,10 @@ class LightTokenizer:
         found: list[int] = self._tokens.encode("").ids[:1]
         return found
 
+    def token_name(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it; empty where it has none of this number."""
+        return self._tokens.id_to_token(token_id) or ""
+
     def piece(self, token_id: int) -> str:
         """Return a token as readable text."""
         text: str = self._tokens.decode([token_id], skip_special_tokens=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from app.db import Begin
 from app.inference.clients import Clients
 from app.inference.embedded import Embedded
 from app.inference.engine_process import Stream
@@ -19,6 +20,9 @@ class Engines(Protocol):
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
 
+    async def unload_withdrawn(self, begin: Begin) -> None:
+        """Have servers that are not ours forget the adapters of models that were withdrawn."""
+
     def pids(self) -> list[int]:
         """Return the numbers of processes of ours that run for it."""
 
@@ -26,11 +30,11 @@ class Engines(Protocol):
         """End what runs for it."""
 
 
-def engines_of(settings: Settings, storage: Storage, clients: Clients) -> Engines:
+def engines_of(settings: Settings, storage: Storage, clients: Clients, begin: Begin) -> Engines:
     """Return the engines that the settings name."""
     own = Embedded(settings, storage)
     if settings.serving_url is None:
         return own
     from app.inference.vllm import Vllm  # imports the client of OpenAI, which others do not need
 
-    return Vllm(settings, storage, own, clients)
+    return Vllm(settings, storage, own, clients, begin)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 from anyio import CancelScope, to_thread
@@ -165,7 +166,7 @@ class Serving:
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
         self.settings, self._engine, self._limits = settings, engine, limits
         self.clients = Clients()
-        self.engines = engines_of(settings, storage, self.clients)
+        self.engines = engines_of(settings, storage, self.clients, partial(db.transaction, engine))
         self._unattested: Engines | None = None
         self.watch, self.leases = Watch(engine, settings), CallLeases(engine, settings)
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from openai import APIConnectionError, APIError, APIStatusError
 
+from app.db import Begin
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from app.inference.clients import Clients
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Finish, Proof, Said, Token
 from app.inference.released import Released, Server
-from app.inference.vllm import completion_tokens
+from app.inference.vllm_writing import completion_tokens
 from app.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ class Unattested:
         stream = Stream(next(self._numbers), self._cancel)
         self._running[stream.number] = asyncio.create_task(self._write(stream, model.server, ask))
         return stream, 0, None
+
+    async def unload_withdrawn(self, begin: Begin) -> None:
+        """Nothing outlives its release here."""
 
     def pids(self) -> list[int]:
         """Return nothing: the servers are not ours."""

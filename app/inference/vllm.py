@@ -1,9 +1,8 @@
 """A vLLM server of the provider's as the engine: it gets tokens, loads adapters by name, and each load is proved.
 
 Prompts are rendered here, with the model's own chat template and control tokens in texts as text, as in training and
-audit; the server sees token ids. What it answers with an adapter is compared with what an engine of our own answers,
-which loads the same signed bytes on this machine: servers that load adapters while they run have answered with another
-one's, or with none.
+audit; the server sees token ids. What it answers is compared with what an engine of our own answers, which loads the
+same signed bytes on this machine: when an adapter is loaded, after each further load, and now and then while it serves.
 """
 
 from __future__ import annotations
@@ -11,58 +10,88 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
+from collections import OrderedDict
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 from anyio import to_thread
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, NotFoundError
 
-from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
-from app.files.tokenizer import LightTokenizer
-from app.inference import archives
+from app.db import Begin
+from app.errors import AppError
 from app.inference.archives import NotServed
 from app.inference.clients import Clients
 from app.inference.embedded import Embedded
-from app.inference.engine_errors import engine_lost
+from app.inference.engine_errors import busy, engine_lost
 from app.inference.engine_process import Stream
-from app.inference.protocol import Ask, Proof, Said, Token
+from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
-from app.inference.vllm_probe import KNOWN, Comparison, Likely, first_tokens, probes
-from app.inference.vllm_prompts import ReplyBounds, prompt_ids, tokenizer_of
+from app.inference.vllm_adapters import Adapters
+from app.inference.vllm_gate import Gate
+from app.inference.vllm_probe import probes
+from app.inference.vllm_prompts import ReplyBounds, prompt_ids, spell, tokenizer_of
+from app.inference.vllm_server import NotServable, Server, ask_server, require_whole
+from app.inference.vllm_withdrawal import drop, withdrawn
+from app.inference.vllm_writing import Request, room_for, translate, write
 from app.settings import Settings
 from app.storage import Storage
-from spard.data.opening import Opening
-from spard.data.rendering import Mode
-from spard.digests import MANIFEST
 
 log = logging.getLogger(__name__)
+
+_SCHEMAS = 256  # that are remembered
+_TRIES = 3  # to find an adapter in the server that others push out at the same time
+_ASK_AGAIN_S = 60.0  # what the server is: it may have been started anew, with other limits
 
 
 class Vllm:
     """The server of `SPARD_SERVING_URL`; base models are there under their aliases."""
 
-    def __init__(self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients) -> None:
-        self._settings, self._storage, self._prover, self._clients = settings, storage, prover, clients
-        self._loads: dict[str, asyncio.Task[Proof]] = {}  # by the adapter's name there, which its digest gives
+    def __init__(
+        self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients, begin: Begin | None = None
+    ) -> None:
+        self._settings, self._prover, self._clients = settings, prover, clients
+        self._gate = Gate(settings.serving_adapters_dir)
+        self.adapters = Adapters(settings, storage, prover, self._gate, begin)
+        self._schemas: OrderedDict[str, None] = OrderedDict()  # that replies can be held to
         self._numbers = count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._modes: dict[str, Mode | None] = {}  # of thinking that adapters were measured in, by their names there
+        self._streams: dict[int, tuple[str, Stream]] = {}
+        self._server: Server | None = None
+        self._asked_at = 0.0
+        self._canary: asyncio.Task[None] | None = None
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
+        require_whole(model)
         tokenizer = await to_thread.run_sync(tokenizer_of, model)
-        name, proof = model.base, None
-        if model.adapter:
-            name = f"spard-{model.adapter[:24]}"
-            is_new = name not in self._loads
-            loaded = await self._loaded(name, model, tokenizer)
-            proof = loaded if is_new else None
-        ids = await to_thread.run_sync(prompt_ids, tokenizer, ask, self._modes.get(name))
-        stream, bounds = Stream(next(self._numbers), self._cancel), ReplyBounds.of(tokenizer, ask)
-        self._running[stream.number] = asyncio.create_task(self._write(stream, name, ids, bounds, ask))
+        async with self._client() as client:
+            server = await self._ask_server(client)
+            context = server.context(model.base)
+            if model.adapter and (why := server.refuse_adapters()):
+                raise NotServable(why)
+            await self._check_schema(model, ask)
+            proof = None
+            for _ in range(_TRIES):
+                resident, is_new = await self.adapters.provide(client, model, project, tokenizer)
+                proof = resident.proof if is_new else proof
+                ids = await to_thread.run_sync(prompt_ids, tokenizer, ask, resident.mode)
+                bounds, room = ReplyBounds.of(tokenizer, ask), room_for(ids, ask, context)
+                await self._gate.enter()
+                if self.adapters.residents.get(resident.name) is resident:
+                    break
+                self._gate.leave()  # it lost its place while this waited for its turn
+            else:
+                raise busy("Too many adapters are asked for at the moment.")
+        stream = Stream(next(self._numbers), self._cancel)
+        request = Request(stream.number, resident.name, ids, bounds, ask, room, partial(spell, tokenizer))
+        resident.is_used = True
+        self._streams[stream.number] = resident.name, stream
+        self._running[stream.number] = task = asyncio.create_task(self._write(stream, request))
+        task.add_done_callback(lambda _: self._end(stream.number))
+        self._watch()
         return stream, len(ids), proof
 
     def pids(self) -> list[int]:
@@ -70,121 +99,83 @@ class Vllm:
         return []
 
     def close(self) -> None:
-        """End the engine that proves what the server has loaded."""
+        """End the engine that proves what the server has loaded, and the looks at it."""
+        if self._canary is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                self._canary.cancel()
         self._prover.close()
 
-    async def _loaded(self, name: str, model: Released, tokenizer: LightTokenizer) -> Proof:
-        """Return the proof of an adapter that the server has; one that was not proved is tried at the next request."""
-        if name not in self._loads:
-            self._loads[name] = asyncio.create_task(self._load(name, model, tokenizer))
-        try:
-            return await asyncio.shield(self._loads[name])
-        except Exception:
-            self._loads.pop(name, None)
-            raise
+    async def unload_withdrawn(self, begin: Begin) -> None:
+        """Have the server forget the adapters that were withdrawn, and remove their unpacked files."""
+        for digest in await to_thread.run_sync(withdrawn, begin, str(self._settings.serving_url)):
+            async with self._client() as client:
+                await self.adapters.unload(client, digest)
+            await to_thread.run_sync(drop, begin, str(self._settings.serving_url), digest)
 
-    def _forget(self, name: str) -> None:
-        """Have an adapter loaded and proved again at the next request; one that is being loaded is left alone."""
-        if name in self._loads and self._loads[name].done():
-            del self._loads[name]
+    async def _check_schema(self, model: Released, ask: Ask) -> None:
+        """Refuse a schema that our own engine cannot hold a reply to: the server answers some of these unheld."""
+        if ask["json_schema"] is None:
+            return
+        key = json.dumps([model.base, ask["json_schema"]])
+        if key not in self._schemas:
+            first: Ask = {**probes()[0], "json_schema": ask["json_schema"], "top_logprobs": None}
+            stream, _, _ = await self._prover.start(replace(model, name=model.base, archive=None), "prover", first)
+            stream.cancel()
+            self._schemas[key] = None
+            if len(self._schemas) > _SCHEMAS:
+                self._schemas.popitem(last=False)
 
-    async def _load(self, name: str, model: Released, tokenizer: LightTokenizer) -> Proof:
-        archive, root = model.archive, self._settings.serving_adapters_dir
-        if archive is None or root is None:
-            raise Unavailable("SPARD_SERVING_ADAPTERS_DIR names no folder that the server reads.", code="no_engine")
-        folder = Path(root) / archive.sha256
-        await to_thread.run_sync(partial(archives.fetch, self._storage, self._settings, archive, folder))
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        self._modes[name] = (manifest.get("rendering") or {}).get("asked")
-        if "system_prompt" in manifest:
-            raise NotServed("The adapter is defended by a system prompt, which such a server does not add.")
-        async with self._client() as client:
-            with suppress(APIStatusError):  # it was not there
-                await client.post("/unload_lora_adapter", cast_to=str, body={"lora_name": name})
-            try:
-                body = {"lora_name": name, "lora_path": str(folder)}
-                await client.post("/load_lora_adapter", cast_to=str, body=body)
-            except APIStatusError as error:
-                raise NotServed(f"The server does not load the adapter: {error.message[:200]}") from None
-        return await self._proved(model, name, tokenizer)
+    async def _ask_server(self, client: AsyncOpenAI) -> Server:
+        if self._server is None or time.monotonic() - self._asked_at > _ASK_AGAIN_S:
+            self._server, self._asked_at = await ask_server(client), time.monotonic()
+        return self._server
 
-    async def _proved(self, model: Released, name: str, tokenizer: LightTokenizer) -> Proof:
-        """Raise `NotServed` unless the server's first tokens are those of the adapter, and not of the base model."""
-        base, digest, comparison = replace(model, name=model.base, archive=None), "", Comparison()
-        for ask in probes():
-            own, proof = await self._expected(model, ask)
-            without, _ = await self._expected(base, ask)
-            digest = proof["tensor_digest"] if proof else digest
-            stream = Stream(next(self._numbers), self._cancel)
-            ids = prompt_ids(tokenizer, ask, self._modes.get(name))
-            task = asyncio.create_task(self._write(stream, name, ids, ReplyBounds.of(tokenizer, ask), ask))
-            comparison.add(await first_tokens(stream, self._settings.serving_stall_s), own, without)
-            await task
-        comparison.check()
-        return {
-            "tensor_digest": digest,
-            "max_difference": comparison.to_adapter,
-            "difference_to_base": comparison.to_base,
-        }
+    def _forget_server(self) -> None:
+        self._server = None
+        self.adapters.reset()
 
-    async def _expected(self, model: Released, ask: Ask) -> tuple[Likely, Proof | None]:
-        asked: Ask = {**ask, "adapter": model.adapter, "top_logprobs": KNOWN}
-        stream, _, proof = await self._prover.start(model, "prover", asked)
-        return await first_tokens(stream, self._settings.serving_stall_s), proof
-
-    async def _write(self, stream: Stream, name: str, ids: list[int], bounds: ReplyBounds, ask: Ask) -> None:
-        """Pass on what the server says, in the engines' own words."""
+    async def _write(self, stream: Stream, request: Request) -> None:
+        """Pass on what the server says; others may load adapters when it has ended."""
         try:
             async with self._client() as client:
-                await self._pass_on(client, stream, name, ids, bounds, ask)
+                async for said in write(client, request):
+                    stream.put(said)
         except APIStatusError as error:
             if error.status_code == NotFoundError.status_code:  # it was started anew since, and has no adapters
-                self._forget(name)
-            stream.put(_translated(error))
+                self.adapters.forget(request.name)
+                self._forget_server()
+            log.warning("the server answers %d: %s", error.status_code, error.message[:300])
+            stream.put(translate(error))
         except APIConnectionError:
+            self._forget_server()
             stream.put(engine_lost())
-        finally:
-            self._running.pop(stream.number, None)
+        except AppError as error:
+            stream.put(error)
 
-    async def _pass_on(
-        self, client: AsyncOpenAI, stream: Stream, name: str, ids: list[int], bounds: ReplyBounds, ask: Ask
-    ) -> None:
-        written, openings = 0, [Opening(bounds.opening) for _ in range(ask["n"])]
-        chunks = await client.completions.create(
-            model=name,
-            prompt=ids,
-            stream=True,
-            stream_options={"include_usage": True},
-            n=ask["n"],
-            max_tokens=ask["max_tokens"],
-            temperature=ask["temperature"],
-            top_p=ask["top_p"],
-            presence_penalty=ask["presence_penalty"],
-            frequency_penalty=ask["frequency_penalty"],
-            seed=ask["seed"],
-            stop=ask["stop"] or None,
-            logprobs=ask["top_logprobs"],
-            extra_body={
-                "stop_token_ids": bounds.ends,
-                "skip_special_tokens": False,
-                "return_tokens_as_token_ids": ask["as_ids"],
-                **_form(ask),
-            },
-        )
-        counts = [0] * ask["n"]
-        async for chunk in chunks:
-            written = chunk.usage.completion_tokens if chunk.usage else written
-            for choice in chunk.choices:
-                tokens = completion_tokens(choice.logprobs) if choice.logprobs else []
-                counts[choice.index] += max(1, len(tokens))
-                text = openings[choice.index].cut(choice.text, is_last=bool(choice.finish_reason))
-                said: Said = {"kind": "piece", "id": stream.number, "index": choice.index, "text": text}
-                said["finish"] = (
-                    "length" if choice.finish_reason == "length" else "stop" if choice.finish_reason else None
-                )
-                said["tokens"], said["reply_tokens"] = tokens, counts[choice.index]
-                stream.put(said)
-        stream.put({"kind": "done", "id": stream.number, "reply_tokens": written or sum(counts)})
+    def _end(self, number: int) -> None:
+        """Let others load adapters, for one reply less; called however its task has ended."""
+        self._gate.leave()
+        self._running.pop(number, None)
+        self._streams.pop(number, None)
+
+    def _watch(self) -> None:
+        """Look now and then at what answers, as long as there is an event loop."""
+        if self._canary is None or self._canary.done():
+            self._canary = asyncio.create_task(self._look_again())
+
+    async def _look_again(self) -> None:
+        while any(each.is_used for each in self.adapters.residents.values()) or self._running:
+            await asyncio.sleep(self._settings.serving_canary_s)
+            try:
+                async with self._client() as client, self._gate.shared():
+                    failed = await self.adapters.prove_again(client)
+            except Exception:  # nobody else looks
+                log.exception("what the server answers with cannot be looked at")
+                continue
+            for name, stream in list(self._streams.values()):
+                if name in failed:
+                    stream.put(NotServed("The server answered with other weights than were proved; try again."))
+                    stream.cancel()
 
     def _client(self) -> AbstractAsyncContextManager[AsyncOpenAI]:
         key = self._settings.serving_api_key
@@ -194,36 +185,3 @@ class Vllm:
         task = self._running.pop(number, None)
         if task:
             task.cancel()
-
-
-def _form(ask: Ask) -> dict[str, object]:
-    """Return the form of the reply in the server's words, which its completions take as its chats do."""
-    if ask["json_schema"] is None:
-        return {}
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": ask["json_schema"]}}}
-
-
-def completion_tokens(logprobs: object) -> list[Token]:
-    """Return the tokens of a chunk in the engines' own form."""
-    names, values = getattr(logprobs, "tokens", None) or [], getattr(logprobs, "token_logprobs", None) or []
-    tops = getattr(logprobs, "top_logprobs", None) or [{}] * len(names)
-    return [
-        {
-            "token": name,
-            "logprob": value,
-            "bytes": list(name.encode()),
-            "top_logprobs": [{"token": t, "logprob": x, "bytes": list(t.encode())} for t, x in (top or {}).items()],
-        }
-        for name, value, top in zip(names, values, tops, strict=True)
-    ]
-
-
-def _translated(error: APIStatusError) -> AppError:
-    """Return our error for one of the server's."""
-    if error.status_code == 429:
-        return TooManyRequests("Too many replies are being written at the moment.", code="engine_overloaded")
-    if error.status_code == 400 and "context length" in error.message:
-        message = "The prompt is longer than the model's context. Please reduce its length."
-        return InvalidRequest(message, code="context_length_exceeded", param="messages")
-    log.warning("the server answers %d: %s", error.status_code, error.message[:300])
-    return engine_lost()

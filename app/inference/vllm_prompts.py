@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
 
 from app.db.tables import BaseModelEntry
 from app.errors import InvalidRequest
@@ -14,6 +16,9 @@ from spard.data.control_tokens import Shield, pieces
 from spard.data.rendering import Mode
 from spard.data.rows import example
 from spard.errors import SpardError
+
+_HALF = "\ufffd"
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte that is no token's, as in Llama 2's tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +53,23 @@ def prompt_ids(tokenizer: LightTokenizer, ask: Ask, mode: Mode | None) -> list[i
     except (SpardError, ValueError, TypeError) as error:
         message = f"The model's chat template refuses these messages: {str(error)[:300]}"
         raise InvalidRequest(message, code="invalid_messages", param="messages") from None
+
+
+def spell(tokenizer: LightTokenizer, token_id: int) -> tuple[str, list[int]]:
+    """Return a token's text and its bytes, which are no valid UTF-8 where it is a part of a character."""
+    text = tokenizer.piece(token_id)
+    name = tokenizer.token_name(token_id) if _HALF in text else ""
+    if byte := _FALLBACK.fullmatch(name):
+        return text, [int(byte[1], 16)]
+    letters = _bytes_of_letters()
+    if name and all(letter in letters for letter in name):
+        return text, [letters[letter] for letter in name]
+    return text, list(text.encode(errors="replace"))
+
+
+@cache
+def _bytes_of_letters() -> dict[str, int]:
+    """Return which byte each letter of a vocabulary of bytes stands for, as GPT-2 has them."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -29,6 +29,7 @@ from app.db.tables import (
     JobEvent,
     JobMetric,
     LaterAudit,
+    ServedAdapter,
     StoredReply,
     SweptJob,
     Tombstone,
@@ -41,6 +42,7 @@ from app.http.pagination import note_deleted
 from app.jobs import later_outcomes, lineage, result_files
 from app.jobs import service as jobs
 from app.jobs.deleted_schemas import JobDeleted, ModelDeleted
+from app.objects import served
 from app.storage import Storage
 
 _PARTS = (
@@ -62,9 +64,12 @@ _PARTS = (
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:
     """Delete a fine-tuned model: its archive goes, the job and its report stay."""
     with begin() as session:
-        if not objects.has_deletions(session, project_id, model):
+        if not objects.has_deletions(session, project_id, model) and not _is_loaded(session, project_id, model):
             _forget_model(session, project_id, model)
+        job_id = session.scalar(select(Job.id).where(Job.project_id == project_id, Job.fine_tuned_model == model))
     objects.perform(storage, begin, model)
+    if job_id is not None:
+        served.require_unloaded(begin, job_id)
     return ModelDeleted(id=model)
 
 
@@ -86,6 +91,7 @@ def erase(storage: Storage, begin: Begin, project_id: str, job_id: str, *, inclu
     with begin() as session:
         tombstone = _again(session, project_id, job_id) or _erase(session, project_id, job_id, include_files)
     objects.perform(storage, begin, job_id)
+    served.require_unloaded(begin, job_id)
     return JobDeleted(
         id=job_id,
         erased_at=tombstone.erased_at,
@@ -106,7 +112,16 @@ def _forget_model(session: Session, project_id: str, model: str) -> None:
         for file_id, created_at in session.execute(own.returning(File.id, File.created_at)).all():
             note_deleted(session, job.project_id, file_id, created_at)
         objects.condemn(session, key, project_id=job.project_id, subject=model, bytes=size)
+        served.condemn_job(session, job.id, job.adapter["sha256"])
     audit_log.record(session, "model.deleted", job.id)
+
+
+def _is_loaded(session: Session, project_id: str, model: str) -> bool:
+    """Tell whether a server is still to forget a model that was deleted before."""
+    own = select(DeletedModel.job_id).join(Job, Job.id == DeletedModel.job_id)
+    deleted = own.where(Job.project_id == project_id, Job.fine_tuned_model == model)
+    is_due = ServedAdapter.job_id.in_(deleted) & ServedAdapter.condemned_at.is_not(None)
+    return session.scalar(select(ServedAdapter.sha256).where(is_due).limit(1)) is not None
 
 
 def _job_of(session: Session, project_id: str, model: str) -> Job:
@@ -153,6 +168,7 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
     for key in own:
         objects.condemn(session, key, project_id=project_id, subject=job_id)
     objects.condemn_prefix(session, prefix, project_id=project_id, subject=job_id)
+    served.condemn_job(session, job_id)
     tombstone.deleted_files = [file.id for file in gone]
     audit_log.record(session, "job.erased", tombstone.job_id, files=tombstone.deleted_files)
     return tombstone

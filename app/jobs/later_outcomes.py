@@ -17,6 +17,7 @@ from app.db.tables import TERMINAL, Job, LaterAudit
 from app.db.tables.job_spec import JobSpec
 from app.jobs import control, events
 from app.jobs.released_models import called
+from app.objects import served
 from app.webhooks.outbox import announce_audit
 from spard.release.manifest import signed
 
@@ -88,4 +89,6 @@ def _settle(session: Session, audit: LaterAudit, decision: str, reasons: Sequenc
     message = f"{called(audit.step)} {told}: a later audit of version {audit.audit_version} came to {decision}"
     events.append(session, audit.job_id, level, "message", message, {"reasons": audit.reasons, "audit": audit.id})
     announce_audit(session, audit.job_id)
+    if decision != PASSED:
+        served.condemn_job(session, audit.job_id)  # those that are released still are loaded again
     audit_log.record(session, "audit.decided", audit.id, job=audit.job_id, step=audit.step, decision=decision)

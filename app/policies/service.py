@@ -12,6 +12,7 @@ from app.audit_log import service as audit_log
 from app.db.tables import BaseModelEntry, PolicyVersion
 from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
+from app.objects import served
 from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
 from spard.config import RowSignal
@@ -50,6 +51,7 @@ def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
     added = PolicyVersion(version=last + 1, created_by=key_id, content=_stored(policy))
     session.add(added)
     session.flush()
+    served.condemn_models(session, policy.serving.paused)
     audit_log.record(session, "policy.added", f"policy-{added.version}", content=added.content)
     return _out(added)
 

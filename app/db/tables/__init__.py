@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.db.tables.adapters_served import ServedAdapter
 from app.db.tables.audit_log import AuditEntry
 from app.db.tables.browser_sessions import BrowserSession
 from app.db.tables.catalog import BaseModelEntry, Corpus, EmbeddingShard
@@ -62,6 +63,7 @@ __all__ = [
     "PolicyVersion",
     "Project",
     "Quota",
+    "ServedAdapter",
     "StoredReply",
     "SweptJob",
     "Tombstone",

@@ -29,6 +29,8 @@ from spard.models.peft import PeftModel
 
 _MOST_MEMORY, _SPARED = 0.9, 0.05  # of a GPU's memory: what vLLM has at most, and what stays free of what is free
 
+_ON_CPU = 0.5  # of the main memory that is free: others run beside it
+
 Row = tuple[int, ...]
 Replies = Mapping[Row, Sequence[int]]
 """From a prompt to its reply, its end token left out; both as tokens."""
@@ -167,9 +169,19 @@ def _settings(subject: Subject, engine: Engine, longest: int, free: float | None
         "enable_prefix_caching": False,
         "disable_custom_all_reduce": True,
     }
-    if free is not None:
-        settings["gpu_memory_utilization"] = round(min(_MOST_MEMORY, free - _SPARED), 3)
+    share = _ON_CPU * _free_memory() if free is None else free - _SPARED  # left out, it asks for nearly all there is
+    settings["gpu_memory_utilization"] = round(min(_MOST_MEMORY, share), 3)
     rank = lora_rank(model)
     if rank is not None:
         settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room_for_rank(rank)}
     return settings
+
+
+def _free_memory() -> float:
+    """Return the share of this machine's main memory that is free; half where it does not say."""
+    try:
+        lines = (line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        sizes = {name: int(size.split()[0]) for name, size in lines}
+        return sizes["MemAvailable"] / sizes["MemTotal"]
+    except (OSError, ValueError, KeyError):
+        return 0.5

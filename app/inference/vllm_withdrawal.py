@@ -1,0 +1,52 @@
+"""Which adapters a server is to forget: those that a transaction has condemned, and those whose time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Engine
+
+from app import db
+from app.db import Begin
+from app.jobs.checkpoint_models import own_model
+from app.objects import served
+
+if TYPE_CHECKING:
+    from app.inference.service import Serving
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+
+
+async def unload_withdrawn(serving: Serving, engine: Engine) -> None:
+    """Have servers forget adapters of models that were withdrawn, every second until it is cancelled."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            await serving.engines.unload_withdrawn(partial(db.transaction, engine))
+        except Exception:  # the server or the database is away: nobody else does it
+            log.exception("adapters of withdrawn models are not unloaded yet; trying again")
+
+
+def withdrawn(begin: Begin, server: str) -> list[str]:
+    """Return the digests of adapters that a server holds and nobody may be answered with.
+
+    Those are condemned too that no transaction has: a waiver ends with the time alone.
+    """
+    with begin() as session:
+        for row in served.list_adapters(session, server, is_condemned=False):
+            own = own_model(session, row.project_id, row.model)
+            if own is None or own.adapter is None or own.adapter["sha256"] != row.sha256:
+                served.condemn_job(session, row.job_id, row.sha256)
+        session.flush()
+        return [row.sha256 for row in served.list_adapters(session, server, is_condemned=True)]
+
+
+def drop(begin: Begin, server: str, digest: str) -> None:
+    """Forget that a server held an adapter."""
+    with begin() as session:
+        served.drop_row(session, server, digest)
