@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.db.errors import holds_nul, is_conflict, why
+from app.db.errors import holds_nul, is_conflict, is_full, why
 from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
@@ -29,6 +29,7 @@ __all__ = [
     "downgrade_schema",
     "holds_nul",
     "is_conflict",
+    "is_full",
     "joined",
     "look",
     "make_engine",

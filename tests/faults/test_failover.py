@@ -30,7 +30,7 @@ MOMENTS = {  # parts of the statement that a worker sends then
 
 
 @contextmanager
-def working(backend: Backend, shop: Shop) -> Iterator[None]:
+def run_worker(backend: Backend, shop: Shop) -> Iterator[None]:
     """A worker in a thread of this process."""
     stop = Event()
     thread = Thread(target=sleeper._serve, args=(backend, stop, guards(shop)))
@@ -59,7 +59,7 @@ def test_a_failover_at_any_moment_costs_no_attempt_and_publishes_once(shop: Shop
                 begun.set()
 
         event.listen(backend.engine, "after_cursor_execute", fail_over)
-        with working(backend, shop):
+        with run_worker(backend, shop):
             job_id = shop.add_job()
             assert begun.wait(600)
             rest.join()
