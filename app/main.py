@@ -46,7 +46,7 @@ from app.ops.saturation import Saturation
 from app.ops.shutdown import when_told_to_stop
 from app.routes import ROUTERS, WEBHOOKS, reference_pages
 from app.settings import Settings, get_settings
-from app.storage import QUICK, open_storage
+from app.storage import QUICK, StorageFull, open_storage
 from app.webhooks.delivery import Courier
 from spard.release.version import version_of
 
@@ -202,6 +202,9 @@ def _error(request: Request, exc: Exception) -> AppError:
             return InvalidRequest("A text of the request holds the NUL character; remove it.", code="nul_character")
         case DataError() | IntegrityError():
             raise exc  # a fault of ours
+        case _ if db.is_full(exc):
+            log.warning("%s: the database's disk is full: %s", where, db.why(exc))
+            return StorageFull("The service's disk is full, and nothing of this request was kept; try again later.")
         case _:
             log.warning("%s: the database does not answer: %s", where, db.why(exc))
             return Unavailable("The database does not answer at the moment; try again.")

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
 _START = "in/start.tar.gz"
+_READINGS = 3  # of an object whose bytes are wrong
 _JUDGE_ERRORS, _AGENT_ERRORS = Path("in/judge.json"), Path("in/agent.json")
 _Kind = Literal["harmful", "benign", "utility"]
 _Source = ObjectRef | CorpusRef | StartFrom | AuditedRef
@@ -87,8 +88,7 @@ def _suite_path(i: int) -> str:
 
 
 def _download(storage: Storage, source: _Source, path: Path) -> None:
-    stored = storage.download_file(source.storage_key, path)
-    if stored.sha256 != source.sha256:
+    if not _fetch(storage, source.storage_key, source.sha256, path):
         raise Changed(f"The bytes of {source.id} are no longer those that the job was made with.")
 
 
@@ -97,14 +97,24 @@ def _restore(storage: Storage, kept: KeptFile, folder: Folder) -> None:
     path = folder.root / PurePosixPath(kept["path"])
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        stored = storage.download_file(kept["key"], path)
+        if not _fetch(storage, kept["key"], kept["sha256"], path):
+            log.warning("%s is damaged and left out", kept["path"])
     except ObjectMissing as error:
         log.warning("%s cannot be restored: %s", kept["path"], error)
-    else:
-        if stored.sha256 == kept["sha256"]:
-            return
-        log.warning("%s is damaged and left out", kept["path"])
-    path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def _fetch(storage: Storage, key: str, sha256: str, path: Path) -> bool:
+    """Download an object; return False, and leave no file, if each of several readings has other bytes than the digest.
+
+    A storage may answer one reading with old or damaged bytes, and the next one with the right ones.
+    """
+    for _ in range(_READINGS):
+        if storage.download_file(key, path).sha256 == sha256:
+            return True
+        log.warning("the storage sent other bytes for %s than were stored", key)
+        path.unlink()
+    return False
 
 
 def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:

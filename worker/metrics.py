@@ -26,6 +26,11 @@ class WorkerMetrics:
         self._refusals = Counter(
             "spard_lease_refusals", "Attempts whose lease was somebody else's.", registry=self.registry
         )
+        self._rescues = Counter(
+            "spard_jobs_rescued",
+            "Jobs that this worker took up after their last worker had died or frozen.",
+            registry=self.registry,
+        )
         self._fit = Gauge(
             "spard_worker_fit",
             "1 while the worker takes jobs, 0 while something that it needs is broken.",
@@ -72,6 +77,10 @@ class WorkerMetrics:
         self._attempts.labels(outcome).observe(seconds)
         if outcome == LOST:
             self._refusals.inc()
+
+    def note_rescue(self) -> None:
+        """Count a job that was taken up after its last worker had died or frozen."""
+        self._rescues.inc()
 
     def note_decision(self, decision: str) -> None:
         """Count what the gate decided of a job: pass, fail, inconclusive or waived."""

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement
 
 from app.db import make_engine, read, transaction
 from app.db.tables import Job, JobStatus
-from app.jobs import lease, reaper, scheduling
+from app.jobs import events, lease, reaper, scheduling
 from app.jobs.lease import Claim
 from app.ops import preflight
 from app.ops.periodic import repeat
@@ -159,9 +159,14 @@ class Worker:
         return Attempt(self._backend, claim, take_child, self._stop, self._fitness.is_at_fault)
 
     def _claim(self, only: ColumnElement[bool] | None = None) -> Claim | None:
+        """Take a job; one whose last worker died or froze counts as rescued."""
         with transaction(self._backend.engine) as session:
             times = self._settings.lease_s, self._settings.max_run_s
-            return lease.claim(session, self._owner, *times, self._fitness.lacks(), self._room, only)
+            claim = lease.claim(session, self._owner, *times, self._fitness.lacks(), self._room, only)
+            is_rescue = claim is not None and claim.token > 1 and events.was_abandoned(session, claim.job_id)
+        if is_rescue:
+            self._backend.metrics.note_rescue()
+        return claim
 
     def _reap_on(self) -> None:
         repeat(self._reap, self._stop, self._settings.reap_s, "could not reap")

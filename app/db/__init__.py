@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.db.errors import holds_nul, is_conflict, why
+from app.db.errors import holds_nul, is_conflict, is_full, why
 from app.db.postgres_sessions import is_pooled, session_faults
 from app.db.prepared import Prepared, Reader
 from app.db.session import (
@@ -30,6 +30,7 @@ __all__ = [
     "downgrade_schema",
     "holds_nul",
     "is_conflict",
+    "is_full",
     "is_pooled",
     "joined",
     "look",

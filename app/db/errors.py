@@ -14,6 +14,7 @@ _CONFLICTS = {"23505", "23503", "40001", "40P01"}
 _CONFLICTS |= {f"SQLITE_CONSTRAINT_{kind}" for kind in ("UNIQUE", "PRIMARYKEY", "FOREIGNKEY")}
 # A server that only reads, as after a failover; a session that it ended since it slept, or its transaction lasted long.
 _AWAY = {"25006", "25P03", "25P04"}
+_FULL = {"53100", "SQLITE_FULL"}
 
 
 def why(error: Exception) -> str:
@@ -26,6 +27,12 @@ def is_conflict(error: DBAPIError) -> bool:
     """Whether another transaction's rows were in the way: the same request can do better once that has ended."""
     code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None)
     return code in _CONFLICTS
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether the disk of the database has no room for what was written."""
+    raised = getattr(error, "orig", None)
+    return (getattr(raised, "sqlstate", None) or getattr(raised, "sqlite_errorname", None)) in _FULL
 
 
 def holds_nul(error: DBAPIError) -> bool:

@@ -9,6 +9,8 @@ from sqlalchemy.orm import Session
 
 from app.db.tables import Job, JobEvent
 
+LEASE_EXPIRED = "lease_expired"  # why a job went back to the queue: its worker was not heard of for too long
+
 
 def append(
     session: Session, job_id: str, level: str, type: str, message: str, data: Mapping[str, object] | None = None
@@ -27,3 +29,10 @@ def append(
     session.add(event)
     session.flush()
     return event
+
+
+def was_abandoned(session: Session, job_id: str) -> bool:
+    """Return whether a job that is in the queue is there because its last worker died or froze."""
+    warnings = select(JobEvent.data).where(JobEvent.job_id == job_id, JobEvent.level == "warn")
+    last = session.scalars(warnings.order_by(JobEvent.seq.desc()).limit(1)).first()
+    return last is not None and last.get("reason") == LEASE_EXPIRED

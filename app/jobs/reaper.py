@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.db import now, transaction
 from app.db.tables import Job, JobStatus
-from app.jobs import transitions
+from app.jobs import events, transitions
 from app.jobs.lease import OVERDUE
 from app.ops.periodic import repeat
 
@@ -48,5 +48,5 @@ def reap(session: Session) -> list[str]:
             transitions.to_failed(session, job, OVERDUE)
     lost = transitions.locked(session, is_lost, skip_locked=True).all()
     for job in lost:
-        transitions.hand_back(session, job, "lease_expired")
+        transitions.hand_back(session, job, events.LEASE_EXPIRED)
     return sorted(overdue | {job.id for job in lost})

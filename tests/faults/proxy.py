@@ -3,6 +3,7 @@
 open    bytes pass                 slow     bytes pass, each piece `DELAY_S` late
 silent  bytes of both directions   halved   requests reach the server, answers are swallowed: who asked does not
         are swallowed                       know whether it was done
+refusing  a new connection ends at once
 
 A swallowed byte is lost, as its connection is from then on: `cut` ends all connections, as a network does in the end.
 """
@@ -17,7 +18,7 @@ from threading import Lock, Thread
 from typing import Literal
 from urllib.parse import urlsplit
 
-Mode = Literal["open", "slow", "silent", "halved"]
+Mode = Literal["open", "slow", "silent", "halved", "refusing"]
 Plan = Callable[[bytes], bytes | None]  # what to answer to the head of a request ourselves; None: let it pass
 
 DELAY_S = 0.05
@@ -28,7 +29,7 @@ class Proxy:
 
     def __init__(self, host: str, port: int, plan: Plan | None = None) -> None:
         self.mode: Mode = "open"
-        self.swallowed = self.cuts = 0
+        self.swallowed = self.cuts = self.accepted = 0
         self._target, self._plan = (host, port), plan
         self._lock, self._ends = Lock(), set[socket.socket]()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -54,6 +55,10 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self.accepted += 1
+                if self.mode == "refusing":
+                    client.close()
+                    continue
                 Thread(target=self._connect, args=(client,), daemon=True).start()
 
     def _connect(self, client: socket.socket) -> None:

@@ -31,7 +31,7 @@ from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
 from app.webhooks import delivery, post
-from tests.faults import mutants
+from tests.faults import full_disk, mutants
 from tests.worker import scripted_child
 from worker.attempt import Attempt, Backend
 from worker.process import Child
@@ -95,6 +95,7 @@ def serve(values: dict[str, Any], guards: Path, mutant: str | None, clock_s: flo
     """Take jobs, and hand back those of others, until a signal comes; `time.time` is `clock_s` ahead."""
     mutants.apply(mutant)
     _set_clock(clock_s)
+    full_disk.fill(guards.with_name("full"))
     os.setsid()
     settings, stop = Settings(**values), Event()
     for name in ("heartbeat", "holds"):

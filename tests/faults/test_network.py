@@ -34,7 +34,7 @@ BROKEN = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection
 HALF = b"HTTP/1.1 2"
 EMPTY = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 KEY = "tenants/org-1/files/file-1"
-MODES = tuple(mode for mode in get_args(Mode) if mode != "open")
+MODES = tuple(mode for mode in get_args(Mode) if mode not in ("open", "refusing"))
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -17,13 +19,17 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import select
 
-from app.db import read
+from app import objects
+from app.db import read, transaction
 from app.db.tables import File, UploadPart
 from app.main import create_app
 from app.settings import Settings
 from tests.app.http.conftest import FILES, Service, rows, served
+from tests.faults import api_process
 from tests.faults.conftest import Record
+from tests.faults.processes import context
 from tests.faults.storm import is_soak
+from tests.worker.shop import until
 
 UPLOADS = "/v1/uploads"
 CONTENT = rows(2_000)
@@ -100,3 +106,34 @@ def test_a_part_cut_at_any_byte_is_no_part_and_its_next_sending_is(
     )
     assert done.json()["file"]["bytes"] == cuts * len(CONTENT)
     assert [path.read_bytes() for path in stored(tmp_path)] == [CONTENT * cuts]
+
+
+def test_an_api_that_is_killed_in_an_upload_leaves_no_file_and_its_bytes_are_removed_later(
+    service: Service, key: str, sqlite_url: str, tmp_path: Path
+) -> None:
+    form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("train.jsonl", CONTENT)}}
+    request = httpx2.Request("POST", "http://x" + FILES, headers={"authorization": f"Bearer {key}"}, **form)
+    head = f"POST {FILES} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    whole = head.encode() + b"\r\n" + request.read()
+    values = {"data_dir": tmp_path, "database_url": sqlite_url}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        api = context().Process(target=api_process.serve, args=(values, listener))
+        api.start()
+        with socket.create_connection(listener.getsockname()) as connection:
+            connection.sendall(whole[: len(whole) // 2])
+            until(lambda: bool(stored(tmp_path)))  # it writes what has come
+            api.kill()
+            api.join()
+    client = httpx2.Client(headers={"authorization": f"Bearer {key}"})
+    with served(service.app) as url, client:
+        base = url.removesuffix("/v1") + FILES
+        assert client.get(base).json()["data"] == []
+        sent = client.post(base, **form).json()
+        left = [path for path in stored(tmp_path) if path.read_bytes() != CONTENT]
+        assert left, "vacuous: nothing was left of the killed upload"
+        storage, begin = service.app.state.storage, partial(transaction, service.app.state.engine)
+        objects.sweep(storage, begin, writes_stay=timedelta(seconds=-5))  # as a day later
+        storage.clear_unfinished(datetime.now(UTC) + timedelta(seconds=5), lambda name: True)
+        assert [path.read_bytes() for path in stored(tmp_path)] == [CONTENT]
+        assert client.get(f"{base}/{sent['id']}/content").content == CONTENT
+    assert [file.id for file in table(service, File)] == [sent["id"]]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,9 @@ ASK = {
     "safety": {"selection": {"min_examples": 8}},
     "hyperparameters": {"n_epochs": 1, "batch_size": 8, "learning_rate_multiplier": 0.2},
 }
+# What is asked here is who does which job; a tiny model's replies at temperature are no matter of it.
+_WIDE = ("MAX_ASR", "MAX_ASR_RISE", "MAX_OVER_REFUSAL_RISE", "MAX_DRESSED_REFUSAL_RISE", "MAX_UNSCORED")
+DECIDED = {"SPARD_GATE_ALLOW_UNMEASURED_JUDGE": "true"} | {f"SPARD_GATE_{name}": "1" for name in _WIDE}  # as it was
 MIGRATE = "import os; from app.db import upgrade_schema; upgrade_schema(os.environ['SPARD_DATABASE_URL'])"
 
 
@@ -94,10 +97,18 @@ class Version:
 
 @pytest.fixture
 def versions(empty_postgres_url: str, tmp_path: Path) -> Iterator[tuple[Version, Version]]:
-    """The old and the new version, on one database and one storage."""
+    with open_versions(COMMIT, empty_postgres_url, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def open_versions(
+    commit: str, database_url: str, tmp_path: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[tuple[Version, Version]]:
+    """The version of a commit and the new one, on one database and one storage; `settings` are of both."""
     signing_key(Settings(data_dir=tmp_path))  # makes one
     shared = {
-        "SPARD_DATABASE_URL": empty_postgres_url,
+        "SPARD_DATABASE_URL": database_url,
         "SPARD_STORAGE_URL": f"file://{tmp_path / 'objects'}",
         "SPARD_SIGNING_KEY": str(tmp_path / "signing_key.pem"),
         "SPARD_ADMIN_KEY": KEY,
@@ -105,17 +116,14 @@ def versions(empty_postgres_url: str, tmp_path: Path) -> Iterator[tuple[Version,
         "SPARD_POLL_S": "0.1",
         "SPARD_WARM_CHILD": "false",
         "OMP_NUM_THREADS": "1",
+        **(settings or {}),
     }
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPARD_")}
-    old = tmp_path / COMMIT
+    old = tmp_path / commit
     old.mkdir()
-    _check_out(old)
+    _check_out(commit, old)
     found = []
-    decided = {"SPARD_GATE_ALLOW_UNMEASURED_JUDGE": "true"}  # as it was then
-    # What is asked here is who does which job; a tiny model's replies at temperature are no matter of it.
-    wide = ("MAX_ASR", "MAX_ASR_RISE", "MAX_OVER_REFUSAL_RISE", "MAX_DRESSED_REFUSAL_RISE", "MAX_UNSCORED")
-    decided |= {f"SPARD_GATE_{name}": "1" for name in wide}
-    for code, chosen in ((old, {}), (ROOT, decided)):
+    for code, chosen in ((old, {}), (ROOT, DECIDED)):
         own = chosen | {"SPARD_DATA_DIR": str(tmp_path / f"data-{code.name}"), "PYTHONPATH": str(code)}
         found.append(Version(code, inherited | shared | own, tmp_path / f"log-{code.name}"))
     yield found[0], found[1]
@@ -124,11 +132,11 @@ def versions(empty_postgres_url: str, tmp_path: Path) -> Iterator[tuple[Version,
         process.wait()
 
 
-def _check_out(folder: Path) -> None:
-    archive = ["git", "-C", str(ROOT), "archive", COMMIT, "app", "worker", "spard", "migrations"]
+def _check_out(commit: str, folder: Path) -> None:
+    archive = ["git", "-C", str(ROOT), "archive", commit, "app", "worker", "spard", "migrations"]
     packed = subprocess.run(archive, capture_output=True, check=False)
     if packed.returncode:
-        pytest.skip(f"this copy of the repository has no commit {COMMIT}")
+        pytest.skip(f"this copy of the repository has no commit {commit}")
     subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
 
 

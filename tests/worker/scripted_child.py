@@ -8,6 +8,7 @@ attempt, is its behavior; later attempts are good.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -55,6 +56,7 @@ def main() -> None:
     if behavior == "embeds":
         embed(folder, report)
     report.stage("select")
+    fill_disk(behavior, "selection", report, is_first)
     (folder.stage / "select.json").write_text('{"indices": [1, 2]}')
     report.stage("train")
     report.resolved({"n_epochs": 1, "batch_size": 4, "learning_rate_multiplier": 1.0, "learning_rate": 0.1}, 100)
@@ -63,6 +65,8 @@ def main() -> None:
         report.metrics(step, steps, {"loss/task": 1 / step, "accuracy/task": 0.5, "lr": float("nan")})
         if behavior == "long":
             time.sleep(LONG_S)
+        if step == 3:
+            fill_disk(behavior, "resume state", report, is_first)
         if step == 3 or behavior == "long" or (behavior == "judged" and step == steps):
             save(folder, report, step)
         if step in (2, 4) or (step == STEPS and behavior in KEEPS_BEST):
@@ -81,7 +85,21 @@ def main() -> None:
             return
     if behavior == "judged":
         ask_judge(folder, report)
+    fill_disk(behavior, "adapter", report, is_first)
     finish(folder, report, behavior)
+
+
+def fill_disk(behavior: str, place: str, report: Report, is_first: bool) -> None:
+    """Find no room on the disk at a place, and report it as a real child does."""
+    if behavior == f"full at the {place}" and is_first:
+        report_error(report, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def report_error(report: Report, error: Exception) -> None:
+    """Report an exception as a real child does, and end."""
+    what = failure(error)
+    report.failed(what.code, what.message, what.param, retryable=what.retryable)
+    sys.exit(0)
 
 
 def embed(folder: Folder, report: Report) -> None:
@@ -128,9 +146,7 @@ def eat(report: Report) -> None:
     try:
         bytearray(2 << 30)
     except MemoryError as error:
-        what = failure(error)
-        report.failed(what.code, what.message, what.param, retryable=what.retryable)
-        sys.exit(0)
+        report_error(report, error)
 
 
 def find_too_large(folder: Folder, report: Report) -> None:
@@ -207,9 +223,7 @@ def ask_judge(folder: Folder, report: Report) -> None:
             judge = PatientJudge(open_judge(assignment.run.judge), Patience(assignment.patience_s), wait)
             judge.judge(["Hurt."] * REPLIES, [f"This is reply {i}." for i in range(REPLIES)])
     except JudgeUnavailable as error:
-        what = failure(error)
-        report.failed(what.code, what.message, what.param, retryable=what.retryable)
-        sys.exit(0)
+        report_error(report, error)
 
 
 def finish(folder: Folder, report: Report, behavior: str) -> None:

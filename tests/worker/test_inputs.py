@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.db.tables import Job
+from app.db.tables.job_records import KeptFile
 from app.db.tables.job_spec import ModelRef, StartFrom
 from app.jobs.needs import Room
+from app.storage import Storage, Stored
 from spard.config import DRESSES_ALONE, Asking, Audit, JudgeSpec
 from spard.config.deprecated import to_stored
 from spard.release.archive import archive
@@ -150,6 +153,51 @@ def test_an_adapter_with_other_bytes_is_refused(light_shop: Shop) -> None:
     changed = StartFrom(id=stored.id, sha256="0" * 64, storage_key=stored.storage_key)
     with pytest.raises(Changed):
         filled(light_shop, start_from=changed)
+
+
+def read_wrongly(storage: Storage, monkeypatch: pytest.MonkeyPatch, part: str, times: int) -> list[str]:
+    """Let the first readings of keys with `part` have other bytes of the same length; return the keys so read."""
+    download, read = storage.download_file, list[str]()
+
+    def download_wrongly(key: str, path: Path) -> Stored:
+        stored = download(key, path)
+        if part not in key or len(read) == times:
+            return stored
+        read.append(key)
+        path.write_bytes(b"?" * stored.bytes)
+        return Stored(stored.bytes, sha256(b"?" * stored.bytes).hexdigest())
+
+    monkeypatch.setattr(storage, "download_file", download_wrongly)
+    return read
+
+
+def test_an_object_whose_first_readings_are_wrong_is_read_again(
+    light_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = read_wrongly(light_shop.storage, monkeypatch, "training", times=2)
+    kept: KeptFile = {"key": "inputs/kept", "path": "stage/kept", "sha256": sha256(b"kept").hexdigest()}
+    light_shop.put("kept", b"kept")
+    job = light_shop.job(light_shop.add_job())
+    job.checkpoint = {"step": 1, "files": [kept]}
+    with new_folder(light_shop.folder, "job-a1") as folder:
+        fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
+        assert (folder.root / "in/training.jsonl").read_bytes() == light_shop.content("inputs/training")
+        (folder.root / "stage/kept").unlink()
+        more = read_wrongly(light_shop.storage, monkeypatch, "kept", times=2)
+        fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
+        assert (folder.root / "stage/kept").read_bytes() == b"kept"
+    assert (len(wrong), len(more)) == (2, 2)
+
+
+def test_an_object_that_is_always_wrong_is_refused_and_leaves_no_file(
+    light_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_wrongly(light_shop.storage, monkeypatch, "training", times=100)
+    job = light_shop.job(light_shop.add_job())
+    with new_folder(light_shop.folder, "job-a1") as folder:
+        with pytest.raises(Changed):
+            fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
+        assert not (folder.root / "in/training.jsonl").exists()
 
 
 def test_paths_in_the_folder_are_relative(light_shop: Shop) -> None:

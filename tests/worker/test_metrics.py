@@ -13,7 +13,9 @@ import pytest
 from app.db import transaction
 from app.db.tables import Job
 from app.errors import Unfit
+from app.jobs import lease
 from tests import spans
+from tests.narrowing import required
 from tests.servers import free_port
 from tests.worker.shop import Shop, until
 from worker.worker import Worker
@@ -76,3 +78,19 @@ def test_a_worker_s_port_tells_attempts_and_stages(light_shop: Shop) -> None:
         'spard_gate_decisions_total{decision="pass"}': 1
     }
     assert (before["spard_judge_failures_total"], after["spard_judge_failures_total"]) == (0, 0)
+
+
+def test_jobs_of_lost_workers_are_counted_where_they_are_taken_up(light_shop: Shop) -> None:
+    abandoned, released = light_shop.add_job(), light_shop.add_job()
+    for job_id in (abandoned, released):
+        with transaction(light_shop.engine) as session:
+            claim = required(lease.claim(session, "another worker", 60.0, only=Job.id == job_id))
+    with transaction(light_shop.engine) as session:
+        lease.release(session, claim, "the worker stops")
+    light_shop.expire_lease(abandoned)
+    port = free_port()
+    with light_shop.serving("good", metrics_port=port):
+        ended = [light_shop.until_ended(job_id) for job_id in (abandoned, released)]
+        counted = metrics(port)["spard_jobs_rescued_total"]
+    assert [job.lease_token for job in ended] == [2, 2]
+    assert counted == 1

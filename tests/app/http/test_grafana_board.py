@@ -1,4 +1,4 @@
-"""The board for Grafana: it draws every metric that there is, and none that there is not."""
+"""The board for Grafana draws every metric that there is, and none that there is not; alerts ask for such alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.app.http.conftest import Service
 from worker.metrics import WorkerMetrics
 
-BOARD = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "spard.json"
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+BOARD, ALERTS = DEPLOY / "grafana" / "spard.json", DEPLOY / "prometheus" / "spard-alerts.yaml"
 
 
 def board() -> dict[str, Any]:
@@ -61,3 +64,12 @@ def test_every_panel_asks_the_source_that_is_chosen() -> None:
     assert [each["name"] for each in found["templating"]["list"]] == ["source"]
     asked = [target["datasource"]["uid"] for panel in found["panels"] for target in panel.get("targets", ())]
     assert set(asked) == {"${source}"}
+
+
+def test_every_alert_asks_for_metrics_that_exist_and_says_what_to_do(service: Service) -> None:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    alerts = [rule for group in groups for rule in group["rules"]]
+    asked = {name for rule in alerts for name in re.findall(r"\bspard_[a-z_]+", rule["expr"])}
+    assert asked - {each for name, kind in existing(service).items() for each in series(name, kind)} == set()
+    assert "spard_jobs_rescued_total" in asked
+    assert all(rule["annotations"].keys() == {"summary", "description"} for rule in alerts)
