@@ -15,6 +15,7 @@ from starlette.responses import Response
 from app import db
 from app.audit_log.service import CALLER, Caller
 from app.errors import Forbidden, Unauthorized
+from app.http.common_threads import common_threads
 from app.http.key_throttle import KeyThrottle
 from app.http.rate_limit import RateLimits
 from app.keys import browser_sessions
@@ -84,6 +85,7 @@ def _signed_in(
 
 def _let_in(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
     caller.principal = principal
+    common_threads(request).note_project(request, principal.project_id)
     request.state.headers = {}
     if per_minute is not None:
         _count_request(request, principal, per_minute)
@@ -126,7 +128,8 @@ class Answers:
 
     async def of(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
         """Return what `work` reads for the caller as JSON; 401 and 403 as `CustomerDep` raises them."""
-        return await run_in_threadpool(self._answer, work)
+        async with common_threads(self.request).place(self.request):
+            return await run_in_threadpool(self._answer, work)
 
     def _answer(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
         engine: Engine = self.request.app.state.engine

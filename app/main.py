@@ -26,6 +26,7 @@ from app.dashboard.viewer import needs_sign_in
 from app.errors import AppError, Conflict, InvalidRequest, NotFound, TooLarge, Unavailable, Unfit, UnsupportedMedia
 from app.files.counting import Counters
 from app.http import bodies, openapi, shared_routes, unknown_url
+from app.http.common_threads import CommonThreads
 from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lanes
 from app.http.middleware import Envelope, problem
@@ -75,6 +76,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     places = settings.storage(), settings.s3_endpoint_url, settings.s3_public_endpoint_url
     app.state.storage, app.state.quick_storage = open_storage(*places), open_storage(*places, QUICK)
     app.state.requests, app.state.lanes = metrics.RequestMetrics(), Lanes(settings)
+    app.state.common_threads = CommonThreads(settings.requests_at_once)
     app.state.counters = Counters(settings.counting_processes)
     app.state.saturation = Saturation(app.state.lanes)
     app.state.readiness = Readiness(settings, app.state.engine, app.state.quick_storage, app.state.saturation)
