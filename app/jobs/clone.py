@@ -80,6 +80,7 @@ def clone(
     """Queue another job like that of `job_id`; a file that was made for it goes if the job is refused."""
     with begin() as session:
         old = _old(session, caller.project_id, job_id, ask)
+    service.require_room(begin, caller, ask.digest(job_id), submission)
     made = _reduced(storage, begin, old, limits)
     try:
         body = changed(old.body | ({"training_file": made.id} if made else {}), ask.changes)

@@ -86,12 +86,14 @@ async def _filters(request: Request) -> dict[str, str] | None:
 @router.post("", response_model=JobOut)
 def create_job(
     ask: JobCreate,
+    look: LookDep,
     session: SessionDep,
     caller: CustomerDep,
     submission: Annotated[Submission, Depends(_submission)],
     settings: SettingsDep,
 ) -> JobOut:
     """Fine-tune a base model on an uploaded file, with the defense that `safety` names."""
+    service.require_room(look, caller, ask.digest(), submission)
     return service.create(session, caller, ask, submission, settings)
 
 
