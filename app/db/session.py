@@ -6,6 +6,7 @@ wait for its turn; one that read first and then wanted to write would fail inste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -36,11 +37,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 
+from app.db import lock_waits
 from app.db.base import UtcDateTime
 from app.db.errors import as_away
 from app.db.prepared import Reader
 
-_SQLITE_BUSY_S = 30
 _POSTGRES_SESSION = {
     "statement_timeout": "30s",
     "lock_timeout": "5s",
@@ -186,7 +187,7 @@ def _revisions() -> tuple[set[str], set[str]]:
 def _sqlite_engine(url: URL) -> Engine:
     if url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": _SQLITE_BUSY_S})
+    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": lock_waits.ALONE_S})
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, record: Any) -> None:
@@ -199,7 +200,9 @@ def _sqlite_engine(url: URL) -> Engine:
         if connection.get_execution_options().get("read_only"):  # takes no lock, so it can meet no error to translate
             connection.connection.cursor().execute("BEGIN")
         else:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            with lock_waits.waiting() as most_s:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {math.ceil(1000 * most_s)}")
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 

@@ -19,7 +19,6 @@ from threading import Lock
 from fastapi import Request
 
 from app.http.lanes import Lane
-from app.keys import browser_sessions
 
 _THREADS = 40  # as many as anyio has
 _WAIT_S = 30.0
@@ -28,16 +27,20 @@ _MOST_KEYS = 10_000  # that are remembered
 
 
 class CommonThreads:
-    """The places of one process in its common threads, `share` of them for each project."""
+    """The places of one process in its common threads, `share` of them for each project.
 
-    def __init__(self, share: int) -> None:
+    `cookie` is the name of the cookie by which a browser is signed in.
+    """
+
+    def __init__(self, share: int, cookie: str) -> None:
+        self._cookie = cookie
         self.lane = Lane("requests", share, _WAIT_S, threads=_THREADS, queued=_QUEUED)
         self._lock = Lock()
         self._projects: OrderedDict[bytes, str] = OrderedDict()  # by digests of keys and cookies, the latest last
 
     def note_project(self, request: Request, project_id: str) -> None:
         """Remember whose the request's key is, for the requests that follow."""
-        digest = _credential_digest(request)
+        digest = self._credential_digest(request)
         with self._lock:
             self._projects[digest] = project_id
             self._projects.move_to_end(digest)
@@ -59,8 +62,12 @@ class CommonThreads:
 
     def _owner(self, request: Request) -> str:
         with self._lock:
-            project_id = self._projects.get(_credential_digest(request))
+            project_id = self._projects.get(self._credential_digest(request))
         return project_id or f"address {request.client.host if request.client else ''}"
+
+    def _credential_digest(self, request: Request) -> bytes:
+        credential = request.headers.get("authorization") or request.cookies.get(self._cookie) or ""
+        return hashlib.sha256(credential.encode()).digest()
 
 
 def common_threads(request: Request) -> CommonThreads:
@@ -77,8 +84,3 @@ async def hold_place(request: Request) -> AsyncIterator[None]:
         return
     async with common_threads(request).place(request):
         yield
-
-
-def _credential_digest(request: Request) -> bytes:
-    key = request.headers.get("authorization") or request.cookies.get(browser_sessions.COOKIE) or ""
-    return hashlib.sha256(key.encode()).digest()

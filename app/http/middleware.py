@@ -16,11 +16,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
 from app.http import shared_routes
 
 log = logging.getLogger(__name__)
 
+LOCK_WAITS_S = 20.0  # of one request, for SQLite's write lock
 _JSON_BODY_BYTES = 1 << 20
 _QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds, by machines
 _PROBLEM_TYPE = "urn:spard:error:"
@@ -39,6 +41,7 @@ class Envelope:
         request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
         scope.setdefault("state", {})["request_id"] = request_id
         shared_routes.serving.set(scope["app"])
+        limit_lock_waits(LOCK_WAITS_S)
 
         async def send_named(message: Message) -> None:
             nonlocal started
