@@ -50,6 +50,7 @@ from app.keys import browser_sessions
 from app.keys import service as keys
 from app.ops import garbage, logs, metrics, preflight, tracing
 from app.ops.broker import Dispatcher
+from app.ops.descriptors import raise_limit
 from app.ops.readiness import Readiness
 from app.ops.saturation import Saturation
 from app.ops.shutdown import when_told_to_stop
@@ -118,6 +119,7 @@ def checked_app() -> FastAPI:
 
 def served_app(settings: Settings) -> FastAPI:
     """Return the application for a process that only serves it, with its routes built before the first request."""
+    raise_limit()
     app = create_app(settings)
     shared_routes.build(_ROUTES)
     garbage.spare_requests()
@@ -181,6 +183,8 @@ def _error(request: Request, exc: Exception) -> AppError:
     match exc:
         case AppError():
             return exc
+        case HTTPException(__cause__=AppError() as cause):  # of a body, which FastAPI reads
+            return cause
         case RequestValidationError() | HTTPException(status_code=400) if bodies.are_compressed(request.headers):
             return UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
         case RequestValidationError():

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
 from app.http import shared_routes
+from app.http.bodies import paced
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +123,8 @@ def _as_error(exc: Exception, request_id: str) -> AppError:
 
 
 def _limited(scope: Scope, receive: Receive) -> Receive:
-    """Stop a body that is too large while it arrives; a route that takes uploads raises `body_bytes` first."""
-    state, received = scope["state"], 0
+    """Stop a body that is too large or too slow; a route that takes uploads raises `body_bytes` first."""
+    state, received, receive = scope["state"], 0, paced(receive)
     state["body_bytes"] = _JSON_BODY_BYTES
 
     async def limited() -> Message:
