@@ -126,6 +126,13 @@ class ExampleTooLong(InvalidData):
     code = "example_too_long"
 
 
+class TooManyTurns(InvalidData):
+    """A row whose every answer has to be rendered or read with all that stands before it, and that has too many."""
+
+    code = "too_many_turns"
+    pointer = "/messages"
+
+
 class NoTrainableTokens(InvalidData):
     """A row in which loss falls on nothing, as the model's chat template renders it."""
 
