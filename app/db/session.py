@@ -201,7 +201,7 @@ def _sqlite_engine(url: URL) -> Engine:
             connection.connection.cursor().execute("BEGIN")
         else:
             with lock_waits.waiting() as most_s:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout = {math.ceil(1000 * most_s)}")
+                connection.connection.cursor().execute(f"PRAGMA busy_timeout = {math.ceil(1000 * most_s)}")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
