@@ -37,6 +37,7 @@ from app.errors import (
 from app.files.counting import Counters
 from app.http import bodies, openapi, shared_routes, unknown_url
 from app.http.common_threads import CommonThreads
+from app.http.descriptors import raise_limit
 from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lanes
 from app.http.middleware import Envelope, problem
@@ -50,7 +51,6 @@ from app.keys import browser_sessions
 from app.keys import service as keys
 from app.ops import garbage, logs, metrics, preflight, tracing
 from app.ops.broker import Dispatcher
-from app.ops.descriptors import raise_limit
 from app.ops.readiness import Readiness
 from app.ops.saturation import Saturation
 from app.ops.shutdown import when_told_to_stop

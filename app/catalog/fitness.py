@@ -23,6 +23,7 @@ from spard.models.folder.check import findings
 from spard.models.folder.configuration import dequantized_from
 from spard.models.folder.headers import weights_fault
 
+_known: dict[tuple[str, str | None], dict[str, bool] | None] = {}  # by source and revision
 _MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.evaluation.calibration.record`
 
 
@@ -83,9 +84,19 @@ def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
     return [each.sentence for each in found], look
 
 
-def tool_support_now(entry: BaseModelEntry) -> dict[str, bool] | None:
-    """Return what of tools a model's template renders; None where its tokenizer is not here or the template fails."""
-    return _tools(_look_at_hub_model(entry))
+def learn_tool_support(entry: BaseModelEntry) -> None:
+    """Find out what of tools a model's template renders, for `known_tool_support`; no transaction may be open.
+
+    Models that were offered before templates were asked have it nowhere else.
+    """
+    place = entry.source, entry.revision
+    if entry.tool_support is None and place not in _known and (look := _look_at_hub_model(entry)):
+        _known[place] = _tools(look)
+
+
+def known_tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
+    """Return what `learn_tool_support` has found out; None where it was not asked or the template fails."""
+    return _known.get((entry.source, entry.revision))
 
 
 def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:

@@ -20,7 +20,7 @@ from uvicorn.middleware.proxy_headers import _TrustedHosts
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from app.ops.descriptors import raise_limit
+from app.http.descriptors import raise_limit
 from app.settings import get_settings
 
 HEADERS_S = 10.0  # from the first byte of a request, or from the connection, to the end of its headers

@@ -181,6 +181,7 @@ async def create_job(
 
     def created() -> Response:
         try:
+            catalog.learn_tool_support(look, asked.get("model", ""))
             with begin() as session:
                 ask, old = _asked_for(session, viewer, asked)
                 origin = Origin(old.id, ask.digest()) if old else None
