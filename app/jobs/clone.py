@@ -19,7 +19,7 @@ from app.files import service as files
 from app.files.validation import Limits
 from app.http.schemas import Body
 from app.http.validation_errors import read
-from app.jobs import erasure, service
+from app.jobs import erasure, service, submissions
 from app.jobs.reports.service import read_report
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobOut
@@ -81,7 +81,7 @@ def clone(
     """Queue another job like that of `job_id`; a file that was made for it goes if the job is refused."""
     with begin() as session:
         old = _old(session, caller.project_id, job_id, ask)
-    service.require_room(begin, caller, ask.digest(job_id), submission)
+    submissions.require_room(begin, caller, ask.digest(job_id), submission)
     made = _reduced(storage, begin, old, limits)
     try:
         body = changed(old.body | ({"training_file": made.id} if made else {}), ask.changes)

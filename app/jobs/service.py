@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 from app import db
 from app.audit_log import service as audit_log
 from app.catalog import marks
-from app.db import Begin
 from app.db.base import new_id
 from app.db.tables import DeletedModel, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Adapter, JobError
@@ -35,16 +34,6 @@ log = logging.getLogger(__name__)
 
 
 _SEARCHED = (Job.id, Job.suffix, Job.model, Job.fine_tuned_model)
-
-
-def require_room(look: Begin, caller: Principal, digest: str, submission: Submission) -> None:
-    """Raise QuotaExceeded where the project may have no further job, before a row is locked or anything looked up.
-
-    A request that was sent before passes: its answer is the job that it has made.
-    """
-    with look() as reader:
-        if not submissions.is_repeated(reader, caller, submission, digest):
-            quotas.check_job_without_lock(reader, caller.project_id)
 
 
 def create(

@@ -10,10 +10,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.db import Begin
 from app.db.base import utc_now
 from app.db.tables import ApiKey, IdempotencyKey, Job
 from app.errors import InvalidRequest
 from app.keys.service import Principal
+from app.quotas import service as quotas
 
 _RETRY_WINDOW = timedelta(minutes=15)
 
@@ -41,6 +43,16 @@ def earlier(session: Session, caller: Principal, submission: Submission, digest:
     if submission.idempotency_key is not None:
         return _reserve(session, caller, submission.idempotency_key, digest, job_id)
     return _retried(session, caller, digest) if submission.retry_count > 0 else None
+
+
+def require_room(look: Begin, caller: Principal, digest: str, submission: Submission) -> None:
+    """Raise QuotaExceeded where the project may have no further job, before a row is locked or anything looked up.
+
+    A request that was sent before passes: its answer is the job that it has made.
+    """
+    with look() as reader:
+        if not is_repeated(reader, caller, submission, digest):
+            quotas.check_job_without_lock(reader, caller.project_id)
 
 
 def is_repeated(reader: Session, caller: Principal, submission: Submission, digest: str) -> bool:

@@ -33,7 +33,7 @@ from app.deps import (
 from app.errors import InvalidRequest
 from app.files.counting import Allowance
 from app.http.slots import Slots
-from app.jobs import clone, erasure, service
+from app.jobs import clone, erasure, service, submissions
 from app.jobs.clone import JobClone
 from app.jobs.deleted_schemas import JobDeleted
 from app.jobs.estimate import Estimate, estimate
@@ -94,7 +94,7 @@ def create_job(
     settings: SettingsDep,
 ) -> JobOut:
     """Fine-tune a base model on an uploaded file, with the defense that `safety` names."""
-    service.require_room(look, caller, ask.digest(), submission)
+    submissions.require_room(look, caller, ask.digest(), submission)
     catalog.learn_tool_support(look, ask.model)
     return service.create(session, caller, ask, submission, settings)
 
