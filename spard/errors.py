@@ -194,12 +194,7 @@ class JudgeUnavailable(SpardError):
     code = "judge_unavailable"
 
     def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        *,
-        is_passing: bool = True,
-        retry_after_s: float | None = None,
+        self, message: str, param: str | None = None, *, is_passing: bool = True, retry_after_s: float | None = None
     ) -> None:
         super().__init__(message, param)
         self.is_passing, self.retry_after_s = is_passing, retry_after_s

@@ -11,6 +11,7 @@ from pathlib import Path
 from app.catalog import adapters, weights
 from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
 from app.catalog.sources import checked_source
+from app.db import Begin
 from app.db.tables import BaseModelEntry
 from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
@@ -84,11 +85,15 @@ def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
     return [each.sentence for each in found], look
 
 
-def learn_tool_support(entry: BaseModelEntry) -> None:
-    """Find out what of tools a model's template renders, for `known_tool_support`; no transaction may be open.
+def learn_tool_support(look: Begin, alias: str) -> None:
+    """Find out what of tools a base model's template renders, where its offer does not say; opens `look` by itself.
 
-    Models that were offered before templates were asked have it nowhere else.
+    A template is a program of others, so no transaction may be open meanwhile: `known_tool_support` tells in one.
     """
+    with look() as reader:
+        entry = reader.get(BaseModelEntry, alias)
+    if entry is None:
+        return
     place = entry.source, entry.revision
     if entry.tool_support is None and place not in _known and (look := _look_at_hub_model(entry)):
         _known[place] = _tools(look)

@@ -9,10 +9,9 @@ from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.catalog import fitness, marks
+from app.catalog import marks
 from app.catalog.fitness import Inspected, known_tool_support
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
-from app.db import Begin
 from app.db.base import utc_now
 from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, LaterAudit
 from app.errors import NotFound
@@ -39,17 +38,6 @@ def add_model(session: Session, entry: BaseModelIn, found: Inspected) -> BaseMod
 def tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
     """Return what of tools the model's template renders: as it was when offered, else as was found out since."""
     return entry.tool_support or known_tool_support(entry)
-
-
-def learn_tool_support(look: Begin, alias: str) -> None:
-    """Find out what of tools a base model's template renders, where its offer does not say; opens `look` by itself.
-
-    A template is a program of others, so no transaction may be open meanwhile.
-    """
-    with look() as reader:
-        entry = reader.get(BaseModelEntry, alias)
-    if entry is not None:
-        fitness.learn_tool_support(entry)
 
 
 def base_models(session: Session) -> Sequence[BaseModelEntry]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import Field, JsonValue
 from sqlalchemy.orm import Session
 
-from app.catalog import service as catalog
+from app.catalog import fitness
 from app.db import Begin
 from app.db.tables import File, Job
 from app.errors import AppError, InvalidState
@@ -85,7 +85,7 @@ def clone(
     made = _reduced(storage, begin, old, limits)
     try:
         body = changed(old.body | ({"training_file": made.id} if made else {}), ask.changes)
-        catalog.learn_tool_support(begin, body.model)
+        fitness.learn_tool_support(begin, body.model)
         with begin() as session:
             origin = Origin(job_id, ask.digest(job_id))
             job = service.create(session, caller, body, submission, settings, origin)

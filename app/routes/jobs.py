@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from app import db
-from app.catalog import service as catalog
+from app.catalog import fitness
 from app.deps import (
     AfterQuery,
     AnswersDep,
@@ -95,7 +95,7 @@ def create_job(
 ) -> JobOut:
     """Fine-tune a base model on an uploaded file, with the defense that `safety` names."""
     submissions.require_room(look, caller, ask.digest(), submission)
-    catalog.learn_tool_support(look, ask.model)
+    fitness.learn_tool_support(look, ask.model)
     return service.create(session, caller, ask, submission, settings)
 
 
@@ -113,7 +113,7 @@ async def estimate_job(
     """Estimate what the same request to create a job would take; nothing is queued."""
 
     def estimated(is_gone: Callable[[], bool]) -> Estimate:
-        catalog.learn_tool_support(begin, ask.model)
+        fitness.learn_tool_support(begin, ask.model)
         allowance = Allowance(settings.counting_cpu_s, is_gone)
         return estimate(storage, counters, begin, caller, ask, settings, allowance)
 
