@@ -95,8 +95,8 @@ def learn_tool_support(look: Begin, alias: str) -> None:
     if entry is None:
         return
     place = entry.source, entry.revision
-    if entry.tool_support is None and place not in _known and (look := _look_at_hub_model(entry)):
-        _known[place] = _tools(look)
+    if entry.tool_support is None and place not in _known and (seen := _look_at_hub_model(entry)):
+        _known[place] = _tools(seen)
 
 
 def known_tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
