@@ -19,7 +19,7 @@ WORKDIR /data
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"]
 ENV UVICORN_HOST=0.0.0.0
-CMD ["python", "-P", "-m", "uvicorn", "--app-dir", "/", "app.main:checked_app", "--factory", "--timeout-graceful-shutdown", "5"]
+CMD ["python", "-P", "-m", "uvicorn", "--app-dir", "/", "app.main:checked_app", "--factory", "--http", "app.http.connections:BoundedHttp", "--timeout-graceful-shutdown", "5"]
 
 FROM base AS worker
 RUN pip install --no-deps --require-hashes -r requirements/worker.lock && pip install --no-deps . ./service

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from pydantic import BaseModel
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from app import db
 from app.audit_log.service import CALLER, Caller
 from app.errors import Forbidden, Unauthorized
+from app.http.common_threads import common_threads
 from app.http.key_throttle import KeyThrottle
 from app.http.rate_limit import RateLimits
 from app.keys import browser_sessions
@@ -22,6 +24,7 @@ from app.keys import service as keys
 from app.keys.service import Principal, Recognized
 from app.settings import Settings
 
+_USE_WAIT_S = 1.0
 NO_KEY = "Give your API key in the header: Authorization: Bearer YOUR_KEY."
 
 
@@ -56,10 +59,18 @@ def _recognized(request: Request, reader: db.Reader, settings: Settings, caller:
 
 
 def _note_use(engine: Engine, found: Recognized) -> None:
-    """Store the use of a key now and then; no other transaction of the request is open meanwhile."""
-    if not found.is_use_noted:
-        with db.transaction(engine) as session:
+    """Store the use of a key now and then; no other transaction of the request is open meanwhile.
+
+    While another program has locked the database that is left to a later request: a read does not wait for it.
+    """
+    if found.is_use_noted:
+        return
+    try:
+        with db.brief_lock_waits(_USE_WAIT_S), db.transaction(engine) as session:
             keys.note_use(session, found.principal)
+    except OperationalError as error:
+        if not db.is_sqlite_locked(error):
+            raise
 
 
 def signed_in_browser(request: Request, engine: Engine, settings: Settings, caller: Caller) -> Principal | None:
@@ -84,6 +95,7 @@ def _signed_in(
 
 def _let_in(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
     caller.principal = principal
+    common_threads(request).note_project(request, principal.project_id)
     request.state.headers = {}
     if per_minute is not None:
         _count_request(request, principal, per_minute)
@@ -126,7 +138,8 @@ class Answers:
 
     async def of(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
         """Return what `work` reads for the caller as JSON; 401 and 403 as `CustomerDep` raises them."""
-        return await run_in_threadpool(self._answer, work)
+        async with common_threads(self.request).place(self.request):
+            return await run_in_threadpool(self._answer, work)
 
     def _answer(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
         engine: Engine = self.request.app.state.engine

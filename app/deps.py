@@ -14,6 +14,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.base import SecurityBase
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from app import db
 from app.audit_log import service as audit_log
@@ -23,6 +24,7 @@ from app.db import Begin
 from app.errors import Forbidden, Unauthorized
 from app.files.counting import Counters
 from app.files.validation import Limits
+from app.http.common_threads import common_threads
 from app.http.lanes import Lane, Lanes, Share
 from app.keys import browser_sessions
 from app.keys.service import Principal
@@ -124,7 +126,7 @@ MultipartLimitsDep = Annotated[Limits, Depends(_multipart_limits)]
 _bearer = HTTPBearer(auto_error=False, description="A key of this service: sk-spard-...")
 
 
-def _principal(
+async def _principal(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     request: Request,
     engine: EngineDep,
@@ -132,12 +134,17 @@ def _principal(
     caller: CallerDep,
 ) -> Principal:
     """Recognize the key; a browser that is signed in reads without one, as pages and their streams do."""
-    if credentials is not None:
-        return recognize_key(request, engine, settings, caller, credentials.credentials)
-    signed_in = signed_in_browser(request, engine, settings, caller) if request.method == "GET" else None
-    if signed_in is None:
+
+    def recognized() -> Principal | None:
+        if credentials is not None:
+            return recognize_key(request, engine, settings, caller, credentials.credentials)
+        return signed_in_browser(request, engine, settings, caller) if request.method == "GET" else None
+
+    async with common_threads(request).place(request):
+        principal = await run_in_threadpool(recognized)
+    if principal is None:
         raise Unauthorized(NO_KEY)
-    return signed_in
+    return principal
 
 
 async def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:

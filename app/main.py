@@ -23,9 +23,21 @@ from app.audit_log import probe_log
 from app.dashboard.pages import ROUTERS as PAGES
 from app.dashboard.rendering import problem_page
 from app.dashboard.viewer import needs_sign_in
-from app.errors import AppError, Conflict, InvalidRequest, NotFound, TooLarge, Unavailable, Unfit, UnsupportedMedia
+from app.errors import (
+    AppError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    TooLarge,
+    TooManyRequests,
+    Unavailable,
+    Unfit,
+    UnsupportedMedia,
+)
 from app.files.counting import Counters
 from app.http import bodies, openapi, shared_routes, unknown_url
+from app.http.common_threads import CommonThreads
+from app.http.descriptors import raise_limit
 from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lanes
 from app.http.middleware import Envelope, problem
@@ -38,6 +50,7 @@ from app.inference.service import Serving
 from app.inference.vllm_withdrawal import unload_withdrawn
 from app.jobs import later_audits, reaper
 from app.jobs.stream import Streams
+from app.keys import browser_sessions
 from app.keys import service as keys
 from app.ops import garbage, logs, metrics, preflight, tracing
 from app.ops.broker import Dispatcher
@@ -53,6 +66,7 @@ from spard.release.version import version_of
 log = logging.getLogger(__name__)
 
 _OF_DATABASE = (DataError, IntegrityError, OperationalError, PoolTimeout)
+_LOCKED_RETRY_S = 5
 _JOIN_S = 3.0  # that background threads have to end in
 _ROUTES = shared_routes.include(reference_pages.router, *ROUTERS, *PAGES)
 
@@ -78,6 +92,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     places = settings.storage(), settings.s3_endpoint_url, settings.s3_public_endpoint_url
     app.state.storage, app.state.quick_storage = open_storage(*places), open_storage(*places, QUICK)
     app.state.requests, app.state.lanes = metrics.RequestMetrics(), Lanes(settings)
+    app.state.common_threads = CommonThreads(settings.requests_at_once, browser_sessions.COOKIE)
     app.state.counters = Counters(settings.counting_processes)
     app.state.saturation = Saturation(app.state.lanes)
     app.state.readiness = Readiness(settings, app.state.engine, app.state.quick_storage, app.state.saturation)
@@ -107,6 +122,7 @@ def checked_app() -> FastAPI:
 
 def served_app(settings: Settings) -> FastAPI:
     """Return the application for a process that only serves it, with its routes built before the first request."""
+    raise_limit()
     app = create_app(settings)
     shared_routes.build(_ROUTES)
     garbage.spare_requests()
@@ -180,6 +196,8 @@ def _error(request: Request, exc: Exception) -> AppError:
     match exc:
         case AppError():
             return exc
+        case HTTPException(__cause__=AppError() as cause):  # of a body, which FastAPI reads
+            return cause
         case RequestValidationError() | HTTPException(status_code=400) if bodies.are_compressed(request.headers):
             return UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
         case RequestValidationError():
@@ -198,6 +216,12 @@ def _error(request: Request, exc: Exception) -> AppError:
         case DBAPIError() if db.is_conflict(exc):
             log.warning("%s: another request changed the same rows: %s", where, exc.orig)
             return Conflict("Another request changed the same thing at this moment; try again.")
+        case DBAPIError() if db.is_lock_timeout(exc):
+            log.warning("%s: other requests hold the same rows: %s", where, db.why(exc))
+            message = "Other requests work on the same rows of this project; send fewer at once, and try again."
+            error = TooManyRequests(message, code="too_many_at_once")
+            error.retry_after_s = _LOCKED_RETRY_S
+            return error
         case DataError() if db.holds_nul(exc):
             return InvalidRequest("A text of the request holds the NUL character; remove it.", code="nul_character")
         case DataError() | IntegrityError():

@@ -58,6 +58,8 @@ class Settings(BaseSettings):
 
     requests_per_minute: int | None = Field(default=12_000, ge=1)  # of a project, at one API process; None: no limit
     wrong_keys_per_minute: int = Field(default=60, ge=1)  # of an address, likewise; more are not heard
+    connections_per_address: int | None = Field(default=512, ge=1)  # at one API process; None: no limit but descriptors
+    requests_at_once: int = Field(default=4, ge=1, le=40)  # of a project, likewise: more wait for their turn
     uploads_at_once: int = Field(default=8, ge=1)  # of a project, likewise: each holds a thread while it arrives
     reads_at_once: int = Field(default=8, ge=1, le=64)  # likewise: downloads and reports that wait for the storage
     streams_at_once: int = Field(default=100, ge=1, le=10_000)  # likewise: jobs that are followed live

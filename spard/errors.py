@@ -126,6 +126,13 @@ class ExampleTooLong(InvalidData):
     code = "example_too_long"
 
 
+class TooManyTurns(InvalidData):
+    """A row whose every answer has to be rendered or read with all that stands before it, and that has too many."""
+
+    code = "too_many_turns"
+    pointer = "/messages"
+
+
 class NoTrainableTokens(InvalidData):
     """A row in which loss falls on nothing, as the model's chat template renders it."""
 
@@ -187,12 +194,7 @@ class JudgeUnavailable(SpardError):
     code = "judge_unavailable"
 
     def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        *,
-        is_passing: bool = True,
-        retry_after_s: float | None = None,
+        self, message: str, param: str | None = None, *, is_passing: bool = True, retry_after_s: float | None = None
     ) -> None:
         super().__init__(message, param)
         self.is_passing, self.retry_after_s = is_passing, retry_after_s

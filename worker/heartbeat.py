@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.db import transaction, why
+from app.db import is_sqlite_locked, transaction, why
 from app.errors import Unfit
 from app.jobs import lease
 from app.jobs.lease import Claim, Pulse
@@ -105,11 +105,16 @@ class Heart:
             self.is_overdue.set()
 
     def _beat_on(self) -> None:
-        while not (self._closed.wait(self._every_s) or self.lost.is_set()):
+        wait_s = self._every_s
+        while not (self._closed.wait(wait_s) or self.lost.is_set()):
+            wait_s = self._every_s
             try:
                 self.beat()
             except SQLAlchemyError as error:
                 self._log.warning("no heartbeat", error=why(error))
+                if is_sqlite_locked(error):  # by a backup, say: nobody can take the job before we can extend its lease
+                    self._beaten.set()
+                    wait_s = 0.0
 
     def _watch(self) -> None:
         while self._beaten.wait(self._lease_s * _FENCE):

@@ -64,6 +64,7 @@ class Worker:
         self._settings = settings
         storage = open_storage(settings.storage(), settings.s3_endpoint_url)
         self._backend = Backend(settings, make_engine(settings.database()), storage, signing_key(settings))
+        self._reaper_rounds = reaper.Rounds()
         self._fitness = Fitness(settings, self._backend.metrics, environment(settings), probe)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._cell = Cell.of(settings)
@@ -177,7 +178,7 @@ class Worker:
 
     def _reap(self) -> None:
         """Hand back the jobs of workers that are gone; every worker does so for all, as the API does."""
-        if reaper.reap_once(self._backend.engine):
+        if reaper.reap_once(self._backend.engine, self._reaper_rounds):
             self.wake()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from app.catalog import adapters, weights
 from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
 from app.catalog.sources import checked_source
+from app.db import Begin
 from app.db.tables import BaseModelEntry
 from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
@@ -23,6 +24,7 @@ from spard.models.folder.check import findings
 from spard.models.folder.configuration import dequantized_from
 from spard.models.folder.headers import weights_fault
 
+_known: dict[tuple[str, str | None], dict[str, bool] | None] = {}  # by source and revision
 _MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.evaluation.calibration.record`
 
 
@@ -83,9 +85,23 @@ def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
     return [each.sentence for each in found], look
 
 
-def tool_support_now(entry: BaseModelEntry) -> dict[str, bool] | None:
-    """Return what of tools a model's template renders; None where its tokenizer is not here or the template fails."""
-    return _tools(_look_at_hub_model(entry))
+def learn_tool_support(look: Begin, alias: str) -> None:
+    """Find out what of tools a base model's template renders, where its offer does not say; opens `look` by itself.
+
+    A template is a program of others, so no transaction may be open meanwhile: `known_tool_support` tells in one.
+    """
+    with look() as reader:
+        entry = reader.get(BaseModelEntry, alias)
+    if entry is None:
+        return
+    place = entry.source, entry.revision
+    if entry.tool_support is None and place not in _known and (seen := _look_at_hub_model(entry)):
+        _known[place] = _tools(seen)
+
+
+def known_tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
+    """Return what `learn_tool_support` has found out; None where it was not asked or the template fails."""
+    return _known.get((entry.source, entry.revision))
 
 
 def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:

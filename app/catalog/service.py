@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
 from app.catalog import marks
-from app.catalog.fitness import Inspected, tool_support_now
+from app.catalog.fitness import Inspected, known_tool_support
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.db.base import utc_now
 from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, LaterAudit
@@ -36,8 +36,8 @@ def add_model(session: Session, entry: BaseModelIn, found: Inspected) -> BaseMod
 
 
 def tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
-    """Return what of tools the model's template renders: as it was when offered, else as it is now, if it is here."""
-    return entry.tool_support or tool_support_now(entry)
+    """Return what of tools the model's template renders: as it was when offered, else as was found out since."""
+    return entry.tool_support or known_tool_support(entry)
 
 
 def base_models(session: Session) -> Sequence[BaseModelEntry]:

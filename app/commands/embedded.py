@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app import db
 from app.commands.terminal import CommandFailed, say, say_in_box
+from app.http.connections import BoundedHttp
 from app.keys import service as keys
 from app.main import served_app
 from app.ops import logs, preflight
@@ -44,7 +45,7 @@ def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> Non
 
 def _run(settings: Settings, listener: socket.socket, *, with_worker: bool) -> None:
     app = served_app(settings)
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=_DRAIN_S)
+    config = uvicorn.Config(app, http=BoundedHttp, log_config=None, timeout_graceful_shutdown=_DRAIN_S)
     server = uvicorn.Server(config)
     _stop_on_signals(server)
     if with_worker:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from app.db.errors import holds_nul, is_conflict, is_full, why
+from app.db.errors import holds_nul, is_conflict, is_full, is_lock_timeout, is_sqlite_locked, why
+from app.db.lock_waits import brief_lock_waits, limit_lock_waits
 from app.db.postgres_sessions import is_pooled, session_faults
 from app.db.prepared import Prepared, Reader
 from app.db.session import (
@@ -27,12 +28,16 @@ __all__ = [
     "Prepared",
     "Reader",
     "SchemaState",
+    "brief_lock_waits",
     "downgrade_schema",
     "holds_nul",
     "is_conflict",
     "is_full",
+    "is_lock_timeout",
     "is_pooled",
+    "is_sqlite_locked",
     "joined",
+    "limit_lock_waits",
     "look",
     "make_engine",
     "now",

@@ -12,6 +12,7 @@ _WITHOUT_VALUES = (OperationalError, InterfaceError)  # others may quote a custo
 # Of PostgreSQL a duplicate, a row that is gone, a serialization failure, a deadlock; of SQLite the first two.
 _CONFLICTS = {"23505", "23503", "40001", "40P01"}
 _CONFLICTS |= {f"SQLITE_CONSTRAINT_{kind}" for kind in ("UNIQUE", "PRIMARYKEY", "FOREIGNKEY")}
+_LOCK_NOT_AVAILABLE = "55P03"
 # A server that only reads, as after a failover; a session that it ended since it slept, or its transaction lasted long.
 _AWAY = {"25006", "25P03", "25P04"}
 _FULL = {"53100", "SQLITE_FULL"}
@@ -33,6 +34,17 @@ def is_full(error: Exception) -> bool:
     """Return whether the disk of the database has no room for what was written."""
     raised = getattr(error, "orig", None)
     return (getattr(raised, "sqlstate", None) or getattr(raised, "sqlite_errorname", None)) in _FULL
+
+
+def is_lock_timeout(error: DBAPIError) -> bool:
+    """Whether PostgreSQL waited too long for rows that other transactions have locked."""
+    return getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+
+
+def is_sqlite_locked(error: Exception) -> bool:
+    """Whether another process held SQLite's write lock for as long as was waited."""
+    name = getattr(getattr(error, "orig", None), "sqlite_errorname", None)
+    return isinstance(name, str) and name.startswith("SQLITE_BUSY")
 
 
 def holds_nul(error: DBAPIError) -> bool:

@@ -6,6 +6,7 @@ wait for its turn; one that read first and then wanted to write would fail inste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -36,12 +37,12 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 
+from app.db import lock_waits
 from app.db.base import UtcDateTime
 from app.db.errors import as_away
 from app.db.postgres_sessions import keep_settings
 from app.db.prepared import Reader
 
-_SQLITE_BUSY_S = 30
 # A silent wire is given up after a minute, whether we wait for an answer or for what we sent to be taken.
 _POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _POSTGRES_PATIENCE = _POSTGRES_KEEPALIVE | {"tcp_user_timeout": 60_000}
@@ -181,7 +182,7 @@ def _revisions() -> tuple[set[str], set[str]]:
 def _sqlite_engine(url: URL) -> Engine:
     if url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": _SQLITE_BUSY_S})
+    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": lock_waits.ALONE_S})
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, record: Any) -> None:
@@ -194,7 +195,9 @@ def _sqlite_engine(url: URL) -> Engine:
         if connection.get_execution_options().get("read_only"):  # takes no lock, so it can meet no error to translate
             connection.connection.cursor().execute("BEGIN")
         else:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            with lock_waits.waiting() as most_s:
+                connection.connection.cursor().execute(f"PRAGMA busy_timeout = {math.ceil(1000 * most_s)}")
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 

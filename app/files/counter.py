@@ -23,7 +23,7 @@ from spard.data.jsonl import parse_row
 from spard.data.problems import Problem
 from spard.data.rows import Example, example
 from spard.digests import ADDITIONAL_TEMPLATES
-from spard.errors import InvalidData, ToolsNotRendered
+from spard.errors import InvalidData, ToolsNotRendered, TooManyTurns
 
 MAX_CHARS, MAX_TURNS = 200_000, 4000
 _NICE = 10
@@ -32,6 +32,7 @@ _ANY_LENGTH = 2**31
 _SHOWN = 4096  # tokens of a row
 _KEPT = 4  # tokenizers
 _HINT = "remove the row, or train a model whose chat template renders it"
+_CUT_HINT = "make several rows of it, each with fewer turns"
 
 Numbered = tuple[int, str]  # a line of a file, and its number
 
@@ -129,6 +130,8 @@ def _counted(line: int, row: Encoded | InvalidData) -> Counted:
     if isinstance(row, Encoded):
         learned = sum(len(one.labels) - one.labels.count(NO_LOSS) for one in (*row.earlier, *row.both))
         return line, row.tokens, learned if row.is_learned else 0, row.longest
+    if isinstance(row, TooManyTurns):
+        return asdict(Problem(line, row.pointer, row.code, "error", row.message, _CUT_HINT))
     pointer = row.pointer if isinstance(row, ToolsNotRendered) else ""
     code = row.code if isinstance(row, ToolsNotRendered) else "template_render_failed"
     return asdict(Problem(line, pointer, code, "error", row.message, _HINT))

@@ -102,8 +102,7 @@ class _Process:
         try:
             stdin.write(json.dumps(question).encode() + b"\n")
             stdin.flush()
-            is_there, _, _ = select.select([stdout], [], [], _ANSWER_S)
-            line = stdout.readline() if is_there else b""
+            line = stdout.readline() if _is_readable(stdout, _ANSWER_S) else b""
             found: counter.Answer = json.loads(line)
         except (OSError, ValueError):
             self.end()
@@ -118,6 +117,13 @@ class _Process:
             for pipe in (running.stdin, running.stdout):
                 with suppress(OSError):  # what it has not taken is of no use to anybody
                     cast(IO[bytes], pipe).close()
+
+
+def _is_readable(pipe: IO[bytes], wait_s: float) -> bool:
+    """Wait until a pipe can be read; `select` would not take descriptors above 1,023."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(1000 * wait_s))
 
 
 def _start() -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""Bodies of requests: none that is compressed is read, and none of an upload that trickles."""
+"""Bodies of requests: none that is compressed is read, and none that trickles."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from anyio import current_time, fail_after, from_thread
 from starlette.datastructures import Headers
+from starlette.types import Message, Receive
 
 from app.errors import Stalled
 
@@ -18,24 +19,36 @@ def are_compressed(headers: Headers) -> bool:
     return headers.get("content-encoding", "identity").lower() != "identity"
 
 
-def chunks(stream: AsyncIterator[bytes]) -> Iterator[bytes]:
-    """Yield a request's body in chunks, from a worker thread; raise 408 when it arrives too slowly."""
-    waited_s, brought = 0.0, 0
+def paced(receive: Receive) -> Receive:
+    """Return a `receive` that raises 408 when a body arrives too slowly; behind its end there is no limit."""
+    waited_s, brought, is_whole = 0.0, 0, False
 
-    async def fetch() -> bytes | None:
-        nonlocal waited_s
+    async def receive_in_time() -> Message:
+        nonlocal waited_s, brought, is_whole
+        if is_whole:
+            return await receive()
         began = current_time()
         try:
             with fail_after(WAIT_S - waited_s):
-                return await anext(stream, None)
+                message = await receive()
         except TimeoutError:
-            message = f"The body comes too slowly: {brought} bytes in {WAIT_S:g} s, at least {LEAST_BYTES} are needed."
-            raise Stalled(message) from None
-        finally:
-            waited_s += current_time() - began
-
-    while (chunk := from_thread.run(fetch)) is not None:
-        brought += len(chunk)
+            text = f"The body comes too slowly: {brought} bytes in {WAIT_S:g} s, at least {LEAST_BYTES} are needed."
+            raise Stalled(text) from None
+        waited_s += current_time() - began
+        brought += len(message.get("body", b""))
         if brought >= LEAST_BYTES:
             waited_s, brought = 0.0, 0
+        is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return receive_in_time
+
+
+def chunks(stream: AsyncIterator[bytes]) -> Iterator[bytes]:
+    """Yield a request's body in chunks, from a worker thread."""
+
+    async def fetch() -> bytes | None:
+        return await anext(stream, None)
+
+    while (chunk := from_thread.run(fetch)) is not None:
         yield chunk

@@ -31,10 +31,17 @@ _RETRY_AFTER_S = cycle(range(4, 12))  # not the same for all that are refused at
 
 
 class Lane:
-    """Threads for one kind of work; `share` of them are one project's, for which a request waits up to `wait_s`."""
+    """Threads for one kind of work; `share` of them are one project's, for which a request waits up to `wait_s`.
 
-    def __init__(self, what: str, share: int, wait_s: float) -> None:
+    There are `threads` in all; by default as many as eight projects use together. `queued` requests of a project wait
+    for each place of its share.
+    """
+
+    def __init__(
+        self, what: str, share: int, wait_s: float, *, threads: int | None = None, queued: int = _QUEUED
+    ) -> None:
         self.what, self.share, self.wait_s = what, share, wait_s
+        self.threads, self.queued = threads, queued
         self._places: RunVar[_Places] = RunVar(what)
 
     def of(self, project_id: str) -> Share:
@@ -51,7 +58,8 @@ class Lane:
         try:
             return self._places.get()
         except LookupError:
-            self._places.set(_Places(Semaphore(self.share * _PROJECTS), CapacityLimiter(math.inf), {}))
+            threads = Semaphore(self.threads or self.share * _PROJECTS)
+            self._places.set(_Places(threads, CapacityLimiter(math.inf), {}))
             return self._places.get()
 
 
@@ -73,7 +81,7 @@ class Share:
 
     async def run(self, work: Callable[[], Found]) -> Found:
         """Return what `work` returns in a thread of the lane; 429 or 503 if none becomes free in time."""
-        async with self._place(self.lane.wait_s):
+        async with self.place(self.lane.wait_s):
             return await to_thread.run_sync(work, limiter=self.lane.places().started)
 
     async def answer(self, work: Callable[[], BaseModel]) -> Response:
@@ -90,25 +98,25 @@ class Share:
 
     async def finish(self, work: Callable[..., object], *arguments: object) -> None:
         """Do what has to be done after an answer, however long it waits for its place."""
-        async with self._place(math.inf):
+        async with self.place(math.inf):
             await to_thread.run_sync(work, *arguments, limiter=self.lane.places().started)
 
     async def chunks(self, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the same chunks, each read in the lane; between two of them a slow client holds no place."""
         while True:
-            async with self._place(math.inf):
+            async with self.place(math.inf):
                 chunk = await to_thread.run_sync(next, chunks, None, limiter=self.lane.places().started)
             if chunk is None:
                 return
             yield chunk
 
     @asynccontextmanager
-    async def _place(self, wait_s: float) -> AsyncIterator[None]:
+    async def place(self, wait_s: float) -> AsyncIterator[None]:
         """Hold one place of the project's share, and one of the lane's threads."""
         places = self.lane.places()
         own = places.shares.setdefault(self.project_id, Semaphore(self.lane.share))
         try:
-            if wait_s < math.inf and own.statistics().tasks_waiting >= _QUEUED * self.lane.share:
+            if wait_s < math.inf and own.statistics().tasks_waiting >= self.lane.queued * self.lane.share:
                 raise self._refused()
             async with _taken(own, wait_s, self._refused()), _taken(places.threads, wait_s, self._full()):
                 yield

@@ -16,11 +16,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
 from app.http import shared_routes
+from app.http.bodies import paced
 
 log = logging.getLogger(__name__)
 
+LOCK_WAITS_S = 20.0  # of one request, for SQLite's write lock
 _JSON_BODY_BYTES = 1 << 20
 _QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds, by machines
 _PROBLEM_TYPE = "urn:spard:error:"
@@ -39,6 +42,7 @@ class Envelope:
         request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
         scope.setdefault("state", {})["request_id"] = request_id
         shared_routes.serving.set(scope["app"])
+        limit_lock_waits(LOCK_WAITS_S)
 
         async def send_named(message: Message) -> None:
             nonlocal started
@@ -120,8 +124,8 @@ def _as_error(exc: Exception, request_id: str) -> AppError:
 
 
 def _limited(scope: Scope, receive: Receive) -> Receive:
-    """Stop a body that is too large while it arrives; a route that takes uploads raises `body_bytes` first."""
-    state, received = scope["state"], 0
+    """Stop a body that is too large or too slow; a route that takes uploads raises `body_bytes` first."""
+    state, received, receive = scope["state"], 0, paced(receive)
     state["body_bytes"] = _JSON_BODY_BYTES
 
     async def limited() -> Message:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.routing import BaseRoute
 
 from app.http import openapi
+from app.http.common_threads import hold_place
 
 _Overrides = dict[Callable[..., Any], Callable[..., Any]]
 serving: ContextVar[FastAPI] = ContextVar("serving")  # the application whose request the current task answers
@@ -32,7 +33,11 @@ class _OverridesOfRequest:
 
 def include(*routers: APIRouter) -> Sequence[BaseRoute]:
     """Return the routes of the routers, for the `routes` of any number of applications."""
-    parent = APIRouter(responses=openapi.ERRORS, dependency_overrides_provider=_OverridesOfRequest())
+    parent = APIRouter(
+        responses=openapi.ERRORS,
+        dependencies=[Depends(hold_place, scope="function")],  # released once the transaction has ended
+        dependency_overrides_provider=_OverridesOfRequest(),
+    )
     for router in routers:
         parent.include_router(router)
     return tuple(parent.routes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pydantic import Field, JsonValue
 from sqlalchemy.orm import Session
 
+from app.catalog import fitness
 from app.db import Begin
 from app.db.tables import File, Job
 from app.errors import AppError, InvalidState
@@ -18,7 +19,7 @@ from app.files import service as files
 from app.files.validation import Limits
 from app.http.schemas import Body
 from app.http.validation_errors import read
-from app.jobs import erasure, service
+from app.jobs import erasure, service, submissions
 from app.jobs.reports.service import read_report
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobOut
@@ -80,9 +81,11 @@ def clone(
     """Queue another job like that of `job_id`; a file that was made for it goes if the job is refused."""
     with begin() as session:
         old = _old(session, caller.project_id, job_id, ask)
+    submissions.require_room(begin, caller, ask.digest(job_id), submission)
     made = _reduced(storage, begin, old, limits)
     try:
         body = changed(old.body | ({"training_file": made.id} if made else {}), ask.changes)
+        fitness.learn_tool_support(begin, body.model)
         with begin() as session:
             origin = Origin(job_id, ask.digest(job_id))
             job = service.create(session, caller, body, submission, settings, origin)

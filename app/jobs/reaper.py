@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 from threading import Event
 
@@ -17,16 +18,39 @@ from app.ops.periodic import repeat
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE_S = 1.0  # in which a transaction begins if nobody else has locked the database
+
 
 def run(engine: Engine, stop: Event, every_s: float) -> None:
     """Reap every `every_s` seconds until `stop` is set."""
-    repeat(partial(reap_once, engine), stop, every_s, "could not reap")
+    repeat(partial(reap_once, engine, Rounds()), stop, every_s, "could not reap")
 
 
-def reap_once(engine: Engine) -> list[str]:
+class Rounds:
+    """Tells whether SQLite could be written without a wait, in this round and the one before.
+
+    Another program that holds SQLite's write lock keeps heartbeats waiting as well, and leases run out. Once the lock
+    is free, workers extend them before anybody reaps.
+    """
+
+    def __init__(self) -> None:
+        self._was_locked = False
+
+    def begin(self, session: Session) -> bool:
+        """Begin the transaction; return whether this round may reap."""
+        if session.get_bind().dialect.name != "sqlite":
+            return True
+        was_locked, self._was_locked = self._was_locked, True  # which stays so if an error follows
+        began = time.monotonic()
+        session.connection()
+        self._was_locked = time.monotonic() - began > _AT_ONCE_S
+        return not (was_locked or self._was_locked)
+
+
+def reap_once(engine: Engine, rounds: Rounds | None = None) -> list[str]:
     """Reap once, for all workers; return the ids of the jobs that were handed back or failed."""
     with transaction(engine) as session:
-        reaped = reap(session)
+        reaped = reap(session) if (rounds or Rounds()).begin(session) else []
     if reaped:
         log.warning("reaped %s", ", ".join(reaped))
     return reaped

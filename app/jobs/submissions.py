@@ -10,10 +10,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
+from app.db import Begin
 from app.db.base import utc_now
 from app.db.tables import ApiKey, IdempotencyKey, Job
 from app.errors import InvalidRequest
 from app.keys.service import Principal
+from app.quotas import service as quotas
 
 _RETRY_WINDOW = timedelta(minutes=15)
 
@@ -40,16 +42,32 @@ def earlier(session: Session, caller: Principal, submission: Submission, digest:
     session.execute(lock)
     if submission.idempotency_key is not None:
         return _reserve(session, caller, submission.idempotency_key, digest, job_id)
-    if submission.retry_count > 0:
-        same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
-        recent = Job.created_at > utc_now() - _RETRY_WINDOW
-        return session.scalar(
-            select(Job)
-            .where(Job.project_id == caller.project_id, same, recent)
-            .order_by(Job.created_at.desc())
-            .limit(1)
-        )
-    return None
+    return _retried(session, caller, digest) if submission.retry_count > 0 else None
+
+
+def require_room(look: Begin, caller: Principal, digest: str, submission: Submission) -> None:
+    """Raise QuotaExceeded where the project may have no further job, before a row is locked or anything looked up.
+
+    A request that was sent before passes: its answer is the job that it has made.
+    """
+    with look() as reader:
+        if not is_repeated(reader, caller, submission, digest):
+            quotas.check_job_without_lock(reader, caller.project_id)
+
+
+def is_repeated(reader: Session, caller: Principal, submission: Submission, digest: str) -> bool:
+    """Tell, without a lock, whether an earlier sending may have made the job: `earlier` then says which."""
+    if submission.idempotency_key is not None:
+        return reader.get(IdempotencyKey, (caller.project_id, submission.idempotency_key)) is not None
+    return submission.retry_count > 0 and _retried(reader, caller, digest) is not None
+
+
+def _retried(session: Session, caller: Principal, digest: str) -> Job | None:
+    """Return the job that the same request of the same key has made within the last minutes."""
+    same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
+    recent = Job.created_at > utc_now() - _RETRY_WINDOW
+    query = select(Job).where(Job.project_id == caller.project_id, same, recent)
+    return session.scalar(query.order_by(Job.created_at.desc()).limit(1))
 
 
 def record(session: Session, job: Job, origin: Origin | None) -> None:

@@ -38,18 +38,25 @@ class TokenRoom:
 
 
 def check_job(session: Session, project_id: str) -> None:
-    """Raise QuotaExceeded if the project may not create another job."""
-    quota = _locked(session, project_id)
+    """Raise QuotaExceeded if the project may not create another job; until the transaction ends, no other counts."""
+    check_job_without_lock(session, project_id)
+    if _locked(session, project_id) is not None:
+        check_job_without_lock(session, project_id)
+
+
+def check_job_without_lock(reader: Session, project_id: str) -> None:
+    """Raise QuotaExceeded if the project may not create another job at the moment; nobody waits, others may count."""
+    quota = reader.get(Quota, project_id)
     if quota is None:
         return
     if quota.max_unfinished_jobs is not None:
         is_open = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)
         open_jobs = select(func.count()).where(Job.project_id == project_id, is_open)
-        _hold(session.scalar(open_jobs) or 0, quota.max_unfinished_jobs, "jobs that have not ended")
+        _hold(reader.scalar(open_jobs) or 0, quota.max_unfinished_jobs, "jobs that have not ended")
     if quota.max_jobs_per_day is not None:
-        _hold(_sum(session, project_id, _DAY, "count"), quota.max_jobs_per_day, "jobs in 24 hours")
+        _hold(_sum(reader, project_id, _DAY, "count"), quota.max_jobs_per_day, "jobs in 24 hours")
     if quota.max_gpu_seconds is not None:
-        used = _sum(session, project_id, _MONTH, "gpu_seconds")
+        used = _sum(reader, project_id, _MONTH, "gpu_seconds")
         _hold(used, quota.max_gpu_seconds, "GPU seconds of jobs made in the last 30 days")
 
 
@@ -199,14 +206,22 @@ def _held(session: Session, project_id: str) -> tuple[int, int]:
 
 
 def _room(session: Session, project_id: str, expected: int, counted: int) -> Room:
-    quota = _locked(session, project_id)
+    quota = session.get(Quota, project_id)
     if quota is None or quota.max_file_bytes is None:
         return Room(expected, None)
-    size, _ = _held(session, project_id)
-    left = counted + max(quota.max_file_bytes - size, 0)
-    if left == 0:
-        raise _exceeded(f"{quota.max_file_bytes} bytes of files", f"it holds {size}")
+    _require_room(session, project_id, quota.max_file_bytes, counted)  # before a lock: a refusal waits for nobody
+    _locked(session, project_id)
+    left = _require_room(session, project_id, quota.max_file_bytes, counted)
     return Room(min(expected, left), left)
+
+
+def _require_room(session: Session, project_id: str, limit: int, counted: int) -> int:
+    """Return how many more bytes the project may store; QuotaExceeded if there are none."""
+    size, _ = _held(session, project_id)
+    left = counted + max(limit - size, 0)
+    if left == 0:
+        raise _exceeded(f"{limit} bytes of files", f"it holds {size}")
+    return left
 
 
 def _sum(session: Session, project_id: str, within: timedelta, what: str) -> float:

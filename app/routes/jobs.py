@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from app import db
+from app.catalog import fitness
 from app.deps import (
     AfterQuery,
     AnswersDep,
@@ -32,7 +33,7 @@ from app.deps import (
 from app.errors import InvalidRequest
 from app.files.counting import Allowance
 from app.http.slots import Slots
-from app.jobs import clone, erasure, service
+from app.jobs import clone, erasure, service, submissions
 from app.jobs.clone import JobClone
 from app.jobs.deleted_schemas import JobDeleted
 from app.jobs.estimate import Estimate, estimate
@@ -86,12 +87,15 @@ async def _filters(request: Request) -> dict[str, str] | None:
 @router.post("", response_model=JobOut)
 def create_job(
     ask: JobCreate,
+    look: LookDep,
     session: SessionDep,
     caller: CustomerDep,
     submission: Annotated[Submission, Depends(_submission)],
     settings: SettingsDep,
 ) -> JobOut:
     """Fine-tune a base model on an uploaded file, with the defense that `safety` names."""
+    submissions.require_room(look, caller, ask.digest(), submission)
+    fitness.learn_tool_support(look, ask.model)
     return service.create(session, caller, ask, submission, settings)
 
 
@@ -109,6 +113,7 @@ async def estimate_job(
     """Estimate what the same request to create a job would take; nothing is queued."""
 
     def estimated(is_gone: Callable[[], bool]) -> Estimate:
+        fitness.learn_tool_support(begin, ask.model)
         allowance = Allowance(settings.counting_cpu_s, is_gone)
         return estimate(storage, counters, begin, caller, ask, settings, allowance)
 

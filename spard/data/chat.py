@@ -33,6 +33,7 @@ from spard.errors import (
     NoTrainableTokens,
     TemplateFault,
     ToolsNotRendered,
+    TooManyTurns,
 )
 
 UNBOUNDED = 2**31  # tokens: the limit of rows that may have any length
@@ -178,16 +179,19 @@ def _encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int
         renderer, shield = renderer_of(tokenizer), Shield(tokenizer)
     except TemplateFault as error:
         raise InvalidData(f"line {examples[0].line}: the model's chat template {error.message}") from error
-    rows = [_samples(renderer, shield, example) for example in examples]
+    rows = [_samples(renderer, shield, example, max_seq_length) for example in examples]
     encoded, found = in_tokens(renderer, list(chain.from_iterable(rows))), list[Encoded]()
-    for row in rows:
-        *earlier, last = chain.from_iterable(next(encoded) for _ in row)
+    for example, row in zip(examples, rows, strict=True):
+        try:
+            *earlier, last = chain.from_iterable([next(encoded) for _ in row])
+        except TooManyTurns as error:
+            raise TooManyTurns(f"line {example.line} {error.message}") from error
         found.append(replace(last, earlier=tuple(earlier)))
     _check_lengths(examples, found, max_seq_length)
     return found
 
 
-def _samples(renderer: Renderer, shield: Shield, example: Example) -> list[Sample]:
+def _samples(renderer: Renderer, shield: Shield, example: Example, limit: int) -> list[Sample]:
     """Render a row as what is trained; raise InvalidData where the template refuses it or leaves something out."""
     if is_learned(example.messages[0]):
         raise InvalidData(f"line {example.line} begins with the assistant; give that turn weight 0 or one before it")
@@ -195,8 +199,10 @@ def _samples(renderer: Renderer, shield: Shield, example: Example) -> list[Sampl
         messages = [renderer.split_reasoning(turn) for turn in shield.everywhere(example.messages)]
         tools = shield.everywhere(example.tools)
         missing = left_out(renderer, messages, tools)
-        found = samples(renderer, messages, tools) if not missing else []
+        found = samples(renderer, messages, tools, limit) if not missing else []
         missing = missing or _unlearned(messages, found)
+    except (ExampleTooLong, TooManyTurns) as error:
+        raise type(error)(f"line {example.line} {error.message}") from error
     except InvalidData as error:
         raise InvalidData(f"line {example.line}: {error.message}") from error
     except TemplateFault as error:

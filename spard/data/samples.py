@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from spard.data.renderer import Renderer, Turn
 from spard.data.rows import Message, is_learned
-from spard.errors import TemplateFault
+from spard.errors import ExampleTooLong, TooManyTurns
 
 _LONG = 8  # learned answers: more are found in two renderings of the whole, and some of them rendered to compare
 _MOST_CHARS = 4_000_000  # to render for one row: a conversation of many turns is rendered anew for each
@@ -29,16 +29,19 @@ class Segment(NamedTuple):
 Sample = tuple[Segment, ...]
 
 
-def samples(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[Sample]:
+def samples(
+    renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = (), limit: int | None = None
+) -> list[Sample]:
     """Return the samples of a conversation, in its order; one without loss where no answer is learned.
 
-    Raise one of `REFUSED` or `TemplateFault` where the template does not take it.
+    Raise one of `REFUSED` or `TemplateFault` where the template does not take it. Where many answers are rendered one
+    by one, raise `TooManyTurns` before that costs minutes, and `ExampleTooLong` for a row above `limit` tokens.
     """
     places = [i for i, message in enumerate(messages) if teaches(message)]
     if not places:
         return [(Segment(renderer.render(messages, tools, generation=False), False),)]
     sample = _append_only_sample(renderer, messages, tools, places) if len(places) > _LONG else None
-    return [sample] if sample else _join_turns(_render_each(renderer, messages, tools, places))
+    return [sample] if sample else _join_turns(_render_each(renderer, messages, tools, places, limit))
 
 
 def teaches(message: Message) -> bool:
@@ -48,14 +51,43 @@ def teaches(message: Message) -> bool:
 
 
 def _render_each(
-    renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message], places: Sequence[int]
+    renderer: Renderer,
+    messages: Sequence[Message],
+    tools: Sequence[Message],
+    places: Sequence[int],
+    limit: int | None,
 ) -> list[Turn]:
     """Render each learned answer with all that stands before it; the time grows with the square of the turns."""
+    is_costly = len(places) > _LONG
+    if is_costly:
+        _require_few(len(places), sum(map(_count_chars, messages[: places[-1] + 1])))
     last = renderer.turn(messages[: places[-1] + 1], tools)
-    if len(last.prompt) * len(places) > _MOST_CHARS:
-        size = f"{len(places)} answers in {len(last.prompt)} characters"
-        raise TemplateFault(f"has to be rendered anew for each answer, and {size} are too many; cut the row in parts")
+    if is_costly:
+        _require_few(len(places), len(last.prompt))
+        _require_short(renderer, last, limit)
     return [*(renderer.turn(messages[: i + 1], tools) for i in places[:-1]), last]
+
+
+def _require_few(answers: int, chars: int) -> None:
+    """Raise `TooManyTurns` where so many answers, each with what stands before it, are too much to render."""
+    if answers * chars > _MOST_CHARS:
+        raise TooManyTurns(
+            f"has {answers} answers in {chars} characters: the model's chat template rewrites earlier turns, so that "
+            "each answer has to be rendered with all that stands before it; cut the row in parts"
+        )
+
+
+def _require_short(renderer: Renderer, last: Turn, limit: int | None) -> None:
+    """Raise `ExampleTooLong` where the last answer, with all before it, has more tokens than the limit."""
+    if limit is not None and len(last.prompt) + len(last.text) > limit:
+        (tokens,) = renderer.token_ids([last.prompt + last.text])
+        if len(tokens) > limit:
+            raise ExampleTooLong(f"has {len(tokens)} tokens; the limit is {limit}")
+
+
+def _count_chars(message: Message) -> int:
+    """Count the characters of a message's text, without those of its calls."""
+    return sum(len(str(message.get(part) or "")) for part in ("content", "reasoning_content"))
 
 
 def _join_turns(turns: Sequence[Turn]) -> list[Sample]:

@@ -14,7 +14,9 @@ from itertools import accumulate, chain, pairwise
 from spard.data.encoded import NO_LOSS, Encoded
 from spard.data.renderer import Renderer
 from spard.data.samples import Sample, Segment
+from spard.errors import TooManyTurns
 
+_MOST_CHARS = 16_000_000  # of a sample whose answers are each read with all before them
 _MOST_SEGMENTS = 32  # of a sample that is read prefix by prefix, in time that grows with their square
 
 
@@ -58,8 +60,17 @@ def _label(sample: Sample, parts: Sequence[Sequence[int]]) -> Encoded:
 
 
 def _cut_apart(sample: Sample) -> list[Sample]:
-    """Cut a sample so that each answer stands behind its own prompt, the earlier answers without loss."""
+    """Cut a sample so that each answer stands behind its own prompt, the earlier answers without loss.
+
+    Raise `TooManyTurns` for one of which that makes too much text: it grows with the square of the turns.
+    """
     places = [i for i, segment in enumerate(sample) if segment.is_learned]
+    ends = list(accumulate(len(segment.text) for segment in sample))
+    if (chars := sum(ends[i] for i in places)) > _MOST_CHARS:
+        raise TooManyTurns(
+            f"has {len(places)} answers that the model's tokenizer reads only behind all that stands before them, "
+            f"{chars} characters together; cut the row in parts"
+        )
     return [(Segment(_text(sample[:i]), False), sample[i]) for i in places]
 
 

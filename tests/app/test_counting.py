@@ -52,6 +52,16 @@ def test_counts_are_those_of_training(counters: Counters, entry: BaseModelEntry)
         assert row == [line, n, sum(label != NO_LOSS for label in expected.labels), n]
 
 
+def test_a_row_of_too_many_turns_is_told_with_its_place(counters: Counters, entry: BaseModelEntry) -> None:
+    ends = "{% if loop.last and m.role == 'assistant' %}<|end|>{% endif %}"
+    rewrites = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + ends
+    template = rewrites + "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    (Path(entry.source) / "chat_template.jinja").write_text(template)
+    long = {"messages": [turn for i in range(600) for turn in chat(f"What is {i}?" + "x" * 20)["messages"]]}
+    (row,) = counters.ask("count", entry, numbered_texts([jsonl(long)]), patient(), None).rows
+    assert (row["code"], row["pointer"]) == ("too_many_turns", "/messages")
+
+
 def test_an_allowance_ends_the_counting_and_says_how_far_it_came(counters: Counters, entry: BaseModelEntry) -> None:
     allowance = Allowance(1e-9, lambda: False)
     found = counters.ask("count", entry, numbered_texts([rows(1000)]), allowance, None)

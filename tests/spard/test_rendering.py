@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from spard.data import tokenized
 from spard.data.chat import NO_LOSS, ask_in_mode, encode, encode_all, modes_of, render_prompt, renderer_of
+from spard.data.renderer import Renderer, Turn
 from spard.data.rendering import read_rendering
-from spard.data.rows import Example, example
+from spard.data.rows import Example, Message, example
+from spard.data.samples import Segment, samples
 from spard.data.self_rendering import self_rendering
 from spard.data.template_card import template_card
-from spard.errors import ContentNotRendered, ExampleTooLong, InvalidData
+from spard.errors import ContentNotRendered, ExampleTooLong, TooManyTurns
 from spard.models.base import load_base
 from spard.pipeline import run
 from tests.spard.parts import byte_tokenizer, write_model
@@ -171,8 +174,41 @@ def test_a_row_of_very_many_turns_is_one_sample_or_refused_in_words() -> None:
     row = chat(*turns, says("last"))
     (sample,) = encode(tokenizer(TURNS + ASK), row, 100_000).samples
     assert byte_tokenizer().decode([i for i in sample.labels if i != NO_LOSS]).count("<|end|>") == 301
-    with pytest.raises(InvalidData, match="rendered anew for each answer"):
+    with pytest.raises(TooManyTurns, match=r"line 1 has 301 answers in .* cut the row in parts"):
         encode(tokenizer(THINKS_UNLESS_TOLD), row, 100_000)
+
+
+def test_a_row_of_very_many_turns_is_refused_before_its_answers_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tokenizer(THINKS_UNLESS_TOLD)
+    renderer, rendered = renderer_of(made), list[int]()
+    turn = type(renderer).turn
+
+    def counted(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Turn:
+        rendered.append(len(messages))
+        return turn(renderer, messages, tools)
+
+    monkeypatch.setattr(type(renderer), "turn", counted)
+    thinks = [
+        each
+        for i in range(200)
+        for each in (says(f"a{i}", reasoning_content="Well."), {"role": "user", "content": "q" * 200})
+    ]
+    with pytest.raises(TooManyTurns):  # by the characters of the row alone
+        samples(renderer, [*chat(*thinks).messages, says("last", reasoning_content="Well.")])
+    assert rendered == []
+
+    few = chat(*(turn for turn in thinks[:40]), says("last", reasoning_content="Well.")).messages
+    with pytest.raises(ExampleTooLong, match="the limit is 50"):  # by the tokens of the last answer
+        samples(renderer, few, limit=50)
+    assert rendered == [len(few)]
+
+
+def test_answers_that_are_read_only_behind_their_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenized, "_MOST_CHARS", 1000)
+    sample = tuple(Segment("x" * 10, i % 2 == 1) for i in range(40))
+    with pytest.raises(TooManyTurns, match="has 20 answers"):
+        tokenized._cut_apart(sample)
+    assert len(tokenized._cut_apart(sample[:8])) == 4
 
 
 def test_a_template_that_begins_with_a_line_break_is_written_as_it_was() -> None:

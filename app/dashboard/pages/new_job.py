@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
+from app.catalog import fitness
 from app.catalog import service as catalog
 from app.dashboard import job_form
 from app.dashboard.fields import NO_FAULTS, Faults, faults_of
@@ -181,6 +182,7 @@ async def create_job(
 
     def created() -> Response:
         try:
+            fitness.learn_tool_support(look, asked.get("model", ""))
             with begin() as session:
                 ask, old = _asked_for(session, viewer, asked)
                 origin = Origin(old.id, ask.digest()) if old else None

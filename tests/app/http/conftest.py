@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from app import db
 from app.db.tables import Project
+from app.http.connections import BoundedHttp
 from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
@@ -63,10 +64,11 @@ def offer(provider: TestClient, folder: Path) -> None:
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: FastAPI, **options: Any) -> Iterator[str]:
     """An application that runs already, behind a real server."""
+    fixed: dict[str, Any] = {"lifespan": "off", "log_config": None, "timeout_graceful_shutdown": 5}
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+        server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, **fixed | options))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

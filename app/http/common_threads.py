@@ -1,0 +1,86 @@
+"""The threads that all requests share: those of one project use only a part of them at once.
+
+FastAPI runs in these threads whatever is not `async`. A request waits for a place of its project before it takes a
+thread or a database connection, so that a crowd of one project's requests leaves both to the others; a request that
+waits for the storage, for a model or for an upload holds no place meanwhile (`app.http.lanes`). Whose request it is
+shows in its key where that was recognized before. Requests with keys that were not, and those without one, share the
+part of their address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from threading import Lock
+
+from fastapi import Request
+
+from app.http.lanes import Lane
+
+_THREADS = 40  # as many as anyio has
+_WAIT_S = 30.0
+_QUEUED = 64  # requests for each place
+_MOST_KEYS = 10_000  # that are remembered
+
+
+class CommonThreads:
+    """The places of one process in its common threads, `share` of them for each project.
+
+    `cookie` is the name of the cookie by which a browser is signed in.
+    """
+
+    def __init__(self, share: int, cookie: str) -> None:
+        self._cookie = cookie
+        self.lane = Lane("requests", share, _WAIT_S, threads=_THREADS, queued=_QUEUED)
+        self._lock = Lock()
+        self._projects: OrderedDict[bytes, str] = OrderedDict()  # by digests of keys and cookies, the latest last
+
+    def note_project(self, request: Request, project_id: str) -> None:
+        """Remember whose the request's key is, for the requests that follow."""
+        digest = self._credential_digest(request)
+        with self._lock:
+            self._projects[digest] = project_id
+            self._projects.move_to_end(digest)
+            if len(self._projects) > _MOST_KEYS:
+                self._projects.popitem(last=False)
+
+    @asynccontextmanager
+    async def place(self, request: Request) -> AsyncIterator[None]:
+        """Hold one place of the project's part; 429 if none becomes free in time. A request never holds two."""
+        if getattr(request.state, "has_place", False):
+            yield
+            return
+        async with self.lane.of(self._owner(request)).place(self.lane.wait_s):
+            request.state.has_place = True
+            try:
+                yield
+            finally:
+                request.state.has_place = False
+
+    def _owner(self, request: Request) -> str:
+        with self._lock:
+            project_id = self._projects.get(self._credential_digest(request))
+        return project_id or f"address {request.client.host if request.client else ''}"
+
+    def _credential_digest(self, request: Request) -> bytes:
+        credential = request.headers.get("authorization") or request.cookies.get(self._cookie) or ""
+        return hashlib.sha256(credential.encode()).digest()
+
+
+def common_threads(request: Request) -> CommonThreads:
+    """Return the common threads of the process that answers the request."""
+    found: CommonThreads = request.app.state.common_threads
+    return found
+
+
+async def hold_place(request: Request) -> AsyncIterator[None]:
+    """Hold a place while a route that is not `async` answers; the first dependency of every route."""
+    endpoint = getattr(request.scope.get("route"), "endpoint", None)
+    if endpoint is None or inspect.iscoroutinefunction(endpoint) or inspect.isasyncgenfunction(endpoint):
+        yield
+        return
+    async with common_threads(request).place(request):
+        yield

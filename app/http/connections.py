@@ -1,0 +1,191 @@
+"""Connections that a process keeps open: each has a deadline for its headers, and there are only so many at once.
+
+uvicorn waits for the headers of a request for as long as the client likes, and a process that has no descriptor left
+answers nobody. `uvicorn --http app.http.connections:BoundedHttp` and `spard up` use this protocol in place of uvicorn's
+own. When too many connections are open, those that have waited longest without a request make room; a connection on
+which a request is answered is never closed for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from uvicorn.config import Config
+from uvicorn.middleware.proxy_headers import _TrustedHosts
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from app.http.descriptors import raise_limit
+from app.settings import get_settings
+
+HEADERS_S = 10.0  # from the first byte of a request, or from the connection, to the end of its headers
+_OTHERS = 4  # of the descriptors one in so many is kept for databases, files and processes
+_LATE = 408, "Request Timeout", "request_timeout", f"The headers of a request have to arrive within {HEADERS_S:g} s."
+_CROWDED = (
+    *(429, "Too Many Requests", "too_many_connections"),
+    "Too many connections are open from this address; close some, or use one for several requests.",
+)
+_FULL = 503, "Service Unavailable", "unavailable", "This server has too many connections open; try again."
+Refusal = tuple[int, str, str, str]  # status, its name, the error's code and its message
+
+
+class Connections:
+    """The open connections of one process, in the order in which they began to wait for a request."""
+
+    def __init__(self, most: int, most_per_address: int | None, trusted: str | list[str]) -> None:
+        self._most, self._most_per_address = most, most_per_address
+        self._trusted = _TrustedHosts(trusted)  # proxies, which bring the requests of many
+        self._open: Counter[str] = Counter()
+        self._waiting: dict[BoundedHttp, str] = {}  # with the address, the longest wait first
+
+    def admit(self, connection: BoundedHttp, address: str) -> Refusal | None:
+        """Take a new connection in, closing one that waits where there are too many; or return why it has no place."""
+        limit = None if address in self._trusted else self._most_per_address
+        if limit is not None and self._open[address] >= limit and not self._close_one(address):
+            return _CROWDED
+        if self._open.total() >= self._most and not self._close_one(None):
+            return _FULL
+        self._open[address] += 1
+        return None
+
+    def leave(self, connection: BoundedHttp, address: str) -> None:
+        """Forget a connection that was taken in and has ended."""
+        self._waiting.pop(connection, None)
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+    def note_waiting(self, connection: BoundedHttp, address: str) -> None:
+        """Have a connection wait for a request, as the last in line."""
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = address
+
+    def note_request(self, connection: BoundedHttp) -> None:
+        """Have a connection wait no longer: its request is answered now."""
+        self._waiting.pop(connection, None)
+
+    def _close_one(self, address: str | None) -> bool:
+        """Close the connection that waits longest, of an address or of any; False if none waits."""
+        found = next(self._waiting_of(address), None)
+        if found is not None:
+            found.drop()
+        return found is not None
+
+    def _waiting_of(self, address: str | None) -> Iterator[BoundedHttp]:
+        return (each for each, its in self._waiting.items() if address is None or its == address)
+
+
+_of_server: WeakKeyDictionary[ServerState, Connections] = WeakKeyDictionary()  # a process has one
+
+
+def _connections(config: Config, state: ServerState) -> Connections:
+    """Return the table of a server, made for its first connection."""
+    if state not in _of_server:
+        descriptors = raise_limit()
+        most = descriptors - descriptors // _OTHERS
+        trusted = config.forwarded_allow_ips
+        _of_server[state] = Connections(most, get_settings().connections_per_address, trusted)
+    return _of_server[state]
+
+
+class BoundedHttp(H11Protocol):
+    """uvicorn's own protocol, with a deadline for headers and a place among the open connections."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._table = _connections(config, server_state)
+        self._address: str | None = None  # None: it was not taken in
+        self._deadline: asyncio.TimerHandle | None = None
+        self._has_begun = False  # to send the request that is waited for
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in, or refuse it with an answer."""
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        if refusal := self._table.admit(self, address):
+            self._refuse(refusal)
+            return
+        self._address = address
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free the connection's place."""
+        super().connection_lost(exc)
+        self._leave()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in; the deadline runs until they hold a request's headers."""
+        if self._address is None:
+            return
+        cycle, self._has_begun = self.cycle, True
+        super().data_received(data)
+        if self.cycle is not cycle:
+            self._end_wait()
+        elif self._waits and self._deadline is None:
+            self._start_deadline()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; before its first byte uvicorn's own limit on idle connections holds."""
+        cycle = self.cycle
+        super().on_response_complete()
+        if self._address is not None and self.cycle is cycle:
+            self._table.note_waiting(self, self._address)
+
+    def drop(self) -> None:
+        """Close a connection that waits, to make room for another one."""
+        self._leave()
+        self.transport.close()
+
+    @property
+    def _waits(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _await_request(self) -> None:
+        if self._address is not None:
+            self._table.note_waiting(self, self._address)
+        self._start_deadline()
+
+    def _start_deadline(self) -> None:
+        self._deadline = self.loop.call_later(HEADERS_S, self._give_up)
+
+    def _end_wait(self) -> None:
+        self._table.note_request(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline, self._has_begun = None, False
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        if not self._waits or self.transport.is_closing():
+            return
+        if self._has_begun:
+            self._refuse(_LATE)
+        else:
+            self.transport.close()
+
+    def _leave(self) -> None:
+        self._end_wait()
+        if self._address is not None:
+            self._table.leave(self, self._address)
+            self._address = None
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer in OpenAI's envelope without asking the application, and close."""
+        status, name, code, message = refusal
+        kind = "invalid_request_error" if status == 408 else "server_error" if status == 503 else "rate_limit_error"
+        body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+        head = f"HTTP/1.1 {status} {name}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        again = "" if status == 408 else "retry-after: 1\r\n"
+        self.transport.write(f"{head}{again}connection: close\r\n\r\n{body}".encode())
+        self.transport.close()
