@@ -25,7 +25,6 @@ from app.settings import Settings
 from tests import servers
 from tests.certificates import Certificates, make_certificates
 
-
 # redis-py leaves a socket open whose handshake failed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
