@@ -54,7 +54,7 @@ class BrokerAddress:
         """Whether the server has to prove who it is, where TLS is asked for; without TLS there is nothing to verify."""
         return self.tls is None or self.tls["ssl_cert_reqs"] != ssl.CERT_NONE
 
-    def celery_settings(self, transport_options: Mapping[str, Value]) -> dict[str, object]:
+    def celery_settings(self, transport_options: Mapping[str, object]) -> dict[str, object]:
         """Return Celery's settings for this broker; timeouts of the address replace those of `transport_options`."""
         settings: dict[str, object] = {
             "broker_url": self._kombu_url(),
@@ -78,7 +78,8 @@ class BrokerAddress:
             return redis.ConnectionPool(connection_class=redis.UnixDomainSocketConnection, **options)
         options |= {"host": self.host, "port": self.port, **wait_s}
         if self.tls is not None:
-            return redis.ConnectionPool(connection_class=redis.SSLConnection, **options, **self.tls)
+            options.update(self.tls)
+            return redis.ConnectionPool(connection_class=redis.SSLConnection, **options)
         return redis.ConnectionPool(**options)
 
     def _kombu_url(self) -> str:

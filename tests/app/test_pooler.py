@@ -99,7 +99,7 @@ def test_a_server_asked_directly_keeps_its_session_s_settings(postgres_url: str)
 def test_a_database_that_does_not_take_the_timeouts_is_refused(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight.db, "session_faults", lambda engine: ["lock_timeout is 0, not 5s"])
+    monkeypatch.setattr("app.db.session_faults", lambda engine: ["lock_timeout is 0, not 5s"])
     with pytest.raises(Unfit, match="lock_timeout is 0, not 5s"):
         preflight.schema_state(Settings(database_url=SecretStr(postgres_url)))
 
