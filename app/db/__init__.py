@@ -7,6 +7,7 @@ from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
     SchemaState,
+    clock,
     downgrade_schema,
     joined,
     look,
@@ -26,6 +27,7 @@ __all__ = [
     "Prepared",
     "Reader",
     "SchemaState",
+    "clock",
     "downgrade_schema",
     "holds_nul",
     "is_conflict",

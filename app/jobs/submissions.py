@@ -9,8 +9,8 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
-from app.db.base import utc_now
 from app.db.tables import ApiKey, IdempotencyKey, Job
 from app.errors import InvalidRequest
 from app.keys.service import Principal
@@ -42,7 +42,7 @@ def earlier(session: Session, caller: Principal, submission: Submission, digest:
         return _reserve(session, caller, submission.idempotency_key, digest, job_id)
     if submission.retry_count > 0:
         same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
-        recent = Job.created_at > utc_now() - _RETRY_WINDOW
+        recent = Job.created_at > db.clock(session) - _RETRY_WINDOW
         return session.scalar(
             select(Job)
             .where(Job.project_id == caller.project_id, same, recent)
