@@ -15,7 +15,7 @@ from typing import Any
 from openai import APIConnectionError, APIError, APIStatusError
 
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
-from app.inference.clients import Clients
+from app.inference.clients import NO_KEY, Clients
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Finish, Proof, Said, Token
 from app.inference.released import Released, Server
@@ -48,8 +48,7 @@ class Unattested:
         """Nothing runs for it here."""
 
     async def _write(self, stream: Stream, server: Server, ask: Ask) -> None:
-        key = self._settings.unattested_api_key
-        secret = key.get_secret_value() if key else "none"
+        secret = self._settings.policy_key("unattested", server.url) or NO_KEY
         try:
             async with self._clients.of(server.url, secret) as client:
                 endpoint: Any = client.completions if ask["messages"] is None else client.chat.completions
